@@ -1,0 +1,72 @@
+"""The ``fewheads`` command. Commands are found by their entry points, so each loads only when it is used."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+
+from edge import __version__
+from edge.errors import FewheadsError, Literally, UsageError
+
+_EPILOG = """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broken bundle, 4 golden check failed, 5 backend missing or
+refused, 6 server unreachable or refused, 7 request refused, 130 interrupted.
+
+Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_source, fish_source)."""
+
+
+class _Commands(click.Group):
+    """The commands registered under the entry-point group ``fewheads.commands``, loaded on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [point.name for point in _points()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for point in _points():
+            if point.name == cmd_name:
+                return _load(point)
+        return None
+
+
+def _points() -> list[EntryPoint]:
+    return list(entry_points(group="fewheads.commands"))
+
+
+def _load(point: EntryPoint) -> click.Command:
+    command = point.load()
+    if not isinstance(command, click.Command):
+        raise UsageError(f"command {point.name!r}", given=point.value, expected="a click command", fix="Reinstall.")
+    return command
+
+
+@click.group(cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fewheads")
+def cli() -> None:
+    """Transformers with fewer heads: train and export on a workstation, build and serve on a Jetson."""
+
+
+def main() -> None:
+    """Run the command line and exit; a user's mistake ends in one line, never in a traceback."""
+    try:
+        cli.main(standalone_mode=True)
+    except FewheadsError as error:
+        _fail(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        fix = "Install the extra that has it: fewheads[export] to train, fewheads[cpu] to serve without TensorRT."
+        _fail(
+            str(UsageError("package", given=Literally(error), expected="it installed", fix=fix)), UsageError.exit_code
+        )
+    except BrokenPipeError:
+        # The reader (head, less) has gone; a second failure while flushing would print a traceback.
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"fewheads: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

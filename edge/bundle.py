@@ -1,0 +1,212 @@
+"""A bundle: the directory that carries one model from the workstation to the device, and nothing else crosses.
+
+Reading checks everything before anything is used; writing is all or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from edge import golden as golden_set
+from edge import manifest as manifests
+from edge.errors import BundleError, Literally
+from edge.golden import Golden
+from edge.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, FileRecord, Manifest, Tier
+
+_FIX = "Copy the bundle again from where it was exported, or export it again."
+
+
+class Bundle:
+    """A bundle on disk whose every file has been checked against its manifest.
+
+    Attributes:
+        path: the directory.
+        manifest: what it says.
+        golden: its golden set.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, golden: Golden) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.golden = golden
+
+    @classmethod
+    def open(cls, path: str | Path) -> Bundle:
+        """Read and check a bundle: the schema, every size and hash, no stray file, no link, the golden set.
+
+        Raises:
+            BundleError: the first rule that is broken. Nothing of the model has been executed by then.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            given = "a file" if path.exists() else "nothing there"
+            fix = "Give the directory that holds manifest.json."
+            raise BundleError(f"bundle {path}", given=Literally(given), expected="a bundle directory", fix=fix)
+        manifest = manifests.decode(read_regular(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), f"{path / MANIFEST_NAME}")
+        stray = sorted({entry.name for entry in os.scandir(path)} - {MANIFEST_NAME, *manifest.files})
+        if stray:
+            expected = "only files that the manifest lists"
+            raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
+        for name, record in manifest.files.items():
+            data = _read_recorded(path / name, record)
+            if name == manifest.golden:
+                golden = golden_set.decode(data, manifest, str(path / name))
+        return cls(path, manifest, golden)
+
+    def artifact(self, runtime: str, tier: str | None = None) -> Artifact:
+        """Return the ONNX file to use with a runtime: one made for it, else one made for any.
+
+        Args:
+            runtime: ``onnxruntime`` or ``tensorrt``.
+            tier: a tier's name; None is the full one.
+
+        Raises:
+            BundleError: no such tier, or it has nothing for that runtime.
+        """
+        chosen = self.tier(tier)
+        for wanted in (runtime, "any"):
+            for artifact in chosen.artifacts:
+                if artifact.runtime == wanted:
+                    return artifact
+        raise BundleError(
+            f"bundle {self.path} tier {chosen.name!r}",
+            given=[artifact.runtime for artifact in chosen.artifacts],
+            expected=f"an artifact for {runtime}",
+            fix="Export the bundle for that runtime too.",
+        )
+
+    def tier(self, name: str | None = None) -> Tier:
+        """Return a tier by name, or the full one.
+
+        Raises:
+            BundleError: there is no such tier.
+        """
+        if name is None:
+            return self.manifest.tiers[0]
+        for tier in self.manifest.tiers:
+            if tier.name == name:
+                return tier
+        known = ", ".join(tier.name for tier in self.manifest.tiers)
+        raise BundleError(
+            f"bundle {self.path} tier", given=name, expected=f"one of {known}", fix="Choose one of these."
+        )
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a listed file, hashed again as they are read: what was checked is what is used.
+
+        Raises:
+            BundleError: the file has changed since.
+        """
+        return _read_recorded(self.path / name, self.manifest.files[name])
+
+
+def write_bundle(
+    directory: str | Path, manifest: Manifest, files: Mapping[str, bytes], *, replace: bool = False
+) -> Bundle:
+    """Write a bundle so that it appears whole or not at all.
+
+    Args:
+        directory: where it shall stand; its parent is made when missing.
+        manifest: what to write; ``files`` in it is ignored and computed here.
+        files: name to contents.
+        replace: whether a bundle that stands there may be replaced.
+
+    Returns:
+        The bundle, read back and checked.
+
+    Raises:
+        BundleError: something stands there, the disk refuses, or what was written breaks the format.
+    """
+    directory = Path(directory)
+    if directory.exists() and not replace:
+        fix = "Choose another place, raise the version, or pass --replace."
+        raise BundleError(f"bundle {directory}", given=Literally("something there"), expected="a free path", fix=fix)
+    records = {
+        name: FileRecord(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()
+    }
+    manifest = msgspec.structs.replace(manifest, files=records)
+    manifests.check(manifest, str(directory / MANIFEST_NAME))
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # A sibling, so that the rename stays on one file system; the dot keeps servers from looking into it.
+        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as error:
+        raise BundleError(
+            f"bundle {directory}", given=Literally(error), expected="a writable place", fix="Choose another."
+        ) from None
+    try:
+        written = scratch / "new"
+        written.mkdir()
+        for name, data in {**files, MANIFEST_NAME: manifests.encode(manifest)}.items():
+            write_durably(written / name, data)
+        Bundle.open(written)
+        if directory.exists():
+            directory.rename(scratch / "old")
+        written.rename(directory)
+        _sync_directory(directory.parent)
+    except OSError as error:
+        raise BundleError(
+            f"bundle {directory}", given=Literally(error), expected="room to write it", fix="Free space."
+        ) from None
+    finally:
+        if not directory.exists() and (scratch / "old").exists():
+            (scratch / "old").rename(directory)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Bundle.open(directory)
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the contents of a regular file of at most ``max_bytes``; links and devices are refused.
+
+    Raises:
+        BundleError: it is missing, not regular, or too large.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO must fail below, not hang here.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        what = "a symbolic link" if path.is_symlink() else error.strerror
+        raise BundleError(f"file {path}", given=Literally(what), expected="a regular file", fix=_FIX) from None
+    with os.fdopen(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise BundleError(f"file {path}", given=Literally("no regular file"), expected="a regular file", fix=_FIX)
+        if info.st_size > max_bytes:
+            given = Literally(f"{info.st_size} bytes")
+            raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
+        return file.read(max_bytes)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_recorded(path: Path, record: FileRecord) -> bytes:
+    data = read_regular(path, record.size_bytes)
+    if len(data) != record.size_bytes:
+        given = Literally(f"{len(data)} bytes")
+        raise BundleError(f"file {path}", given=given, expected=f"{record.size_bytes} bytes", fix=_FIX)
+    found = hashlib.sha256(data).hexdigest()
+    if found != record.sha256:
+        raise BundleError(f"file {path} sha256", given=found, expected=record.sha256, fix=_FIX)
+    return data
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

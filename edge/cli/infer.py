@@ -1,0 +1,108 @@
+"""``fewheads infer``: ask a served model once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from edge.cli.output import json_option, print_json, print_table
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.errors import Literally, UsageError
+
+if TYPE_CHECKING:
+    from edge.client import InferResult
+
+_STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_ns")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@file.npy reads a file.")
+@click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
+@click.option("--url", default="127.0.0.1:8001", show_default=True, help="The server's gRPC address.")
+@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait.")
+@json_option
+def infer(
+    model: str,
+    texts: tuple[str, ...],
+    tensors: tuple[str, ...],
+    model_version: str,
+    url: str,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    r"""Ask MODEL for TEXT, or for tensors, and show the answer and where the time went.
+
+    \b
+    fewheads infer calculator-gate "3 - -4 + 2"
+    fewheads infer calculator-gate --input x='[[3,0,-4,1,2,.5,.5,.5,.5,.5,.5,.5,.5,.5,.5]]'
+    """
+    from edge.client import Client
+
+    with Client(url, timeout) as client:
+        specs, _ = client.metadata(model, model_version)
+        inputs = _inputs(model, {spec.name: spec for spec in specs}, texts, tensors)
+        client.infer(model, inputs, version=model_version)  # the first call opens the connection; time the second
+        result = client.infer(model, inputs, version=model_version, timings=True)
+    _show(model, texts, result, as_json)
+
+
+def _inputs(
+    model: str, specs: dict[str, TensorSpec], texts: tuple[str, ...], tensors: tuple[str, ...]
+) -> dict[str, Array]:
+    from edge.client import text
+
+    inputs = {}
+    for tensor in tensors:
+        name, found, value = tensor.partition("=")
+        if not found or name not in specs:
+            raise UsageError(
+                "--input", given=tensor, expected=f"NAME=JSON with NAME of {sorted(specs)}", fix="Name it."
+            )
+        inputs[name] = _tensor(name, value, specs[name])
+    if texts:
+        names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
+        if len(names) != 1:
+            fix = "Send tensors with --input."
+            raise UsageError(f"TEXT for {model}", given=Literally(f"{len(names)} text inputs"), expected="one", fix=fix)
+        inputs[names[0]] = text(texts)
+    if not inputs:
+        fix = f'Try: fewheads infer {model} "3 - -4 + 2"'
+        raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=fix)
+    return inputs
+
+
+def _tensor(name: str, value: str, spec: TensorSpec) -> Array:
+    subject, fix = f"--input {name}", "Quote it for the shell, for example --input x='[[1, 2]]'."
+    expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
+    try:
+        loaded = np.load(Path(value[1:]), allow_pickle=False) if value.startswith("@") else json.loads(value)
+        return np.asarray(loaded, dtype=NUMPY_TYPES[spec.datatype])
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(subject, given=Literally(f"{value} ({error})"), expected=expected, fix=fix) from None
+
+
+def _show(model: str, texts: tuple[str, ...], result: InferResult, as_json: bool) -> None:
+    outputs = {name: array.tolist() for name, array in result.outputs.items()}
+    times_ms = {stage.removesuffix("_ns"): result.timings_ns[stage] / 1e6 for stage in _STAGES}
+    times_ms["transport"] = (result.round_trip_ns - sum(result.timings_ns[stage] for stage in _STAGES)) / 1e6
+    times_ms["round_trip"] = result.round_trip_ns / 1e6
+    if as_json:
+        print_json({"model": model, "version": result.model_version, "outputs": outputs, "times_ms": times_ms})
+        return
+    rows = len(next(iter(outputs.values())))
+    print_table(
+        f"{model} version {result.model_version}",
+        [*(["text"] if texts else []), *outputs],
+        [[*(texts[row : row + 1]), *(_cell(values[row]) for values in outputs.values())] for row in range(rows)],
+    )
+    print_table("time", ["stage", "ms"], [[stage, milliseconds] for stage, milliseconds in times_ms.items()])
+
+
+def _cell(value: object) -> object:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -1,0 +1,97 @@
+"""``fewheads info``: what a bundle holds, or what a server serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edge import manifest as manifests
+from edge.bundle import Bundle
+from edge.cli.output import json_option, print_json, print_table
+from edge.errors import Literally, UsageError
+from edge.manifest import Manifest
+
+
+@click.command()
+@click.argument("bundles", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]...")
+@click.option("--url", help="Ask a server instead, for example 127.0.0.1:8001.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of manifest.json.")
+@json_option
+def info(bundles: tuple[Path, ...], url: str | None, schema: bool, as_json: bool) -> None:
+    """Check BUNDLEs and show what they hold; or show what the server at --url serves."""
+    if schema:
+        print_json(manifests.schema())
+    elif url:
+        _server(url, as_json)
+    elif bundles:
+        opened = [Bundle.open(path) for path in bundles]
+        if as_json:
+            print_json([bundle.manifest for bundle in opened])
+        else:
+            for bundle in opened:
+                _bundle(bundle.path, bundle.manifest)
+    else:
+        fix = "Try: fewheads info .demo/repository/*"
+        raise UsageError("BUNDLE", given=Literally("none"), expected="a bundle directory, --url or --schema", fix=fix)
+
+
+def _bundle(path: Path, manifest: Manifest) -> None:
+    click.echo(f"{manifest.name} version {manifest.version} in {path}\n{manifest.description}")
+    print_table(
+        "tensors",
+        ["role", "name", "datatype", "shape"],
+        [
+            [role, spec.name, spec.datatype, str(list(spec.shape))]
+            for role, specs in (("input", manifest.inputs), ("output", manifest.outputs))
+            for spec in specs
+        ],
+    )
+    print_table(
+        "tiers",
+        ["tier", "file", "runtime", "precision", "opset", "bytes"],
+        [
+            [tier.name, a.file, a.runtime, a.precision, a.opset, manifest.files[a.file].size_bytes]
+            for tier in manifest.tiers
+            for a in tier.artifacts
+        ],
+    )
+    if manifest.measures:
+        print_table(
+            "measured",
+            ["metric", "split", "value", "95 % interval", "n", "seeds"],
+            [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures],
+        )
+    made = manifest.provenance
+    click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
+
+
+def _interval(interval: tuple[float, float] | None) -> str:
+    return f"{interval[0]:.4g} … {interval[1]:.4g}" if interval else ""
+
+
+def _server(url: str, as_json: bool) -> None:
+    from edge.client import Client
+
+    with Client(url) as client:
+        models, reading = client.index(), client.telemetry()
+    memory = {sample.kind: sample.size_bytes for sample in reading.memory}
+    latency = {
+        f"{model.name}:{model.version}": {
+            stage.stage: {"count": stage.count, "p50_ns": stage.p50_ns, "p95_ns": stage.p95_ns, "p99_ns": stage.p99_ns}
+            for stage in model.stages
+        }
+        for model in reading.models
+    }
+    if as_json:
+        print_json({"url": url, "models": models, "memory_bytes": memory, "latency": latency})
+        return
+    print_table(url, ["model", "version", "state", "reason"], [list(model.values()) for model in models])
+    rows = [
+        [name, stage, times["count"], *(times[key] / 1e6 for key in ("p50_ns", "p95_ns", "p99_ns"))]
+        for name, stages in latency.items()
+        for stage, times in stages.items()
+        if times["count"]
+    ]
+    print_table("latency", ["model", "stage", "count", "p50 ms", "p95 ms", "p99 ms"], rows)
+    print_table("memory", ["kind", "MiB"], [[kind, size / 2**20] for kind, size in memory.items()])

@@ -1,0 +1,53 @@
+"""What all commands share: a table for people or JSON for programs, and a bar while something takes long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Progress and remarks go to stderr, so that stdout holds nothing but the result.
+stderr = Console(stderr=True)
+stdout = Console()
+
+
+def json_option(command: F) -> F:
+    """Add ``--json`` to a command, as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")(command)
+
+
+def print_json(result: object) -> None:
+    """Print a result (msgspec structs, dicts, lists, numbers) as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; numbers are right-aligned."""
+    rows = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    stdout.print(table)
+
+
+def progress() -> Progress:
+    """Return a progress bar on stderr: what, how far, how long. Where stderr is no terminal it prints only its end."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=stderr,
+    )

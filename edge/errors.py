@@ -1,0 +1,120 @@
+"""Every error that Fewheads raises on purpose.
+
+- FewheadsError
+  - UsageError             a setting, option or argument is wrong
+  - BundleError            a bundle directory breaks its format, or cannot be read or written
+  - GoldenError            a model does not reproduce the golden outputs of its bundle
+  - BackendError           a runtime is missing, or refuses or fails to build a model
+  - ServerError            the server cannot be reached or refused a client's call
+  - RequestError           one inference request cannot be answered
+    - InvalidRequest       the request contradicts the model's metadata or the protocol
+    - ModelNotFound        no such model or version
+    - ModelNotReady        the model exists and cannot answer now
+    - Overloaded           the queue is full
+    - DeadlineExceeded     the deadline passed before the answer was ready
+    - Unsupported          a protocol feature that this server does not offer
+    - RunnerError          the runtime failed while computing
+
+A message always has four parts: the subject, what was given, what was expected, and the way out.
+This module imports nothing of ours, so that every other module may import it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+_MAX_GIVEN_CHARS = 160
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)``, cut so that a huge or hostile value cannot flood a message or a log."""
+    text = value if isinstance(value, Literally) else repr(value)
+    return text if len(text) <= _MAX_GIVEN_CHARS else f"{text[:_MAX_GIVEN_CHARS]}… ({len(text)} characters)"
+
+
+class Literally(str):
+    """Text for ``given`` that is a description, not a value, and is shown without quotes."""
+
+
+class FewheadsError(Exception):
+    """The base: ``subject: got given, expected expected. fix``.
+
+    Args:
+        subject: what is wrong, by the name that its owner knows it by.
+        given: the value found; wrap a description in :class:`Literally`.
+        expected: what would have been right.
+        fix: one sentence that says what to do next.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, subject: str, *, given: object, expected: str, fix: str) -> None:
+        super().__init__(f"{subject}: got {shown(given)}, expected {expected}. {fix}")
+        self.subject = subject
+        self.given = given
+        self.expected = expected
+        self.fix = fix
+
+
+class UsageError(FewheadsError):
+    """A setting, option or argument is wrong."""
+
+    exit_code = 2
+
+
+class BundleError(FewheadsError):
+    """A bundle breaks its format, or cannot be read or written."""
+
+    exit_code = 3
+
+
+class GoldenError(FewheadsError):
+    """A model does not reproduce the golden outputs of its bundle."""
+
+    exit_code = 4
+
+
+class BackendError(FewheadsError):
+    """A runtime is missing, or refuses or fails to build a model."""
+
+    exit_code = 5
+
+
+class ServerError(FewheadsError):
+    """The server cannot be reached, or refused a client's call."""
+
+    exit_code = 6
+
+
+class RequestError(FewheadsError):
+    """One inference request cannot be answered; the server goes on."""
+
+    exit_code = 7
+
+
+class InvalidRequest(RequestError):
+    """The request contradicts the model's metadata or the protocol."""
+
+
+class ModelNotFound(RequestError):
+    """There is no such model or version."""
+
+
+class ModelNotReady(RequestError):
+    """The model exists and cannot answer now."""
+
+
+class Overloaded(RequestError):
+    """The queue is full."""
+
+
+class DeadlineExceeded(RequestError):
+    """The deadline passed before the answer was ready."""
+
+
+class Unsupported(RequestError):
+    """A feature of the protocol that this server does not offer."""
+
+
+class RunnerError(RequestError):
+    """The runtime failed while computing; its own text stays in the log."""

@@ -1,0 +1,100 @@
+"""The calculator's tokeniser: arithmetic text to 15 floats, as paper 000 and its public data define it.
+
+Number-level: slot ``2k`` holds operand ``k``, slot ``2k - 1`` the operator before it (1.0 for ``+``, 0.0 for ``-``),
+and 0.5 fills the rest. Training and serving share this one implementation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import InvalidRequest
+
+MAX_TERMS = 8
+TOKENS = 2 * MAX_TERMS - 1
+PADDING = 0.5
+PLUS, MINUS = 1.0, 0.0
+
+_MAX_CHARS = 256
+_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*", re.ASCII)
+_FIX = "Write operands joined by + or -, for example '3 - -4 + 2'."
+
+
+def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[float], list[float]]:
+    """Split an expression into its operands and its operator codes.
+
+    Args:
+        text: for example ``"3 - -4 + 2"``: 1 to 8 operands joined by ``+`` or ``-``; spaces are free.
+        max_abs_operand: the largest absolute operand that the model answers for.
+
+    Returns:
+        n operands and n - 1 operator codes.
+
+    Raises:
+        InvalidRequest: the text is not such an expression.
+    """
+    if len(text) > _MAX_CHARS:
+        raise InvalidRequest("expression", given=text, expected=f"at most {_MAX_CHARS} characters", fix=_FIX)
+    operands: list[float] = []
+    operators: list[float] = []
+    position = 0
+    while match := _NUMBER.match(text, position):
+        operands.append(float(match[1]))
+        position = match.end()
+        if position == len(text) or text[position] not in "+-":
+            break
+        operators.append(PLUS if text[position] == "+" else MINUS)
+        position += 1
+    if position < len(text) or len(operands) != len(operators) + 1:
+        at = f"an operand at character {position + 1}" if position < len(text) else "an operand at the end"
+        if len(operands) == len(operators) + 1:
+            at = f"+ or - at character {position + 1}"
+        raise InvalidRequest("expression", given=text, expected=at, fix=_FIX)
+    if len(operands) > MAX_TERMS:
+        raise InvalidRequest(
+            "expression",
+            given=text,
+            expected=f"at most {MAX_TERMS} operands, and it has {len(operands)}",
+            fix="Split it into shorter expressions.",
+        )
+    largest = max(operands, key=abs)
+    if abs(largest) > max_abs_operand:
+        raise InvalidRequest(
+            "expression",
+            given=text,
+            expected=f"operands between {-max_abs_operand:g} and {max_abs_operand:g}",
+            fix=f"Replace the operand {largest:g}; the model was made for smaller ones.",
+        )
+    return operands, operators
+
+
+def tokenize(texts: Sequence[str], max_abs_operand: float = float("inf")) -> Array:
+    """Turn expressions into the model's input.
+
+    Returns:
+        float32 of shape (len(texts), 15).
+
+    Raises:
+        InvalidRequest: as :func:`parse`.
+    """
+    tokens = np.full((len(texts), TOKENS), PADDING, dtype=np.float32)
+    for row, text in zip(tokens, texts, strict=True):
+        operands, operators = parse(text, max_abs_operand)
+        row[0 : 2 * len(operands) : 2] = operands
+        row[1 : 2 * len(operators) : 2] = operators
+    return tokens
+
+
+def evaluate(text: str) -> float:
+    """Return the true value of an expression.
+
+    Raises:
+        InvalidRequest: as :func:`parse`.
+    """
+    operands, operators = parse(text)
+    signs = [1.0] + [1.0 if operator == PLUS else -1.0 for operator in operators]
+    return sum(sign * operand for sign, operand in zip(signs, operands, strict=True))

@@ -1,0 +1,103 @@
+"""Files that must be right: read only when regular and as recorded, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge.errors import BundleError, Literally
+
+_FIX = "Copy the bundle again from where it was exported, or export it again."
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of ``data`` as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the contents of a regular file of at most ``max_bytes``; links and devices are refused.
+
+    Raises:
+        BundleError: it is missing, not regular, or too large.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO must fail below, not hang here.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        what = "a symbolic link" if path.is_symlink() else error.strerror
+        raise BundleError(f"file {path}", given=Literally(what), expected="a regular file", fix=_FIX) from None
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise BundleError(f"file {path}", given=Literally("no regular file"), expected="a regular file", fix=_FIX)
+        if info.st_size > max_bytes:
+            given = Literally(f"{info.st_size} bytes")
+            raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
+        return file.read(max_bytes)
+
+
+def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
+    """Return the contents of a regular file whose size and SHA-256 are those recorded.
+
+    Raises:
+        BundleError: as :func:`read_regular`, or the file is another one.
+    """
+    data = read_regular(path, size_bytes)
+    if len(data) != size_bytes:
+        given = Literally(f"{len(data)} bytes")
+        raise BundleError(f"file {path}", given=given, expected=f"{size_bytes} bytes", fix=_FIX)
+    found = sha256(data)
+    if found != digest:
+        raise BundleError(f"file {path} sha256", given=found, expected=digest, fix=_FIX)
+    return data
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replaced_directory(directory: Path) -> Iterator[Path]:
+    """Give an empty directory to fill, which takes the place of ``directory`` when the block ends well.
+
+    When the block raises, what stood at ``directory`` stands there still, and nothing is left beside it. Files in it
+    are to be written with :func:`write_durably`.
+
+    Raises:
+        OSError: the place cannot be written, or the disk is full.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # A sibling, so that the rename stays on one file system; the dot keeps servers from looking into it.
+    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    new, old = scratch / "new", scratch / "old"
+    try:
+        new.mkdir()
+        yield new
+        _sync_directory(new)
+        if directory.exists():
+            directory.rename(old)
+        new.rename(directory)
+        _sync_directory(directory.parent)
+    finally:
+        if old.exists() and not directory.exists():
+            old.rename(directory)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

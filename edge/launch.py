@@ -1,0 +1,78 @@
+"""Start ``fewheads serve`` as a process of its own, and end it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from edge.errors import Literally, ServerError
+from edge.server import Ready
+
+_LOG_LINES = 20
+
+
+@contextmanager
+def running_server(
+    bundles: Sequence[Path], *, target: str = "auto", cache: Path | None = None, arguments: Sequence[str] = ()
+) -> Iterator[Ready]:
+    """Serve bundles on free loopback ports while the block runs, then stop the server by SIGTERM.
+
+    Args:
+        bundles: the bundles to serve.
+        target: the backend.
+        cache: where built models lie.
+        arguments: more arguments of ``fewheads serve``.
+
+    Raises:
+        ServerError: it did not start, or did not end well; the message holds the end of its log.
+    """
+    with tempfile.TemporaryDirectory(prefix="fewheads-") as directory:
+        for number, bundle in enumerate(bundles):
+            (Path(directory) / f"{number}-{bundle.name}").symlink_to(bundle.resolve(), target_is_directory=True)
+        command = [sys.executable, "-m", "edge", "serve", directory, "--grpc-port=0", "--metrics-port=0", "--json"]
+        command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        log: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
+        reader.start()
+        try:
+            yield _ready(process, process.stdout, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait()
+            reader.join()
+            process.stdout.close()
+            process.stderr.close()
+        if code != 0:
+            raise _failure(f"exit code {code}", "exit code 0", log)
+
+
+def _ready(process: subprocess.Popen[str], stdout: IO[str], log: list[str]) -> Ready:
+    lines = []
+    for line in stdout:
+        lines.append(line)
+        if line.startswith("}"):
+            return msgspec.json.decode("".join(lines), type=Ready)
+    process.wait()
+    raise _failure(f"an end with exit code {process.returncode}", "a server that takes requests", log)
+
+
+def _collect(stream: IO[str], log: list[str]) -> None:
+    for line in stream:
+        log.append(line)
+        del log[:-_LOG_LINES]
+
+
+def _failure(given: str, expected: str, log: list[str]) -> ServerError:
+    return ServerError("the started server", given=Literally(given), expected=expected, fix="Its log: " + "".join(log))

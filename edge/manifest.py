@@ -1,0 +1,228 @@
+"""The manifest of a bundle: what ``manifest.json`` may say. The README's section on bundles gives the reasons.
+
+The types are the schema: ``msgspec`` checks every field, bound and pattern while it decodes, and a manifest that
+decodes has still to pass :func:`check`, which holds the rules that span fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from edge.datatypes import NUMPY_TYPES, TensorName, TensorSpec
+from edge.errors import BundleError, Literally
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * 1024
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The common rules: immutable, and a field that this version does not know is an error, not a surprise."""
+
+
+class FileRecord(_Struct, frozen=True):
+    """Size and hash of one file; both are checked before a byte of it is used."""
+
+    size_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Profile(_Struct, frozen=True):
+    """The shapes that an input may take: TensorRT's optimization profile. ``opt`` is what to tune for."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+
+class Tolerance(_Struct, frozen=True):
+    """How far an output may be from its golden value: ``|got - golden| <= atol + rtol * |golden|``."""
+
+    atol: NonNegative
+    rtol: NonNegative
+
+
+class Artifact(_Struct, frozen=True):
+    """One ONNX file of a tier: which runtime it was written for, in which precision, and how exact it must be."""
+
+    file: FileName
+    runtime: Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
+    precision: Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
+    opset: Annotated[int, msgspec.Meta(ge=13, le=20)]
+    tolerance: Tolerance
+
+
+class Tier(_Struct, frozen=True):
+    """One size of the model. The first tier of a bundle is the full one, later ones are leaner."""
+
+    name: ModelName
+    artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
+
+
+class ExpressionPreprocess(_Struct, frozen=True, tag="expression", tag_field="type"):
+    """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
+
+    input: TensorName
+    output: TensorName
+    max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Measure(_Struct, frozen=True):
+    """One measured accuracy: the value, on what, from how many items and seeds, and its 95 % interval if known."""
+
+    metric: Text
+    split: Text
+    value: float
+    n: Positive
+    seeds: Positive = 1
+    interval: tuple[float, float] | None = None
+
+
+class Provenance(_Struct, frozen=True):
+    """Where the weights come from. ``versions`` names the packages that made them."""
+
+    created: Text
+    trainer: Text
+    data: Text
+    seed: int | None = None
+    git_commit: Text | None = None
+    versions: dict[str, Text] = {}
+
+
+class Manifest(_Struct, frozen=True):
+    """Everything that the device knows of a model before it opens a file."""
+
+    format_version: int
+    name: ModelName
+    version: Positive
+    description: Text
+    inputs: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
+    outputs: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
+    max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=4096)]
+    profile: dict[TensorName, Profile]
+    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
+    golden: FileName
+    files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
+    provenance: Provenance
+    preprocess: ExpressionPreprocess | None = None
+    measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
+
+    def input(self, name: str) -> TensorSpec | None:
+        """Return the spec of an input of the ONNX graph, or None."""
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+
+def decode(data: bytes, subject: str) -> Manifest:
+    """Return the manifest in ``data``, which has passed every rule.
+
+    Args:
+        data: the bytes of ``manifest.json``.
+        subject: how errors call it, usually its path.
+
+    Raises:
+        BundleError: it is not JSON, of another format version, or breaks a rule; the message names the field.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_VersionOnly).format_version
+        # Before the strict decode: a future version must be called that, not "unknown field".
+        if found != FORMAT_VERSION:
+            raise BundleError(
+                f"{subject} field format_version",
+                given=found,
+                expected=str(FORMAT_VERSION),
+                fix="Export the bundle again with this release, or install the release that wrote it.",
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+        raise BundleError(
+            subject, given=Literally(error), expected="the manifest schema of version 1", fix=_EXPORT_AGAIN
+        ) from None
+    check(manifest, subject)
+    return manifest
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON that people can read, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of ``manifest.json``."""
+    return msgspec.json.schema(Manifest)
+
+
+def check(manifest: Manifest, subject: str) -> None:
+    """Check the rules that span fields.
+
+    Raises:
+        BundleError: the first rule that is broken, with the field's name.
+    """
+    specs = (*manifest.inputs, *manifest.outputs)
+    for spec in specs:
+        if spec.datatype not in NUMPY_TYPES:
+            raise _broken(subject, f"datatype of {spec.name!r}", spec.datatype, f"one of {', '.join(NUMPY_TYPES)}")
+        if manifest.max_batch_size and spec.shape[0] != -1:
+            raise _broken(subject, f"shape of {spec.name!r}", spec.shape, "-1 first, because max_batch_size is not 0")
+    _unique(subject, "tensor name", [spec.name for spec in specs])
+    _unique(subject, "tier name", [tier.name for tier in manifest.tiers])
+    artifacts = [artifact for tier in manifest.tiers for artifact in tier.artifacts]
+    for name in (*(artifact.file for artifact in artifacts), manifest.golden):
+        if name not in manifest.files:
+            raise _broken(subject, f"files entry for {name!r}", Literally("nothing"), "its size_bytes and sha256")
+    _unique(subject, "file of an artifact or of the golden set", [*(a.file for a in artifacts), manifest.golden])
+    if MANIFEST_NAME in manifest.files:
+        raise _broken(subject, "files", MANIFEST_NAME, "every other file, because a manifest cannot hash itself")
+    _check_profile(manifest, subject)
+    if manifest.preprocess:
+        _check_preprocess(manifest, manifest.preprocess, subject)
+
+
+def _check_profile(manifest: Manifest, subject: str) -> None:
+    dynamic = {spec.name: spec for spec in manifest.inputs if -1 in spec.shape}
+    if set(manifest.profile) != set(dynamic):
+        expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
+        raise _broken(subject, "profile", sorted(manifest.profile), expected)
+    for name, profile in manifest.profile.items():
+        for shape in (profile.min, profile.opt, profile.max):
+            if not dynamic[name].accepts(shape):
+                raise _broken(subject, f"profile of {name!r}", shape, f"a shape that fits {dynamic[name].shape}")
+        if not all(a <= b <= c for a, b, c in zip(profile.min, profile.opt, profile.max, strict=True)):
+            shapes = (profile.min, profile.opt, profile.max)
+            raise _broken(subject, f"profile of {name!r}", shapes, "min <= opt <= max in every dimension")
+        if manifest.max_batch_size and profile.max[0] != manifest.max_batch_size:
+            expected = f"the first dimension of max to be max_batch_size ({manifest.max_batch_size})"
+            raise _broken(subject, f"profile of {name!r}", profile.max, expected)
+
+
+def _check_preprocess(manifest: Manifest, preprocess: ExpressionPreprocess, subject: str) -> None:
+    if manifest.input(preprocess.output) is None:
+        expected = f"one of {[spec.name for spec in manifest.inputs]}"
+        raise _broken(subject, "preprocess output", preprocess.output, expected)
+    if any(preprocess.input == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
+        raise _broken(subject, "preprocess input", preprocess.input, "a name that no tensor of the graph has")
+
+
+def _unique(subject: str, what: str, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise _broken(subject, what, twice[0], "each name once")
+
+
+def _broken(subject: str, field: str, given: object, expected: str) -> BundleError:
+    return BundleError(f"{subject} {field}", given=given, expected=expected, fix=_EXPORT_AGAIN)
+
+
+class _VersionOnly(msgspec.Struct):
+    format_version: int
+
+
+_EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."

@@ -1,0 +1,118 @@
+"""Prometheus metrics: Triton's names for what Triton has, ``fewheads_`` for the rest. Only this file names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edge import __version__
+from edge.device import DeviceThread
+from edge.errors import Literally, UsageError
+from edge.memory import MemorySampler
+from edge.repository import Repository
+from edge.statistics import BUCKETS_NS, Histogram, Snapshot
+
+_MODEL = ("model", "version")
+#: Triton's counters per model, and where each is found.
+_COUNTERS: dict[str, tuple[str, Callable[[Snapshot], float]]] = {
+    "nv_inference_request_success": ("Answered requests", lambda now: now.success),
+    "nv_inference_count": ("Inferences: rows of answered requests", lambda now: now.inference_count),
+    "nv_inference_exec_count": ("Calls of the runtime", lambda now: now.execution_count),
+    "nv_inference_request_duration_us": ("Total µs of answered requests", lambda now: _us(now, "request")),
+    "nv_inference_queue_duration_us": ("Total µs of waiting", lambda now: _us(now, "queue")),
+    "nv_inference_compute_input_duration_us": ("Total µs of preparing inputs", lambda now: _us(now, "compute_input")),
+    "nv_inference_compute_infer_duration_us": ("Total µs of the runtime", lambda now: _us(now, "compute_infer")),
+    "nv_inference_compute_output_duration_us": ("Total µs of making outputs", lambda now: _us(now, "compute_output")),
+}
+
+
+class ServerCollector(Collector):
+    """Reads the server's own counters when Prometheus asks, so that a request pays for no metric.
+
+    Args:
+        repository: the models and their counters.
+        device: the queue.
+        memory: where memory is read.
+    """
+
+    def __init__(self, repository: Repository, device: DeviceThread, memory: MemorySampler) -> None:
+        self._repository = repository
+        self._device = device
+        self._memory = memory
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        entries = [(entry, entry.statistics.snapshot()) for entry in self._repository if entry.version]
+        for name, (text, read) in _COUNTERS.items():
+            # Untyped, because the library would add _total to a counter's name, and Triton's have none.
+            metric = Metric(name, text, "unknown")
+            for entry, now in entries:
+                metric.add_sample(name, {"model": entry.name, "version": entry.version}, read(now))
+            yield metric
+        failures = Metric("nv_inference_request_failure", "Requests without an answer, by reason", "unknown")
+        duration = HistogramMetricFamily(
+            "fewheads_stage_duration_seconds", "Latency by stage", labels=(*_MODEL, "stage")
+        )
+        ready = GaugeMetricFamily("fewheads_model_ready", "1 when the model can be asked", labels=_MODEL)
+        load = GaugeMetricFamily("fewheads_model_load_memory_bytes", "Growth of the process at load", labels=_MODEL)
+        for entry, now in entries:
+            labels = [entry.name, entry.version]
+            for reason, count in now.failures.items():
+                where = {"model": entry.name, "version": entry.version, "reason": reason}
+                failures.add_sample(failures.name, where, count)
+            for stage, histogram in now.stages.items():
+                duration.add_metric([*labels, stage], _buckets(histogram), histogram.total_ns / 1e9)
+            ready.add_metric(labels, float(entry.state == "READY"))
+            if entry.model:
+                load.add_metric(labels, entry.model.load_memory_bytes)
+        yield from (failures, duration, ready, load)
+        yield GaugeMetricFamily("fewheads_queue_depth", "Requests that wait for the device thread", self._device.depth)
+        memory = GaugeMetricFamily("fewheads_memory_bytes", "Memory, by kind and source", labels=("kind", "source"))
+        for sample in self._memory.sample():
+            memory.add_metric([sample.kind, sample.source], sample.size_bytes)
+        yield memory
+        yield InfoMetricFamily("fewheads_build", "The release", {"version": __version__})
+
+
+class MetricsServer:
+    """Serves ``/metrics`` over HTTP.
+
+    Attributes:
+        port: where it listens.
+
+    Raises:
+        UsageError: the port cannot be taken.
+    """
+
+    def __init__(self, collector: ServerCollector, host: str, port: int) -> None:
+        registry = CollectorRegistry()
+        registry.register(collector)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            fix = "Give another --metrics-port, or 0 for any free one."
+            raise UsageError(
+                f"--metrics-port {port}", given=Literally(error), expected="a free port", fix=fix
+            ) from None
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _us(now: Snapshot, stage: str) -> float:
+    return now.stages[stage].total_ns // 1000
+
+
+def _buckets(histogram: Histogram) -> list[Any]:
+    """Return (upper bound in seconds, cumulative count) pairs, the last one for infinity."""
+    bounds = [f"{bound / 1e9:.9g}" for bound in BUCKETS_NS] + ["+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))

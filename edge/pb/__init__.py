@@ -1,0 +1,1 @@
+"""Generated from ``proto/`` by ``make generate``; only ``pool.py`` is written by hand."""

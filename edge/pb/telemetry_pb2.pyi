@@ -1,0 +1,79 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    uptime_seconds: float
+    memory: _containers.RepeatedCompositeFieldContainer[MemoryReading]
+    models: _containers.RepeatedCompositeFieldContainer[ModelReading]
+    queue_depth: int
+    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ...) -> None: ...
+
+class MemoryReading(_message.Message):
+    __slots__ = ("kind", "size_bytes", "source")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    size_bytes: int
+    source: str
+    def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+
+class ModelReading(_message.Message):
+    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    state: str
+    platform: str
+    device: str
+    success_count: int
+    failure_count: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageReading]
+    load_memory_bytes: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class StageReading(_message.Message):
+    __slots__ = ("stage", "count", "total_ns", "p50_ns", "p95_ns", "p99_ns")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    P50_NS_FIELD_NUMBER: _ClassVar[int]
+    P95_NS_FIELD_NUMBER: _ClassVar[int]
+    P99_NS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    count: int
+    total_ns: int
+    p50_ns: int
+    p95_ns: int
+    p99_ns: int
+    def __init__(self, stage: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ..., p50_ns: _Optional[int] = ..., p95_ns: _Optional[int] = ..., p99_ns: _Optional[int] = ...) -> None: ...

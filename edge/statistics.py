@@ -1,0 +1,150 @@
+"""Counters and latency histograms of one model: the single source of ModelStatistics, Prometheus and Telemetry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+#: Upper bounds of the latency buckets in ns: 50 µs to 13 s, each √2 times the one before. A percentile that is read
+#: from them is therefore at most 41 % off, and usually far less, since it is interpolated.
+BUCKETS_NS: tuple[int, ...] = tuple(round(50_000 * 2 ** (step / 2)) for step in range(37))
+
+#: Triton's stages in the order in which a request passes them, after ``request``, which is all of them together.
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(slots=True)
+class Timings:
+    """Where one request spent its time, in ns of a monotonic clock.
+
+    Attributes:
+        compute_input_ns: decoding, validation and preprocessing.
+        queue_ns: waiting for the device thread.
+        compute_infer_ns: the runtime's call.
+        compute_output_ns: encoding of the outputs.
+        request_ns: everything, including the hops between threads.
+    """
+
+    compute_input_ns: int = 0
+    queue_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+    request_ns: int = 0
+
+
+class Histogram:
+    """A count, a sum and bucket counts of durations."""
+
+    __slots__ = ("count", "counts", "total_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_ns = 0
+        self.counts = [0] * (len(BUCKETS_NS) + 1)
+
+    def observe(self, duration_ns: int) -> None:
+        """Add one duration."""
+        self.count += 1
+        self.total_ns += duration_ns
+        self.counts[bisect_left(BUCKETS_NS, duration_ns)] += 1
+
+    def percentile_ns(self, percent: float) -> int:
+        """Estimate a percentile by interpolation inside its bucket; 0 when nothing was observed."""
+        rank = self.count * percent / 100
+        for bucket, seen in enumerate(accumulate(self.counts)):
+            if seen >= rank and self.counts[bucket]:
+                low = BUCKETS_NS[bucket - 1] if bucket else 0
+                high = BUCKETS_NS[min(bucket, len(BUCKETS_NS) - 1)]
+                into = (rank - (seen - self.counts[bucket])) / self.counts[bucket]
+                return round(low + max(into, 0.0) * (high - low))
+        return 0
+
+    def copy(self) -> Histogram:
+        """Return an independent copy."""
+        other = Histogram()
+        other.count, other.total_ns, other.counts = self.count, self.total_ns, list(self.counts)
+        return other
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """Executions of one batch size."""
+
+    count: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """All numbers of a model at one moment; they belong together."""
+
+    success: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    fail_ns: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    last_inference_ms: int = 0
+    stages: dict[str, Histogram] = field(default_factory=lambda: {stage: Histogram() for stage in STAGES})
+    batches: dict[int, BatchTotals] = field(default_factory=dict)
+
+    @property
+    def fail(self) -> int:
+        """Failed requests of every kind."""
+        return sum(self.failures.values())
+
+
+class ModelStatistics:
+    """Thread-safe counters of one model. They live as long as the process, across reloads of the model."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = Snapshot()
+
+    def succeeded(self, timings: Timings, rows: int) -> None:
+        """Count one answered request of ``rows`` inferences."""
+        with self._lock:
+            now = self._now
+            now.success += 1
+            now.inference_count += rows
+            now.execution_count += 1
+            now.last_inference_ms = time.time_ns() // 1_000_000
+            stages = now.stages
+            stages["request"].observe(timings.request_ns)
+            stages["queue"].observe(timings.queue_ns)
+            stages["compute_input"].observe(timings.compute_input_ns)
+            stages["compute_infer"].observe(timings.compute_infer_ns)
+            stages["compute_output"].observe(timings.compute_output_ns)
+            batch = now.batches.setdefault(rows, BatchTotals())
+            batch.count += 1
+            batch.compute_input_ns += timings.compute_input_ns
+            batch.compute_infer_ns += timings.compute_infer_ns
+            batch.compute_output_ns += timings.compute_output_ns
+
+    def failed(self, reason: str, duration_ns: int) -> None:
+        """Count one request that got no answer, by the class of its error."""
+        with self._lock:
+            self._now.failures[reason] = self._now.failures.get(reason, 0) + 1
+            self._now.fail_ns += duration_ns
+
+    def snapshot(self) -> Snapshot:
+        """Return a consistent copy."""
+        with self._lock:
+            now = self._now
+            return Snapshot(
+                success=now.success,
+                failures=dict(now.failures),
+                fail_ns=now.fail_ns,
+                inference_count=now.inference_count,
+                execution_count=now.execution_count,
+                last_inference_ms=now.last_inference_ms,
+                stages={stage: histogram.copy() for stage, histogram in now.stages.items()},
+                batches={
+                    rows: BatchTotals(b.count, b.compute_input_ns, b.compute_infer_ns, b.compute_output_ns)
+                    for rows, b in now.batches.items()
+                },
+            )

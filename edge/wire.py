@@ -1,0 +1,200 @@
+"""Protobuf tensors to NumPy and back. Every size is checked before it is used; raw contents are not copied."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
+from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.pb import inference_pb2 as pb
+
+#: Datatype to the field of InferTensorContents that carries it. FP16 and BF16 travel raw only.
+CONTENTS_FIELDS: dict[str, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+_METADATA_FIX = "Ask ModelMetadata for the names, datatypes and shapes."
+_SHARED_MEMORY = "shared_memory_region"
+
+
+def decode_inputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+    """Return the request's tensors by name.
+
+    Names, datatypes, ranks, fixed dimensions and sizes are checked here. Which inputs must be there, and the limits of
+    batch and profile, are the model's to check.
+
+    Raises:
+        InvalidRequest: the request contradicts the specs or itself.
+        Unsupported: it points to shared memory.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(
+            "raw_input_contents",
+            given=Literally(f"{len(raw)} entries"),
+            expected=f"{len(request.inputs)}, one for each input",
+            fix="Send each input raw and in order, or all of them typed.",
+        )
+    arrays: dict[str, Array] = {}
+    for index, tensor in enumerate(request.inputs):
+        spec = specs.get(tensor.name)
+        if spec is None:
+            raise InvalidRequest("input name", given=tensor.name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
+        subject = f"input {tensor.name!r}"
+        if tensor.name in arrays:
+            raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+        if _SHARED_MEMORY in tensor.parameters:
+            raise _no_shared_memory(subject)
+        if tensor.datatype != spec.datatype:
+            given = tensor.datatype
+            raise InvalidRequest(f"{subject} datatype", given=given, expected=spec.datatype, fix=_METADATA_FIX)
+        shape = tuple(tensor.shape)
+        if any(size < 1 for size in shape) or not spec.accepts(shape):
+            expected = f"{list(spec.shape)}, where -1 is any size above 0"
+            raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
+        if raw:
+            if tensor.HasField("contents"):
+                fix = "Send either raw_input_contents or contents."
+                given = Literally("raw and typed contents")
+                raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
+            arrays[tensor.name] = from_raw(raw[index], spec.datatype, shape, subject)
+        else:
+            arrays[tensor.name] = _from_typed(tensor.contents, spec.datatype, shape, subject)
+    return arrays
+
+
+def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    """Return a tensor that shares memory with its raw contents.
+
+    Raises:
+        InvalidRequest: the bytes are more or fewer than datatype and shape say.
+    """
+    if datatype == "BYTES":
+        return _split_bytes(data, shape, subject)
+    wanted = byte_size(datatype, shape)
+    if len(data) != wanted:
+        given = Literally(f"{len(data)} raw bytes")
+        expected = f"{wanted} for {datatype} {list(shape)}"
+        raise InvalidRequest(subject, given=given, expected=expected, fix="Send every element, row-major, unpadded.")
+    if datatype == "BOOL":
+        flags: Array = np.frombuffer(data, np.uint8) != 0  # a bool of another bit pattern would be undefined
+        return flags.reshape(shape)
+    return np.frombuffer(data, NUMPY_TYPES[datatype].newbyteorder("<")).reshape(shape)
+
+
+def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
+    """Split BYTES: each element is 4 bytes of little-endian length, then the element."""
+    count = prod(shape)
+    fix = "Write 4 bytes of little-endian length before each element."
+    # Each element takes 4 bytes at least, so a huge shape is refused before anything is allocated for it.
+    if count * 4 > len(data):
+        given = Literally(f"{len(data)} raw bytes")
+        raise InvalidRequest(subject, given=given, expected=f"at least {count * 4} for {count} elements", fix=fix)
+    elements: list[bytes] = []
+    position = 0
+    while position + 4 <= len(data) and len(elements) < count:
+        (length,) = struct.unpack_from("<I", data, position)
+        position += 4 + length
+        elements.append(data[position - length : position])
+    if position != len(data) or len(elements) != count:
+        given = Literally(f"{len(data)} raw bytes that hold {len(elements)} elements in {position} bytes")
+        raise InvalidRequest(subject, given=given, expected=f"{count} elements that fill them", fix=fix)
+    return _bytes_array(elements, shape)
+
+
+def _from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    field = CONTENTS_FIELDS.get(datatype)
+    if field is None:
+        fix = "Put the bytes into raw_input_contents."
+        raise InvalidRequest(subject, given=Literally(f"typed {datatype}"), expected="raw contents", fix=fix)
+    others = [descriptor.name for descriptor, _ in contents.ListFields() if descriptor.name != field]
+    if others:
+        fix = f"Put {datatype} into {field}."
+        raise InvalidRequest(f"{subject} contents", given=others[0], expected=field, fix=fix)
+    values: Sequence[Any] = getattr(contents, field)
+    if len(values) != prod(shape):
+        given = Literally(f"{len(values)} elements in {field}")
+        expected = f"{prod(shape)} for shape {list(shape)}"
+        raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many elements as the shape says.")
+    if datatype == "BYTES":
+        return _bytes_array(values, shape)
+    dtype = NUMPY_TYPES[datatype]
+    # The wire knows only 32-bit integers below 64, so a value can be too large for its datatype.
+    if dtype.itemsize < 4 and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        outside = [value for value in values if not limits.min <= value <= limits.max]
+        if outside:
+            expected = f"{datatype} values from {limits.min} to {limits.max}"
+            raise InvalidRequest(subject, given=outside[0], expected=expected, fix="Send values that fit.")
+    return np.array(values, dtype).reshape(shape)
+
+
+def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
+    array = np.empty(prod(shape), np.object_)
+    array[:] = list(elements)
+    return array.reshape(shape)
+
+
+def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> list[str]:
+    """Return the names of the outputs to send, in the request's order; all of them when it names none.
+
+    Raises:
+        InvalidRequest: an unknown or repeated name.
+        Unsupported: shared memory or classification is asked for.
+    """
+    names: list[str] = []
+    for output in request.outputs:
+        subject = f"output {output.name!r}"
+        if output.name not in specs:
+            expected = f"one of {sorted(specs)}"
+            raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
+        if output.name in names:
+            raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+        if _SHARED_MEMORY in output.parameters:
+            raise _no_shared_memory(subject)
+        if "classification" in output.parameters:
+            fix = "Ask for the output itself and rank it on the client."
+            raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
+        names.append(output.name)
+    return names or list(specs)
+
+
+def encode_outputs(response: pb.ModelInferResponse, outputs: Mapping[str, Array], names: Iterable[str]) -> None:
+    """Add the outputs to a response, always as raw contents and exactly one entry each.
+
+    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them.
+    """
+    for name in names:
+        array = outputs[name]
+        datatype = datatype_of(array)
+        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        response.raw_output_contents.append(to_raw(array, datatype))
+
+
+def to_raw(array: Array, datatype: str) -> bytes:
+    """Return a tensor as raw contents: row-major, little-endian, BYTES with lengths."""
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array, NUMPY_TYPES[datatype].newbyteorder("<")).tobytes()
+    elements = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel()]
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def _no_shared_memory(subject: str) -> Unsupported:
+    expected = "no shared memory, which this server does not offer"
+    return Unsupported(subject, given=_SHARED_MEMORY, expected=expected, fix="Send the tensor in the message.")

@@ -1,0 +1,169 @@
+"""Multi-head attention whose heads may shrink: paper 002, "Adaptive Attention Mechanisms", and its repair.
+
+A scorer gives each head of each input a score. Above :data:`THRESHOLD` the head runs in full; below it, only its
+first d' coordinates are used: the others of q, and of the head's output, are zero. The paper's text has three slips,
+so there are two modes:
+
+=============  ==============================================  ====================================================
+\\              ``literal``, as the paper writes                ``fixed``
+=============  ==============================================  ====================================================
+rank d'        max(1, floor(d * score)), d the model's width:  max(1, floor(d_k * score)), d_k the head's width
+               no reduction unless score < d_k / d
+gradient       none: a comparison and a floor                  straight-through, that of a soft mask
+added loss     mean(1 - score) / H: falls as scores **rise**   mean(score): falls as scores fall
+=============  ==============================================  ====================================================
+
+The scale stays 1 / sqrt(d_k) in both, so that a full head is plain attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+AdaptiveMode = Literal["literal", "fixed"]
+
+THRESHOLD = 0.5
+#: Widths of the soft mask's two sigmoids: in units of the score, and of coordinates.
+GATE_TEMPERATURE = 0.1
+RANK_TEMPERATURE = 1.0
+
+#: Added to the logits of padding: exp() of it is zero in FP32, and FP16 can hold it.
+_MASKED_LOGIT = -1e4
+#: The scorer's first outputs are near sigmoid(2) = 0.88, so that training starts from plain attention.
+_FIRST_SCORE_LOGIT = 2.0
+
+
+class HeadScorer(nn.Module):
+    """One score per head: an MLP over tokens, d -> d/4 -> d/4 -> H with a sigmoid, then the mean over tokens.
+
+    Args:
+        dim: d, the width of a token.
+        num_heads: H.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        hidden = max(1, dim // 4)
+        last = nn.Linear(hidden, num_heads)
+        nn.init.constant_(last.bias, _FIRST_SCORE_LOGIT)
+        self.layers = nn.Sequential(
+            nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last, nn.Sigmoid()
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the scores [N, H] of tokens x [N, T, d]; ``mask`` [N, T] is 1 for tokens and 0 for padding."""
+        scores: Tensor = self.layers(x)  # [N, T, H]
+        if mask is None:
+            return scores.mean(dim=1)
+        weights = mask.to(scores.dtype)[:, :, None]  # [N, T, 1]
+        return (scores * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention with separate projections, and heads that a scorer may shrink.
+
+    Args:
+        dim: d, the width of a token.
+        num_heads: H.
+        head_dim: d_k, the width of a head; H * d_k need not be d.
+        adaptive: how heads shrink; None leaves the scorer out.
+    """
+
+    def __init__(self, dim: int, num_heads: int, head_dim: int, adaptive: AdaptiveMode | None = None) -> None:
+        super().__init__()
+        self.dim, self.num_heads, self.head_dim, self.adaptive = dim, num_heads, head_dim, adaptive
+        width = num_heads * head_dim
+        self.q_proj = nn.Linear(dim, width)
+        self.k_proj = nn.Linear(dim, width)
+        self.v_proj = nn.Linear(dim, width)
+        self.output_proj = nn.Linear(width, dim)
+        self.scorer = HeadScorer(dim, num_heads) if adaptive else None
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            x: [N, T, d].
+            mask: [N, T], 1 for tokens and 0 for padding; None when nothing is padding.
+            queries: only the first so many tokens attend, for a layer of which no more is read; None is all, T.
+
+        Returns:
+            The output [N, queries, d], and the scores [N, H] or None without a scorer.
+        """
+        q = self._heads(self.q_proj(x[:, :queries]))  # [N, H, queries, d_k]
+        k, v = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))  # [N, H, T, d_k]
+        bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * _MASKED_LOGIT  # [N, 1, 1, T]
+        scores = None if self.scorer is None else self.scorer(x, mask)
+        if scores is None:
+            heads = functional.scaled_dot_product_attention(q, k, v, bias)
+        else:
+            keep = self.keep(scores)[:, :, None, :]  # [N, H, 1, d_k]
+            heads = functional.scaled_dot_product_attention(q * keep, k, v, bias) * keep
+        return self.output_proj(heads.transpose(1, 2).flatten(2)), scores
+
+    def keep(self, scores: Tensor) -> Tensor:
+        """Return which coordinates of each head are used, [N, H, d_k] of 0 and 1, for scores [N, H]."""
+        if self.adaptive == "literal":
+            return hard_keep(scores, self.dim, self.head_dim)
+        hard = hard_keep(scores, self.head_dim, self.head_dim)
+        if not self.training:
+            return hard
+        soft = soft_keep(scores, self.head_dim, self.head_dim)
+        # The bracket is exactly zero forward and carries the gradient backward.
+        return hard + (soft - soft.detach())
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # [N, T, H*d_k] -> [N, H, T, d_k]
+
+
+def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
+    """Return the mask of used coordinates: all above the threshold, else the first max(1, floor(rank_width * score)).
+
+    Args:
+        scores: [N, H].
+        rank_width: what a score is a share of: d in literal mode, d_k in fixed mode.
+        head_dim: d_k.
+
+    Returns:
+        [N, H, d_k] of 0 and 1; no gradient flows through it.
+    """
+    number = torch.arange(1, head_dim + 1, dtype=scores.dtype, device=scores.device)
+    rank = (rank_width * scores.detach()).clamp(min=1)[:, :, None]
+    # number <= floor(rank) is number <= rank, because number is whole.
+    return ((scores.detach()[:, :, None] > THRESHOLD) | (number <= rank)).to(scores.dtype)
+
+
+def soft_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
+    """Return the smooth stand-in for :func:`hard_keep` whose gradient trains the scorer; same arguments and shape."""
+    number = torch.arange(1, head_dim + 1, dtype=scores.dtype, device=scores.device)
+    rank = (rank_width * scores).clamp(min=1)[:, :, None]
+    within = torch.sigmoid((rank - number + 0.5) / RANK_TEMPERATURE)  # [N, H, d_k]
+    full = torch.sigmoid((scores - THRESHOLD) / GATE_TEMPERATURE)[:, :, None]  # [N, H, 1]
+    return full + (1 - full) * within
+
+
+def adaptive_loss(scores: Sequence[Tensor], mode: AdaptiveMode) -> Tensor:
+    """Return what is added to the task's loss, times :func:`adaptive_weight`; ``scores`` holds [N, H] of each layer."""
+    stacked = torch.stack(tuple(scores))  # [layers, N, H]
+    if mode == "literal":
+        return (1 - stacked).mean() / stacked.shape[-1]
+    return stacked.mean()
+
+
+def adaptive_weight(progress: float) -> float:
+    """Return lambda of paper 002 after a share ``progress`` of all steps.
+
+    The paper's phases (10 %, "remaining 90 %", "last 5 %") add up to 105 %; here the last 5 % end the 90 %.
+    """
+    if progress < 0.10:
+        return 0.0
+    if progress < 0.95:
+        return 0.01
+    return 0.01 + 0.04 * min(1.0, (progress - 0.95) / 0.05)

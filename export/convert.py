@@ -1,0 +1,88 @@
+"""torch to ONNX: standard operators that TensorRT and ONNX Runtime both read, checked against torch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from edge.datatypes import Array
+from edge.golden import Golden, check_runner
+from edge.manifest import Tolerance
+from edge.onnxruntime_runner import OnnxRuntimeRunner
+
+#: JetPack 6's TensorRT (10.3) reads it, and so does every ONNX Runtime since 1.14.
+OPSET = 18
+
+
+def to_onnx(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    dynamic: Mapping[str, Mapping[int, str]],
+) -> bytes:
+    """Return a module as a checked ONNX model, its weights inside.
+
+    Args:
+        module: what to convert; it is put into evaluation mode.
+        inputs: example inputs by the names they shall have, in the order of the module's arguments. Give at least two
+            items along a dynamic dimension: one would be taken for a constant.
+        outputs: the names that the module's outputs shall have.
+        dynamic: for each input with a dimension that a request chooses, dimension to symbolic name.
+
+    Raises:
+        onnx.checker.ValidationError: the exporter wrote an invalid model.
+    """
+    shapes = tuple(
+        {dimension: torch.export.Dim(label) for dimension, label in dynamic.get(name, {}).items()} for name in inputs
+    )
+    with _quiet_exporter():
+        program = torch.onnx.export(
+            module.eval(),
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=shapes,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None, "the dynamo exporter returns a program"
+    model: onnx.ModelProto = program.model_proto
+    onnx.checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def golden_of(module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Golden:
+    """Return a golden set: what the module answers to real inputs. A single tensor is the first output."""
+    with torch.no_grad():
+        answers = module.eval()(*(torch.from_numpy(array) for array in inputs.values()))
+    if isinstance(answers, Tensor):
+        answers = (answers,)
+    return Golden(dict(inputs), {name: answer.numpy() for name, answer in zip(outputs, answers, strict=True)})
+
+
+def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subject: str) -> float:
+    """Run the golden inputs through ONNX Runtime and return the largest absolute difference to the golden outputs.
+
+    Raises:
+        GoldenError: a difference exceeds the tolerance.
+        BundleError: ONNX Runtime does not take the model.
+    """
+    runner = OnnxRuntimeRunner(model, subject=subject)
+    try:
+        return check_runner(runner, golden, tolerance, subject, max_rows=0).max_abs_diff
+    finally:
+        runner.close()
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> contextlib.AbstractContextManager[None]:  # type: ignore[misc]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -1,0 +1,199 @@
+"""Tiny models and bundles for the tests, made without training and without torch.
+
+    python -m tests.edge.models      writes tests/data/bundles/calculator-oracle-1 again
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.bundle import Bundle, write_bundle
+from edge.datatypes import Array, TensorSpec
+from edge.expression import MAX_TERMS, TOKENS, evaluate, tokenize
+from edge.golden import Golden
+from edge.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Provenance, Tier, Tolerance
+
+DATA = Path(__file__).parent.parent / "data"
+ORACLE_BUNDLE = DATA / "bundles" / "calculator-oracle-1"
+
+#: The oracle is exact for whole operands up to this size: float32 holds their sums with it without rounding.
+LARGEST_OPERAND = 1024.0
+MAX_BATCH_SIZE = 64
+EXPRESSIONS = ("7", "3 + 4", "3 - 4", "-5 - -6", "1 + 2 - 3 + 4", "1024 - -1024", "0 + 0", "1-2+3-4+5-6+7-8")
+
+ATTENTION_HEADS = 2
+ATTENTION_SEQUENCE = 16
+
+
+def oracle_weights() -> tuple[Array, Array, Array]:
+    """Weights of a network that computes expressions exactly: ``relu(x @ first + bias) @ second``.
+
+    An operand x behind the operator code o contributes ``relu(x + Mo - M) - relu(-x + Mo - M) - relu(x - Mo) +
+    relu(-x - Mo)`` with M = 1024: x for o = 1, -x for o = 0, and nothing for the padding x = o = 0.5.
+
+    Returns:
+        float32 of the shapes (15, 30), (30,) and (30, 1).
+    """
+    first = np.zeros((TOKENS, 2 + 4 * (MAX_TERMS - 1)), np.float32)
+    bias = np.zeros(first.shape[1], np.float32)
+    second = np.zeros((first.shape[1], 1), np.float32)
+    first[0, :2] = 1, -1
+    second[:2, 0] = 1, -1
+    for term in range(1, MAX_TERMS):
+        units = slice(4 * term - 2, 4 * term + 2)
+        first[2 * term, units] = 1, -1, 1, -1
+        first[2 * term - 1, units] = np.array([1, 1, -1, -1]) * LARGEST_OPERAND
+        bias[units] = np.array([-1, -1, 0, 0]) * LARGEST_OPERAND
+        second[units, 0] = 1, -1, -1, 1
+    return first, bias, second
+
+
+def oracle_onnx() -> bytes:
+    """The oracle as ONNX: x [batch, 15] float32 to value [batch, 1] float32."""
+    names = ("first", "bias", "second")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "first", "bias"], ["before"], name="first_layer"),
+            helper.make_node("Relu", ["before"], ["hidden"], name="relu"),
+            helper.make_node("MatMul", ["hidden", "second"], ["value"], name="second_layer"),
+        ],
+        "oracle",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", TOKENS])],
+        [helper.make_tensor_value_info("value", TensorProto.FLOAT, ["batch", 1])],
+        [numpy_helper.from_array(array, name) for name, array in zip(names, oracle_weights(), strict=True)],
+    )
+    return serialized(graph)
+
+
+def attention_weights(head_dim: int) -> dict[str, Array]:
+    """Random float16 projections of the shape (heads * head_dim, heads * head_dim)."""
+    width = ATTENTION_HEADS * head_dim
+    generator = np.random.default_rng(0)
+    return {name: (generator.normal(size=(width, width)) / width**0.5).astype(np.float16) for name in ("q", "k", "v")}
+
+
+def attention_onnx(head_dim: int, datatype: str = "FP16") -> bytes:
+    """Self-attention of two heads: x [batch, 16, 2 * head_dim] to y of the same shape, in FP16 or FP32 throughout."""
+    width = ATTENTION_HEADS * head_dim
+    element, dtype = {"FP16": (TensorProto.FLOAT16, np.float16), "FP32": (TensorProto.FLOAT, np.float32)}[datatype]
+    constants: dict[str, Array] = {
+        "split": np.array([0, 0, ATTENTION_HEADS, head_dim], np.int64),
+        "merge": np.array([0, 0, width], np.int64),
+        "scale": np.array(head_dim**-0.5, dtype),
+    }
+    nodes = []
+    for name, weight in attention_weights(head_dim).items():
+        constants[f"{name}_weight"] = weight.astype(dtype)
+        order = [0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]
+        nodes += [
+            helper.make_node("MatMul", ["x", f"{name}_weight"], [f"{name}_flat"], name=f"{name}_projection"),
+            helper.make_node("Reshape", [f"{name}_flat", "split"], [f"{name}_split"], name=f"{name}_split"),
+            helper.make_node("Transpose", [f"{name}_split"], [name], perm=order, name=f"{name}_heads"),
+        ]
+    nodes += [
+        helper.make_node("MatMul", ["q", "k"], ["scores"], name="scores"),
+        helper.make_node("Mul", ["scores", "scale"], ["scaled"], name="scaled"),
+        helper.make_node("Softmax", ["scaled"], ["weights"], axis=-1, name="weights"),
+        helper.make_node("MatMul", ["weights", "v"], ["heads"], name="heads"),
+        helper.make_node("Transpose", ["heads"], ["beside"], perm=[0, 2, 1, 3], name="beside"),
+        helper.make_node("Reshape", ["beside", "merge"], ["y"], name="y"),
+    ]
+    shape = ["batch", ATTENTION_SEQUENCE, width]
+    graph = helper.make_graph(
+        nodes,
+        "attention",
+        [helper.make_tensor_value_info("x", element, shape)],
+        [helper.make_tensor_value_info("y", element, shape)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return serialized(graph)
+
+
+def serialized(graph: onnx.GraphProto, opset: int = 17) -> bytes:
+    """Return a checked model, written so that runtimes of several years read it."""
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def oracle_golden() -> Golden:
+    """Expressions, their tokens, and their true values."""
+    return Golden(
+        inputs={"x": tokenize(EXPRESSIONS)},
+        outputs={"value": np.array([[evaluate(text)] for text in EXPRESSIONS], np.float32)},
+        raw={"expression": np.array([[text.encode()] for text in EXPRESSIONS])},
+    )
+
+
+def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manifest:
+    """The manifest of the oracle; its ``files`` are filled in when it is written."""
+    return Manifest(
+        format_version=1,
+        name=name,
+        version=version,
+        description="Evaluates sums and differences of up to 8 whole numbers exactly.",
+        inputs=(TensorSpec("x", "FP32", (-1, TOKENS)),),
+        outputs=(TensorSpec("value", "FP32", (-1, 1)),),
+        max_batch_size=MAX_BATCH_SIZE,
+        profile={"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))},
+        tiers=(_tier("fp32", Tolerance(atol=1e-4, rtol=1e-6)),),
+        golden="golden.npz",
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none: the weights are chosen", data="none"),
+        preprocess=ExpressionPreprocess(input="expression", output="x", max_abs_operand=LARGEST_OPERAND),
+    )
+
+
+def write_oracle_bundle(
+    directory: Path, name: str = "calculator-oracle", version: int = 1, *, replace: bool = False
+) -> Bundle:
+    """Write the oracle as a bundle at ``directory``."""
+    files = {"model.onnx": oracle_onnx(), "golden.npz": oracle_golden().encode()}
+    return write_bundle(directory, oracle_manifest(name, version), files, replace=replace)
+
+
+def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
+    """Write :func:`attention_onnx` in FP16 as a bundle at ``directory``, golden outputs by NumPy in float64."""
+    width = ATTENTION_HEADS * head_dim
+    shape = (-1, ATTENTION_SEQUENCE, width)
+    x = np.random.default_rng(1).normal(size=(4, *shape[1:])).astype(np.float16)
+    manifest = Manifest(
+        format_version=1,
+        name=f"attention-{head_dim}",
+        version=1,
+        description="One block of self-attention with random weights.",
+        inputs=(TensorSpec("x", "FP16", shape),),
+        outputs=(TensorSpec("y", "FP16", shape),),
+        max_batch_size=8,
+        profile={"x": Profile(min=(1, *shape[1:]), opt=(4, *shape[1:]), max=(8, *shape[1:]))},
+        tiers=(_tier("fp16", Tolerance(atol=1e-2, rtol=1e-2)),),
+        golden="golden.npz",
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none: the weights are random", data="none"),
+    )
+    golden = Golden(inputs={"x": x}, outputs={"y": _attention(x, head_dim)})
+    return write_bundle(directory, manifest, {"model.onnx": attention_onnx(head_dim), "golden.npz": golden.encode()})
+
+
+def _attention(x: Array, head_dim: int) -> Array:
+    projected = {name: x.astype(np.float64) @ weight for name, weight in attention_weights(head_dim).items()}
+    q, k, v = (a.reshape(len(x), ATTENTION_SEQUENCE, ATTENTION_HEADS, head_dim) for a in projected.values())
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * head_dim**-0.5
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    heads = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+    return heads.reshape(x.shape).astype(np.float16)
+
+
+def _tier(precision: str, tolerance: Tolerance) -> Tier:
+    artifact = Artifact(file="model.onnx", runtime="any", precision=precision, opset=17, tolerance=tolerance)
+    return Tier(name="full", artifacts=(artifact,))
+
+
+if __name__ == "__main__":
+    shutil.rmtree(ORACLE_BUNDLE, ignore_errors=True)
+    write_oracle_bundle(ORACLE_BUNDLE)
