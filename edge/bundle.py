@@ -175,14 +175,17 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     except OSError as error:
         what = "a symbolic link" if path.is_symlink() else error.strerror
         raise BundleError(f"file {path}", given=Literally(what), expected="a regular file", fix=_FIX) from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise BundleError(f"file {path}", given=Literally("no regular file"), expected="a regular file", fix=_FIX)
         if info.st_size > max_bytes:
             given = Literally(f"{info.st_size} bytes")
             raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
-        return file.read(max_bytes)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def write_durably(path: Path, data: bytes) -> None:

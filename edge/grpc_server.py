@@ -10,6 +10,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -17,7 +19,7 @@ from edge import errors
 from edge.device import expired
 from edge.errors import Literally, RequestError, UsageError
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
 from edge.service import InferenceService
 from edge.telemetry import Telemetry
@@ -40,6 +42,7 @@ STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
     errors.RunnerError: grpc.StatusCode.INTERNAL,
 }
 
+_UNPARSEABLE = "the message is not the protobuf of this method"
 _MIN_WATCH_MS = 100
 _DEFAULT_WATCH_MS = 1000
 
@@ -52,6 +55,8 @@ def _answer(method: Handler[R]) -> Handler[R]:
 
     @wraps(method)
     async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if request is None:
+            return await context.abort(grpc.StatusCode.INTERNAL, _UNPARSEABLE)
         try:
             return await method(self, request, context)
         except RequestError as error:
@@ -65,7 +70,33 @@ def _answer(method: Handler[R]) -> Handler[R]:
     return handler
 
 
-class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
+def _handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
+    """Register a servicer's methods as its ``.proto`` describes them.
+
+    The generated registration would let grpc.aio answer an unparseable message with UNKNOWN and an exception's text.
+    """
+    handlers = {}
+    for method in POOL.FindServiceByName(service).methods:
+        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        handlers[method.name] = make(
+            getattr(servicer, method.name),
+            request_deserializer=_parser(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
+    def parse(data: bytes) -> Message | None:
+        try:
+            return message.FromString(data)
+        except DecodeError:
+            return None  # _answer turns it into a status; raising here would not
+
+    return parse
+
+
+class InferenceServicer:
     """``inference.GRPCInferenceService``: each method asks the service and passes the answer on."""
 
     def __init__(self, service: InferenceService) -> None:
@@ -127,7 +158,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise
 
 
-class TelemetryServicer(telemetry_pb2_grpc.TelemetryServicer):
+class TelemetryServicer:
     """``fewheads.telemetry.v1.Telemetry``."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -138,8 +169,11 @@ class TelemetryServicer(telemetry_pb2_grpc.TelemetryServicer):
         return self._telemetry.reading()
 
     async def Watch(
-        self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: telemetry_pb2.WatchRequest | None, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.Reading]:
+        if request is None:
+            await context.abort(grpc.StatusCode.INTERNAL, _UNPARSEABLE)
+            return
         interval_ms = request.interval_ms or _DEFAULT_WATCH_MS
         if interval_ms < _MIN_WATCH_MS:
             error = errors.InvalidRequest(
@@ -177,11 +211,8 @@ class GrpcServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceServicer(service), self._server
-        )
-        telemetry_pb2_grpc.add_TelemetryServicer_to_server(  # type: ignore[no-untyped-call]
-            TelemetryServicer(telemetry), self._server
+        self._server.add_generic_rpc_handlers(
+            (_handlers(INFERENCE, InferenceServicer(service)), _handlers(TELEMETRY, TelemetryServicer(telemetry)))
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -27,7 +27,7 @@ def running_server(
     """Serve bundles on free loopback ports while the block runs, then stop the server by SIGTERM.
 
     Args:
-        bundles: the bundles to serve.
+        bundles: the bundles to serve; no two directories of the same name.
         target: the backend.
         cache: where built models lie.
         arguments: more arguments of ``fewheads serve``.
@@ -36,8 +36,8 @@ def running_server(
         ServerError: it did not start, or did not end well; the message holds the end of its log.
     """
     with tempfile.TemporaryDirectory(prefix="fewheads-") as directory:
-        for number, bundle in enumerate(bundles):
-            (Path(directory) / f"{number}-{bundle.name}").symlink_to(bundle.resolve(), target_is_directory=True)
+        for bundle in bundles:
+            (Path(directory) / bundle.name).symlink_to(bundle.resolve(), target_is_directory=True)
         command = [sys.executable, "-m", "edge", "serve", directory, "--grpc-port=0", "--metrics-port=0", "--json"]
         command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

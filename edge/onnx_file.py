@@ -1,4 +1,4 @@
-"""What must be known of an ONNX file before a runtime gets it, read from its protobuf bytes without the onnx package."""
+"""What must be known of an ONNX file before a runtime gets it, read from its bytes without the onnx package."""
 
 from __future__ import annotations
 

@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from edge import text
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
 from edge.errors import BackendError, BundleError, Literally, RunnerError
+from edge.onnx_file import check_self_contained
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -26,7 +28,7 @@ class OnnxRuntimeRunner:
         optimized_path: where ONNX Runtime shall write the graph as it optimised it.
 
     Raises:
-        BundleError: the bytes are no ONNX model that this runtime can run.
+        BundleError: the bytes are no ONNX model that this runtime can run, or it keeps weights in other files.
         BackendError: ONNX Runtime, or its CUDA provider, is missing.
     """
 
@@ -35,6 +37,7 @@ class OnnxRuntimeRunner:
     def __init__(
         self, model: bytes, *, subject: str, threads: int = 1, cuda: bool = False, optimized_path: str | None = None
     ) -> None:
+        check_self_contained(model, subject)
         ort = import_onnxruntime()
         self.device = "GPU" if cuda else "CPU"
         provider = "CUDAExecutionProvider" if cuda else "CPUExecutionProvider"
@@ -65,19 +68,32 @@ class OnnxRuntimeRunner:
                 fix="Export the bundle again, at opset 20 or lower.",
             ) from None
         self._output_names = [spec.name for spec in self.outputs]
+        self._text_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
+        self._text_outputs = [spec.name for spec in self.outputs if spec.datatype == "BYTES"]
         self._subject = subject
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute all outputs; see :class:`edge.runner.Runner`."""
+        """Compute all outputs; see :class:`edge.runner.Runner`.
+
+        Raises:
+            InvalidRequest: a BYTES input is not UTF-8; ONNX Runtime's Python binding takes text only.
+            RunnerError: the runtime failed; its text is in the log.
+        """
+        inputs = dict(feeds)
+        for name in self._text_inputs:
+            inputs[name] = text.decode(inputs[name], f"input {name!r}")
         try:
             assert self._session is not None, "infer after close"
-            values = self._session.run(self._output_names, dict(feeds))
+            values = self._session.run(self._output_names, inputs)
         except Exception as error:
             log.exception("%s failed in ONNX Runtime", self._subject)
             raise RunnerError(
                 self._subject, given=Literally(type(error).__name__), expected="an answer", fix="See the server's log."
             ) from error
-        return dict(zip(self._output_names, values, strict=True))
+        outputs = dict(zip(self._output_names, values, strict=True))
+        for name in self._text_outputs:
+            outputs[name] = text.encode(outputs[name])
+        return outputs
 
     def close(self) -> None:
         """Drop the session, and with it its memory."""

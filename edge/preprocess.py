@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edge import expression
+from edge import expression, text
 from edge.datatypes import Array, TensorSpec
-from edge.errors import InvalidRequest
 from edge.manifest import ExpressionPreprocess, Manifest
 
 
@@ -27,19 +26,10 @@ class ExpressionPreprocessor:
         Raises:
             InvalidRequest: a text is not UTF-8 or not an expression.
         """
-        decoded = [_decode(text, row) for row, text in enumerate(texts[:, 0].tolist())]
+        decoded = text.decode(texts[:, 0], f"input {self.input.name!r}").tolist()
         return {self.outputs[0]: expression.tokenize(decoded, self._max_abs_operand)}
 
 
 def preprocessor(manifest: Manifest) -> ExpressionPreprocessor | None:
     """Return the preprocessor that a manifest asks for, if it asks for one."""
     return ExpressionPreprocessor(manifest.preprocess) if manifest.preprocess else None
-
-
-def _decode(text: bytes, row: int) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(
-            f"text in row {row}", given=text, expected="UTF-8", fix="Encode the text as UTF-8."
-        ) from None

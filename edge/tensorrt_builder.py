@@ -191,7 +191,7 @@ def _config(
 @cache
 def _logger(flavor: Flavor) -> Any:
     """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other."""
-    trt = _import(flavor)
+    trt: Any = _import(flavor)
     levels = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
         trt.ILogger.ERROR: logging.ERROR,

@@ -191,7 +191,7 @@ def to_raw(array: Array, datatype: str) -> bytes:
     """Return a tensor as raw contents: row-major, little-endian, BYTES with lengths."""
     if datatype != "BYTES":
         return np.ascontiguousarray(array, NUMPY_TYPES[datatype].newbyteorder("<")).tobytes()
-    elements = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel()]
+    elements = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 

@@ -5,7 +5,7 @@ first d' coordinates are used: the others of q, and of the head's output, are ze
 so there are two modes:
 
 =============  ==============================================  ====================================================
-\\              ``literal``, as the paper writes                ``fixed``
+mode           ``literal``, as the paper writes                ``fixed``
 =============  ==============================================  ====================================================
 rank d'        max(1, floor(d * score)), d the model's width:  max(1, floor(d_k * score)), d_k the head's width
                no reduction unless score < d_k / d
@@ -120,7 +120,8 @@ class MultiHeadAttention(nn.Module):
         return hard + (soft - soft.detach())
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # [N, T, H*d_k] -> [N, H, T, d_k]
+        # [N, T, H * d_k] -> [N, H, T, d_k]
+        return torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
 def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:

@@ -67,9 +67,7 @@ def save(directory: str | Path, module: nn.Module, config: RunConfig, metrics: R
             written.mkdir()
             for name, data in contents.items():
                 write_durably(written / name, data)
-            if directory.exists():
-                directory.rename(Path(scratch) / "old")
-            written.rename(directory)
+            _replace(directory, written, Path(scratch) / "old")
     except OSError as error:
         fix = "Free space, or choose another --out."
         raise CheckpointError(
@@ -130,6 +128,18 @@ def _load_weights(module: nn.Module, path: Path) -> None:
             given = Literally("NaN or Inf")
             raise CheckpointError(f"{path} tensor {name!r}", given=given, expected="finite weights", fix=_FIX)
     module.load_state_dict(weights)
+
+
+def _replace(directory: Path, new: Path, old: Path) -> None:
+    if not directory.exists():
+        new.rename(directory)
+        return
+    directory.rename(old)
+    try:
+        new.rename(directory)
+    except OSError:
+        old.rename(directory)
+        raise
 
 
 def _is_run(directory: Path) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
 from edge.datatypes import Array
@@ -53,7 +54,9 @@ def to_onnx(
             verbose=False,
         )
     assert program is not None, "the dynamo exporter returns a program"
-    model: onnx.ModelProto = program.model_proto
+    # The exporter's metadata double the size, and quote source lines with the paths of this machine.
+    ClearMetadataAndDocStringPass()(program.model)
+    model = program.model_proto
     onnx.checker.check_model(model, full_check=True)
     data: bytes = model.SerializeToString()
     return data
@@ -83,6 +86,14 @@ def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subje
 
 
 @contextlib.contextmanager
-def _quiet_exporter() -> contextlib.AbstractContextManager[None]:  # type: ignore[misc]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        yield
+def _quiet_exporter() -> Iterator[None]:
+    """Keep back what the exporter says of itself: that torchvision is missing, and that it uses a deprecated name."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+            yield
+    finally:
+        log.setLevel(level)

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from edge import __version__, backends, tensorrt_builder
-from edge.build import default_cache
+from edge.cache import cache_directory
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import FewheadsError
 from edge.memory import MemorySampler
@@ -46,7 +46,7 @@ class Check(msgspec.Struct, frozen=True):
 @click.pass_context
 def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
     """Check Python, packages, backend, memory, cache and ports; exit with 1 if the server could not run."""
-    checks = [*_python(), *_packages(), *_backend(), *_memory(), *_cache(cache or default_cache()), *_ports()]
+    checks = [*_python(), *_packages(), *_backend(), *_memory(), *_cache(cache_directory(cache)), *_ports()]
     if as_json:
         print_json({"version": __version__, "checks": checks})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -10,12 +11,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Progress and remarks go to stderr, so that stdout holds nothing but the result.
 stderr = Console(stderr=True)
-stdout = Console()
+#: Into a pipe or file goes a fixed, wide format: 80 columns would fold the tables.
+stdout = Console(width=None if sys.stdout.isatty() else 160)
 
 
 def json_option(command: F) -> F:
@@ -31,12 +34,14 @@ def print_json(result: object) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers are right-aligned."""
     rows = [list(row) for row in rows]
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+        # Text, not str: a name in brackets is no markup.
+        table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
+    stdout.print(Text(title, style="bold"))
     stdout.print(table)
 
 

@@ -17,7 +17,7 @@ sorted as text (by code point) before the same generator permutes them; the firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import product
 
@@ -101,13 +101,14 @@ def _operators(uniform: float) -> str:
 
 
 def _draw_long(random: np.random.RandomState, terms: int) -> str:
-    operand: Callable[[], int] = lambda: random.randint(-5, 6)  # noqa: E731
-    pairs = [(operand(), str(random.choice(["+", "-"]))) for _ in range(terms - 1)]
-    return _join([*(number for number, _ in pairs), operand()], "".join(operator for _, operator in pairs))
+    pairs = [(random.randint(-5, 6), str(random.choice(["+", "-"]))) for _ in range(terms - 1)]
+    operands = [*(operand for operand, _ in pairs), random.randint(-5, 6)]
+    return _join(operands, "".join(operator for _, operator in pairs))
 
 
-def _three_terms(operands: Iterable[int]) -> Iterable[str]:
-    return (_join(items, pair) for *items, pair in product(*[tuple(operands)] * 3, ("++", "+-", "--", "-+")))
+def _three_terms(operands: Sequence[int]) -> Iterable[str]:
+    triples = product(operands, repeat=3)
+    return (_join(items, pair) for items, pair in product(triples, ("++", "+-", "--", "-+")))
 
 
 def _join(operands: Iterable[int], operators: str) -> str:

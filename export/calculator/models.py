@@ -110,7 +110,8 @@ class Gate(Regressor):
         operators = functional.pad(x, (1, 0), value=1.0)[:, ::2, None]  # [N, 8, 1]
         operands = x[:, ::2, None]  # [N, 8, 1]
         real = (2 * operators - 1).square()  # 1 for the operators 1.0 and 0.0, 0 for padding 0.5
-        return (real * self.gate(operators) * self.value(operands)).sum(dim=1)
+        terms: Tensor = real * self.gate(operators) * self.value(operands)
+        return terms.sum(dim=1)
 
 
 class EncoderLayer(nn.Module):
@@ -173,8 +174,9 @@ class Transformer4(Regressor):
 
     def kept(self, scores: list[Tensor]) -> Tensor:
         """Return which head coordinates each layer uses, [layers, N, H, d_k] of 0 and 1, for its scores."""
+        attentions = [module for module in self.modules() if isinstance(module, MultiHeadAttention)]
         return torch.stack(
-            [layer.attention.keep(layer_scores) for layer, layer_scores in zip(self.layers, scores, strict=True)]
+            [attention.keep(layer_scores) for attention, layer_scores in zip(attentions, scores, strict=True)]
         )
 
 

@@ -1,6 +1,6 @@
 """Tiny models and bundles for the tests, made without training and without torch.
 
-    python -m tests.edge.models      writes tests/data/bundles/calculator-oracle-1 again
+python -m tests.edge.models      writes tests/data/bundles/calculator-oracle-1 again
 """
 
 from __future__ import annotations

@@ -1,0 +1,160 @@
+"""The commands of the workstation: ``fewheads train`` and ``fewheads export``."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, progress
+from edge.errors import UsageError
+from export.calculator import NAMES
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from export.checkpoint import RunMetrics
+
+_ALL = "calculator"
+_ADAPTIVE = "calculator-transformer4"
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of weights and item order.")
+@click.option("--epochs", type=click.IntRange(1), help="At most so many, instead of the recipe's number.")
+@click.option(
+    "--loss",
+    type=click.Choice(["fixed", "literal", "none"]),
+    help=f"How the heads of {_ADAPTIVE} learn to shrink: as paper 002 means it (the default), as it writes it, not.",
+)
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the run directories go; an earlier run of the same model is replaced.",
+)
+@json_option
+def train(models: tuple[str, ...], seed: int, epochs: int | None, loss: str | None, out: Path, as_json: bool) -> None:
+    """Train models and write a run directory for each.
+
+    MODEL is calculator-oracle, calculator-gate, calculator-fnn2, calculator-transformer4, or calculator for all four.
+    """
+    names = _names(models)
+    if loss and _ADAPTIVE not in names:
+        raise UsageError("--loss", given=loss, expected=f"{_ADAPTIVE} among the models", fix="Leave --loss out.")
+    with _working("loading torch"):
+        import torch
+
+        from export.calculator.run import train_run
+        from export.calculator.train import recipe_of
+
+    # Matrices this small gain nothing from a second thread, and one gives the same sums on every machine.
+    torch.set_num_threads(1)
+    results = []
+    for name in names:
+        adaptive: Any = (loss or "fixed") if name == _ADAPTIVE and loss != "none" else None
+        recipe = recipe_of(name, epochs=epochs)
+        with _epoch_bar(name, recipe.epochs if recipe else 0) as on_epoch:
+            metrics = train_run(name, out / name, seed=seed, epochs=epochs, adaptive=adaptive, on_epoch=on_epoch)
+        results.append((name, metrics))
+    if as_json:
+        print_json([{"model": name, "run": str(out / name), "metrics": metrics} for name, metrics in results])
+        return
+    for name, metrics in results:
+        _print_measures(name, out / name, metrics)
+
+
+@click.command()
+@click.argument("runs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--repository",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The directory that holds bundles.",
+)
+@click.option("--replace", is_flag=True, help="Replace bundles that stand there.")
+@json_option
+def export(runs: tuple[Path, ...], repository: Path, replace: bool, as_json: bool) -> None:
+    """Convert runs to ONNX, check them against torch, and write them as bundles."""
+    with _working("loading torch"):
+        from export.calculator.bundle import export_run
+
+    results = []
+    for run in runs:
+        started = time.perf_counter()
+        with _working(f"exporting {run}"):
+            exported = export_run(run, repository, replace=replace)
+        results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
+    if as_json:
+        print_json(results)
+        return
+    columns = ("bundle", "largest difference to torch", "ONNX bytes", "seconds")
+    print_table("Exported", columns, [list(result.values()) for result in results])
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    """Return the models meant, each once, in the order given."""
+    names: dict[str, None] = {}
+    for model in models:
+        if model != _ALL and model not in NAMES:
+            choices = (_ALL, *NAMES)
+            close = difflib.get_close_matches(model, choices, n=1)
+            fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all."
+            raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)
+        names.update(dict.fromkeys(NAMES if model == _ALL else [model]))
+    return list(names)
+
+
+@contextmanager
+def _working(what: str) -> Iterator[None]:
+    with progress() as bar:
+        task = bar.add_task(what, total=1, note="")
+        yield
+        bar.advance(task)
+
+
+@contextmanager
+def _epoch_bar(name: str, epochs: int) -> Iterator[Callable[[int, float], None]]:
+    """Show a bar of epochs, and yield what moves it."""
+    with progress() as bar:
+        task = bar.add_task(name, total=epochs, note="")
+        done = 0
+
+        def on_epoch(epoch: int, val_mae: float) -> None:
+            nonlocal done
+            done = epoch
+            bar.update(task, completed=epoch, note=f"val MAE {val_mae:.4f}")
+
+        yield on_epoch
+        # Early stopping ends before the last epoch; the bar ends there too.
+        bar.update(task, total=done)
+
+
+def _print_measures(name: str, run: Path, metrics: RunMetrics) -> None:
+    """Print one row per split: its mean absolute error with its interval, the other metrics, the paper's figures."""
+    from export.calculator.evaluate import PAPER
+
+    paper = PAPER.get(name, {})
+    found = {(measure.metric, measure.split): measure for measure in metrics.measures}
+    others = list(dict.fromkeys(metric for metric, _ in found if metric != "mae"))
+    papers = list(dict.fromkeys(metric for metric, _ in paper))
+    rows = []
+    for split in dict.fromkeys(split for _, split in found):
+        mae = found["mae", split]
+        low, high = mae.interval or (mae.value, mae.value)
+        row = [split, f"{mae.value:.3g} ± {(high - low) / 2:.2g}"]
+        row += [f"{found[metric, split].value:.3g}" if (metric, split) in found else "" for metric in others]
+        row += [f"{paper[metric, split]:.3g}" if (metric, split) in paper else "" for metric in papers]
+        rows.append(row)
+    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.1f} s, in {run}"
+    heads = ("split", "mae ± 95 %", *(metric.replace("_", " ") for metric in others), *(f"paper's {m}" for m in papers))
+    print_table(title, heads, rows)
+    if ("mae", "long") in paper:
+        click.echo("The paper's figure for long expressions comes from a slip in its code, not from its network.")

@@ -1,0 +1,68 @@
+"""One real server for the whole run: it serves good bundles, and a broken one among them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from edge.datatypes import NUMPY_TYPES
+from edge.launch import running_server
+from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.edge.models import ORACLE_BUNDLE, write_oracle_bundle
+from tests.edge.serving_models import write_busy_bundle, write_echo_bundle
+
+ORACLE = "calculator-oracle"
+VERSIONED = "versioned"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep tests away from the user's cache."""
+    monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    directory = tmp_path_factory.mktemp("bundles")
+    shutil.copytree(ORACLE_BUNDLE, directory / "oracle")
+    for version in (1, 3):
+        write_oracle_bundle(directory / f"versioned-{version}", VERSIONED, version)
+    for datatype in NUMPY_TYPES:
+        write_echo_bundle(directory, datatype)
+    write_busy_bundle(directory)
+    shutil.copytree(ORACLE_BUNDLE, directory / "broken")
+    (directory / "broken" / "model.onnx").write_bytes(b"broken")
+    return sorted(directory.iterdir())
+
+
+@pytest.fixture(scope="session")
+def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    cache = tmp_path_factory.mktemp("cache")
+    with running_server(bundles, cache=cache, arguments=["--max-queue-size=8"]) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="session")
+def url(server: Ready) -> str:
+    return f"127.0.0.1:{server.grpc_port}"
+
+
+@pytest.fixture
+def channel(url: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(url) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
+    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture
+def telemetry(channel: grpc.Channel) -> telemetry_pb2_grpc.TelemetryStub:
+    return telemetry_pb2_grpc.TelemetryStub(channel)

@@ -1,0 +1,126 @@
+"""Models that only the server's tests need: one that returns what it gets, and one that takes as long as it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.bundle import Bundle, write_bundle
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.golden import Golden
+from edge.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from tests.edge.models import serialized
+
+_ELEMENTS = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+ECHO_MAX = 4096
+
+
+def echo_input(datatype: str) -> str:
+    return f"in_{datatype.lower()}"
+
+
+def echo_output(datatype: str) -> str:
+    return f"out_{datatype.lower()}"
+
+
+def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
+    """``echo-<datatype>``: out equals in, one dynamic dimension that is no batch."""
+    name, result = echo_input(datatype), echo_output(datatype)
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [name], [result])],
+        "echo",
+        [helper.make_tensor_value_info(name, _ELEMENTS[datatype], ["n"])],
+        [helper.make_tensor_value_info(result, _ELEMENTS[datatype], ["n"])],
+    )
+    value = np.array([b"a", b"bc"]) if datatype == "BYTES" else np.array([0, 1], NUMPY_TYPES[datatype])
+    return _write(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
+
+
+def write_busy_bundle(directory: Path) -> Bundle:
+    """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["still"]),
+            helper.make_node("MatMul", ["state", "matrix"], ["next"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [256, 256]),
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [256, 256]),
+        ],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Squeeze", ["steps"], ["count"]),
+            helper.make_node("Loop", ["count", "", "matrix"], ["last"], body=body),
+            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),
+            helper.make_node("Cast", ["largest"], ["whole"], to=TensorProto.INT64),
+            helper.make_node("Mul", ["whole", "zero"], ["nothing"]),
+            helper.make_node("Add", ["steps", "nothing"], ["done"]),
+        ],
+        "busy",
+        [helper.make_tensor_value_info("steps", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("done", TensorProto.INT64, [1])],
+        [
+            numpy_helper.from_array(np.eye(256, dtype=np.float32), "matrix"),
+            numpy_helper.from_array(np.array(0, np.int64), "zero"),
+        ],
+    )
+    value = np.array([2], np.int64)
+    return _write(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
+
+
+def _write(directory: Path, name: str, model: bytes, inputs: dict[str, Array], outputs: dict[str, Array]) -> Bundle:
+    loaded = onnx.load_from_string(model)
+    names = {info.name: info for info in (*loaded.graph.input, *loaded.graph.output)}
+    types = {code: datatype for datatype, code in _ELEMENTS.items()}
+
+    def spec(tensor: str) -> TensorSpec:
+        kind = names[tensor].type.tensor_type
+        shape = tuple(dim.dim_value or -1 for dim in kind.shape.dim)
+        return TensorSpec(tensor, types[kind.elem_type], shape)
+
+    inputs_specs = tuple(spec(tensor) for tensor in inputs)
+    manifest = Manifest(
+        format_version=1,
+        name=name,
+        version=1,
+        description="for tests",
+        inputs=inputs_specs,
+        outputs=tuple(spec(tensor) for tensor in outputs),
+        max_batch_size=0,
+        profile={s.name: Profile(min=(1,), opt=(8,), max=(ECHO_MAX,)) for s in inputs_specs if -1 in s.shape},
+        tiers=(Tier(name="full", artifacts=(_artifact(),)),),
+        golden="golden.npz",
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
+    )
+    files = {"model.onnx": model, "golden.npz": Golden(inputs, outputs).encode()}
+    return write_bundle(directory / f"{name}-1", manifest, files)
+
+
+def _artifact() -> Artifact:
+    tolerance = Tolerance(atol=0, rtol=0)
+    return Artifact(file="model.onnx", runtime="any", precision="fp32", opset=17, tolerance=tolerance)

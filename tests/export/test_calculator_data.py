@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from edge.expression import evaluate
+from export.calculator import data
+from export.errors import DataError
+
+
+def test_sizes(splits):
+    assert {name: len(split.expressions) for name, split in splits.items()} == {
+        "train": 1907,
+        "val": 636,
+        "in_range": 1457,
+        "out_of_range": 2048,
+        "long": 700,
+    }
+
+
+def test_first_items(splits):
+    assert splits["long"].expressions[0] == "-5 + 1"
+    assert splits["in_range"].expressions[0].startswith("-5 ")
+    assert splits["out_of_range"].expressions[0] == "-8 + -8 + -8"
+
+
+def test_arrays_match_the_expressions(splits):
+    for split in splits.values():
+        assert split.tokens.shape == (len(split.expressions), 15)
+        assert split.tokens.dtype == split.truth.dtype == np.float32
+        assert split.truth.tolist() == [evaluate(text) for text in split.expressions]
+
+
+def test_the_three_term_splits_share_nothing_and_cover_all(splits):
+    parts = [set(splits[name].expressions) for name in ("train", "val", "in_range")]
+    assert len(set.union(*parts)) == sum(map(len, parts)) == 10**3 * 4
+
+
+def test_terms_and_unseen_operands_of_long(splits):
+    long = splits["long"]
+    assert np.bincount(long.terms).tolist() == [0, 0, 100, 100, 100, 100, 100, 100, 100]
+    assert (np.diff(long.terms) >= 0).all()
+    assert long.has_unseen_operand.mean() == pytest.approx(0.377, abs=5e-4)
+    assert not splits["train"].has_unseen_operand.any()
+
+
+def test_49_long_items_are_known_from_training_or_validation(splits):
+    known = {*splits["train"].expressions, *splits["val"].expressions}
+    assert sum(text in known for text in splits["long"].expressions) == 49
+
+
+def test_truth_has_the_documented_range(splits):
+    truth = splits["train"].truth
+    assert -15 <= truth.min() <= truth.max() <= 14
+    assert np.abs(splits["in_range"].truth).mean() == pytest.approx(4.02, abs=0.01)
+    assert np.abs(splits["out_of_range"].truth).mean() == pytest.approx(9.75, abs=0.01)
+
+
+def test_another_generator_is_refused(monkeypatch):
+    monkeypatch.setitem(data.SIZES, "long", 701)
+    with pytest.raises(DataError, match=r"splits: got .*'long': 700.* expected .*'long': 701"):
+        data.load.__wrapped__()
