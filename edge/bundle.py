@@ -51,7 +51,7 @@ class Bundle:
             fix = "Give the directory that holds manifest.json."
             raise BundleError(f"bundle {path}", given=Literally(given), expected="a bundle directory", fix=fix)
         manifest = manifests.decode(read_regular(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), f"{path / MANIFEST_NAME}")
-        stray = sorted({entry.name for entry in os.scandir(path)} - {MANIFEST_NAME, *manifest.files})
+        stray = sorted(_names(path) - {MANIFEST_NAME, *manifest.files})
         if stray:
             expected = "only files that the manifest lists"
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
@@ -194,6 +194,14 @@ def write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _names(directory: Path) -> set[str]:
+    try:
+        return set(os.listdir(directory))
+    except OSError as error:  # it has been removed or replaced since the manifest was read
+        given = Literally(error.strerror)
+        raise BundleError(f"bundle {directory}", given=given, expected="a bundle directory", fix=_FIX) from None
 
 
 def _read_recorded(path: Path, record: FileRecord) -> bytes:

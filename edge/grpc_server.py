@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from edge import errors
 from edge.device import expired
@@ -45,6 +45,10 @@ STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
 _UNPARSEABLE = "the message is not the protobuf of this method"
 _MIN_WATCH_MS = 100
 _DEFAULT_WATCH_MS = 1000
+
+# Reflection describes what is in the pool, so the two services that are not ours have to be in it too.
+for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+    POOL.AddSerializedFile(_file.serialized_pb)
 
 R = TypeVar("R")
 Handler = Callable[[Any, Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[R]]

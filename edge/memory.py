@@ -66,7 +66,7 @@ class MemorySampler:
         return sizes
 
     def _device_process(self) -> int | None:
-        """Return what NvMap holds for the process, if debugfs may be read. Its lines end in a PID and a size like 184K."""
+        """Return what NvMap holds for the process, if it may be asked. Lines end in a PID and a size like 184K."""
         total = None
         for line in self._lines(_CLIENTS):
             words = line.split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable
 
@@ -22,8 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What a server says when it has tried every bundle: where it listens and what it serves."""
+    """What a server says when it has tried every bundle: who and where it is, and what it serves."""
 
+    process_id: int
     grpc_port: int
     metrics_port: int | None
     ready: tuple[str, ...]
@@ -92,6 +94,7 @@ async def _load(repository: Repository, service: InferenceService, grpc_server: 
 
 def _ready(grpc_port: int, metrics_port: int | None, repository: Repository) -> Ready:
     return Ready(
+        os.getpid(),
         grpc_port,
         metrics_port,
         tuple(f"{entry.name}:{entry.version}" for entry in repository if entry.state == "READY"),

@@ -43,7 +43,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     cache = tmp_path_factory.mktemp("cache")
-    with running_server(bundles, cache=cache, arguments=["--max-queue-size=8"]) as ready:
+    with running_server(bundles, cache=cache, arguments=["--max-queue-size=32"]) as ready:
         yield ready
 
 

@@ -119,7 +119,7 @@ def test_straight_through_gradient_is_that_of_the_soft_mask():
 def test_soft_mask_stays_near_the_hard_one():
     scores = torch.linspace(0.01, 0.99, 50)[:, None]
     soft = soft_keep(scores, 64, 64)
-    assert ((0 <= soft) & (soft <= 1)).all()
+    assert ((soft >= 0) & (soft <= 1)).all()
     assert (soft.diff(dim=0) >= -1e-6).all(), "a higher score keeps more"
     assert (soft - hard_keep(scores, 64, 64)).abs().mean() < 0.1
 

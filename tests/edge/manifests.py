@@ -1,0 +1,116 @@
+"""Valid manifests of every kind, for Hypothesis."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from hypothesis import strategies as st
+
+from edge.datatypes import NUMPY_TYPES, TensorSpec
+from edge.manifest import (
+    Artifact,
+    ExpressionPreprocess,
+    FileRecord,
+    Manifest,
+    Measure,
+    Profile,
+    Provenance,
+    Tier,
+    Tolerance,
+)
+
+_LARGEST = 2**31 - 1
+
+texts = st.text(max_size=20)
+model_names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
+file_names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,20}", fullmatch=True).filter(
+    lambda name: name != "manifest.json"
+)
+tensor_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,20}", fullmatch=True)
+non_negative = st.floats(0, 1e30)
+positive = st.integers(1, _LARGEST)
+records = st.builds(FileRecord, size_bytes=st.integers(1, 2**40), sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True))
+measures = st.builds(
+    Measure,
+    metric=texts,
+    split=texts,
+    value=st.floats(allow_nan=False, allow_infinity=False),
+    n=positive,
+    seeds=positive,
+    interval=st.none() | st.tuples(non_negative, non_negative),
+)
+provenances = st.builds(
+    Provenance,
+    created=texts,
+    trainer=texts,
+    data=texts,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    git_commit=st.none() | texts,
+    versions=st.dictionaries(texts, texts, max_size=3),
+)
+
+
+@st.composite
+def valid_manifests(draw: st.DrawFn) -> Manifest:
+    """Return manifests that pass every rule."""
+    batch = draw(st.integers(0, 4096))
+    names = draw(st.lists(tensor_names, min_size=3, max_size=6, unique=True))
+    inputs, outputs = (
+        tuple(draw(_specs(name, batch)) for name in part)
+        for part in (names[1 : len(names) // 2 + 1], names[len(names) // 2 + 1 :])
+    )
+    artifacts = draw(st.integers(1, 3))
+    files = draw(st.lists(file_names, min_size=artifacts + 1, max_size=artifacts + 3, unique=True))
+    tier_names = draw(st.lists(model_names, min_size=artifacts, max_size=artifacts, unique=True))
+    tiers = tuple(
+        Tier(name=name, artifacts=(draw(_artifacts(file)),)) for name, file in zip(tier_names, files[1:], strict=False)
+    )
+    return Manifest(
+        format_version=1,
+        name=draw(model_names),
+        version=draw(positive),
+        description=draw(texts),
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_size=batch,
+        profile={spec.name: draw(_profiles(spec, batch)) for spec in inputs if -1 in spec.shape},
+        tiers=tiers,
+        golden=files[0],
+        files={name: draw(records) for name in files},
+        provenance=draw(provenances),
+        preprocess=draw(st.none() | _preprocess(names[0], inputs[0].name)),
+        measures=tuple(draw(st.lists(measures, max_size=2))),
+    )
+
+
+@st.composite
+def _specs(draw: st.DrawFn, name: str, batch: int) -> TensorSpec:
+    shape = draw(st.lists(st.integers(-1, 64), min_size=1, max_size=4).filter(lambda sizes: 0 not in sizes))
+    return TensorSpec(name, draw(st.sampled_from(sorted(NUMPY_TYPES))), tuple([-1, *shape[1:]] if batch else shape))
+
+
+@st.composite
+def _profiles(draw: st.DrawFn, spec: TensorSpec, batch: int) -> Profile:
+    ranges = [
+        sorted(draw(st.tuples(positive, positive, positive))) if size == -1 else [size] * 3 for size in spec.shape
+    ]
+    if batch:
+        ranges[0] = [*sorted(draw(st.tuples(st.integers(1, batch), st.integers(1, batch)))), batch]
+    low, middle, high = zip(*ranges, strict=True)
+    return Profile(min=low, opt=middle, max=high)
+
+
+def _artifacts(file: str) -> st.SearchStrategy[Artifact]:
+    return st.builds(
+        Artifact,
+        file=st.just(file),
+        runtime=st.sampled_from(["any", "onnxruntime", "tensorrt"]),
+        precision=st.sampled_from(["fp32", "fp16", "int8"]),
+        opset=st.integers(13, 20),
+        tolerance=st.builds(Tolerance, atol=non_negative, rtol=non_negative),
+    )
+
+
+def _preprocess(name: str, output: str) -> st.SearchStrategy[ExpressionPreprocess]:
+    limits = st.floats(0, exclude_min=True).filter(isfinite)
+    return st.builds(ExpressionPreprocess, input=st.just(name), output=st.just(output), max_abs_operand=limits)

@@ -1,0 +1,202 @@
+"""Bundles: written whole or not at all, read back as they were written; manifests of every kind."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge import manifest as manifests
+from edge.bundle import Bundle, write_bundle
+from edge.errors import BundleError
+from edge.manifest import Manifest
+from tests.edge.manifests import valid_manifests
+from tests.edge.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, write_oracle_bundle
+
+ROOT = Path(__file__).parents[2]
+GOOD_MANIFEST = (ORACLE_BUNDLE / "manifest.json").read_bytes()
+
+
+def test_committed_bundle_is_what_the_code_writes(tmp_path: Path):
+    write_oracle_bundle(tmp_path / "again")
+    for path in ORACLE_BUNDLE.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_round_trip(tmp_path: Path):
+    bundle = write_oracle_bundle(tmp_path / "made" / "on the way" / "oracle", version=3)
+    assert bundle.manifest == Bundle.open(str(bundle.path)).manifest
+    assert bundle.manifest.version == 3
+    assert bundle.read("model.onnx") == oracle_onnx()
+    assert sorted(os.listdir(bundle.path)) == ["golden.npz", "manifest.json", "model.onnx"]
+    assert os.listdir(bundle.path.parent) == ["oracle"]
+
+
+def test_artifact_of_a_tier():
+    bundle = Bundle.open(ORACLE_BUNDLE)
+    assert bundle.artifact("onnxruntime").file == bundle.artifact("tensorrt", "full").file == "model.onnx"
+    with pytest.raises(BundleError, match="tier: got 'lean', expected one of full"):
+        bundle.artifact("onnxruntime", "lean")
+
+
+def test_change_after_opening_is_found(tmp_path: Path):
+    bundle = write_oracle_bundle(tmp_path / "oracle")
+    model = bundle.path / "model.onnx"
+    model.write_bytes(model.read_bytes()[::-1])
+    with pytest.raises(BundleError, match="sha256: got"):
+        bundle.read("model.onnx")
+
+
+def test_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path):
+    bundle = write_oracle_bundle(tmp_path / "oracle")
+    (bundle.path / "model.onnx").unlink()
+    os.mkfifo(bundle.path / "model.onnx")
+    with pytest.raises(BundleError, match="got no regular file, expected a regular file"):
+        Bundle.open(bundle.path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "file"])
+def test_no_directory(tmp_path: Path, name: str):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BundleError, match="expected a bundle directory"):
+        Bundle.open(tmp_path / name)
+
+
+def test_existing_bundle_is_replaced_only_on_demand(tmp_path: Path):
+    write_oracle_bundle(tmp_path / "oracle", version=1)
+    with pytest.raises(BundleError, match="got something there, expected a free path"):
+        write_oracle_bundle(tmp_path / "oracle", version=2)
+    assert Bundle.open(tmp_path / "oracle").manifest.version == 1
+    write_oracle_bundle(tmp_path / "oracle", version=2, replace=True)
+    assert Bundle.open(tmp_path / "oracle").manifest.version == 2
+    assert os.listdir(tmp_path) == ["oracle"]
+
+
+def test_broken_contents_leave_the_old_bundle(tmp_path: Path):
+    write_oracle_bundle(tmp_path / "oracle", version=1)
+    files = {"model.onnx": oracle_onnx(), "golden.npz": b"no zip"}
+    with pytest.raises(BundleError, match="expected an .npz without pickles"):
+        write_bundle(tmp_path / "oracle", oracle_manifest(version=2), files, replace=True)
+    assert Bundle.open(tmp_path / "oracle").manifest.version == 1
+    assert os.listdir(tmp_path) == ["oracle"]
+
+
+def test_place_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"Not a directory|File exists"):
+        write_oracle_bundle(tmp_path / "file" / "oracle")
+
+
+WRITE = "from pathlib import Path; from tests.edge.models import write_oracle_bundle; target = Path({target!r});"
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+
+
+@pytest.mark.parametrize("before", [None, 1])
+def test_full_disk_leaves_what_was_there(tmp_path: Path, before: int | None):
+    target = tmp_path / "place" / "oracle"
+    if before:
+        write_oracle_bundle(target, version=before)
+    code = FULL_DISK + WRITE.format(target=str(target)) + "write_oracle_bundle(target, version=2, replace=True)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "BundleError" in done.stderr
+    assert "File too large, expected room to write it. Free space." in done.stderr
+    assert os.listdir(target.parent) == (["oracle"] if before else [])
+    if before:
+        assert Bundle.open(target).manifest.version == before
+
+
+def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path: Path):
+    target = tmp_path / "oracle"
+    code = WRITE.format(target=str(target)) + (
+        "print(flush=True)\nfor version in range(1, 10**6): write_oracle_bundle(target, version=version, replace=True)"
+    )
+    for delay_s in (0.0, 0.005, 0.02, 0.05, 0.1):
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(delay_s)
+            writer.kill()
+        if target.exists():
+            assert Bundle.open(target).manifest.version >= 1
+        # What was left half-written has a dot, which no server looks into.
+        assert all(name == "oracle" or name.startswith(".oracle.") for name in os.listdir(tmp_path))
+
+
+def test_readers_never_see_a_mixture(tmp_path: Path):
+    target = tmp_path / "oracle"
+    write_oracle_bundle(target, version=1)
+    stop, seen, wrong = threading.Event(), set(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                seen.add(Bundle.open(target).manifest.version)
+            except BundleError:
+                pass  # between two versions; a mixture is refused
+            except BaseException as error:
+                wrong.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for version in range(2, 40):
+        # Written, not write_bundle: that reads back at once, and another writer is no part of this test.
+        write_oracle_bundle(target, version=version, replace=True)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert seen <= set(range(1, 40))
+    assert Bundle.open(target).manifest.version == 39
+
+
+@settings(deadline=None)
+@given(valid_manifests())
+def test_every_valid_manifest_comes_back(manifest: Manifest):
+    assert manifests.decode(manifests.encode(manifest), "manifest") == manifest
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, len(GOOD_MANIFEST)), st.integers(0, 60), st.binary(max_size=60))
+def test_mutated_manifest_gives_nothing_but_a_bundle_error(start: int, length: int, inserted: bytes):
+    _decode_or_bundle_error(GOOD_MANIFEST[:start] + inserted + GOOD_MANIFEST[start + length :])
+
+
+@settings(deadline=None, max_examples=300)
+@given(valid_manifests(), st.randoms(use_true_random=False))
+def test_manifest_with_another_value_gives_nothing_but_a_bundle_error(manifest: Manifest, rnd: random.Random):
+    tokens = manifests.encode(manifest).split(b'"')
+    position = rnd.randrange(len(tokens))
+    tokens[position] = rnd.choice(
+        [b"", b"-1", b"1e999", b"null", b"{}", b"[[]]", b"\\ud800", b"..", rnd.choice(tokens)]
+    )
+    _decode_or_bundle_error(b'"'.join(tokens))
+
+
+def _decode_or_bundle_error(data: bytes) -> None:
+    try:
+        manifests.decode(data, "manifest")
+    except BundleError as error:
+        assert error.fix.endswith(".")
+
+
+def test_schema_describes_every_field_of_a_manifest():
+    definitions = manifests.schema()["$defs"]
+    assert set(definitions["Manifest"]["properties"]) == set(Manifest.__struct_fields__)
+
+
+def test_golden_of_another_model_is_refused(tmp_path: Path):
+    shutil.copytree(ORACLE_BUNDLE, tmp_path / "oracle")
+    (tmp_path / "oracle" / "golden.npz").write_bytes(oracle_golden().encode() + b"\0")
+    with pytest.raises(BundleError, match=r"golden\.npz: got \d+ bytes"):
+        Bundle.open(tmp_path / "oracle")

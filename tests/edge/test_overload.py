@@ -1,0 +1,115 @@
+"""Too many requests, too little time, clients that leave: each gets its own status and harms nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import pytest
+
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+
+Stub = inference_pb2_grpc.GRPCInferenceServiceStub
+QUEUE_SIZE = 32
+
+
+def busy(steps: int, timeout_us: int = 0) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="busy")
+    request.inputs.add(name="steps", datatype="INT64", shape=[1])
+    request.raw_input_contents.append(np.int64(steps).tobytes())
+    if timeout_us:
+        request.parameters["timeout"].int64_param = timeout_us
+    return request
+
+
+@pytest.fixture(scope="module")
+def steps_per_second(url: str) -> float:
+    with grpc.insecure_channel(url) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(busy(50))
+        begun = time.perf_counter()
+        stub.ModelInfer(busy(400))
+        return 400 / (time.perf_counter() - begun)
+
+
+@pytest.fixture
+def take(steps_per_second: float) -> Callable[[float], int]:
+    """Return how many steps take about so many seconds."""
+    return lambda seconds: max(int(seconds * steps_per_second), 1)
+
+
+def failures(stub: Stub) -> int:
+    count: int = stub.ModelStatistics(pb.ModelStatisticsRequest(name="busy")).model_stats[0].inference_stats.fail.count
+    return count
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 10) -> bool:
+    limit = time.monotonic() + seconds
+    while not reached() and time.monotonic() < limit:
+        time.sleep(0.005)
+    return reached()
+
+
+def test_a_full_queue_refuses_and_recovers(
+    stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Callable[[float], int]
+) -> None:
+    first = stub.ModelInfer.future(busy(take(1.0)))
+    others = [stub.ModelInfer.future(busy(1)) for _ in range(QUEUE_SIZE + 10)]
+    codes = [other.code() for other in others]
+    assert first.code() is grpc.StatusCode.OK
+    assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    # All but the one that computes may wait; how the ten surplus ones meet the first is a race of a few.
+    assert QUEUE_SIZE <= codes.count(grpc.StatusCode.OK) <= QUEUE_SIZE + 2
+    refused = next(other for other in others if other.code() is not grpc.StatusCode.OK)
+    assert "waiting requests" in refused.details()
+    assert wait_until(lambda: telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0)
+    assert stub.ModelInfer(busy(1)).raw_output_contents[0] == np.int64(1).tobytes()
+
+
+@pytest.mark.parametrize("how", ["parameter", "deadline"])
+def test_time_runs_out_in_the_queue_and_not_after_it(stub: Stub, take: Callable[[float], int], how: str) -> None:
+    before = failures(stub)
+    long = stub.ModelInfer.future(busy(take(1.5)))
+    time.sleep(0.1)
+    with pytest.raises(grpc.RpcError) as caught:
+        if how == "parameter":
+            stub.ModelInfer(busy(1, timeout_us=100_000), timeout=30)
+        else:
+            stub.ModelInfer(busy(1), timeout=0.1)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert not long.done()  # the answer did not wait for the job that runs
+    assert long.result().raw_output_contents
+    assert wait_until(lambda: failures(stub) == before + 1)
+
+
+def test_the_earlier_of_two_deadlines_wins(stub: Stub, take: Callable[[float], int]) -> None:
+    long = stub.ModelInfer.future(busy(take(1.0)))
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(busy(1, timeout_us=60_000_000), timeout=0.1)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert long.result().raw_output_contents
+
+
+def test_a_cancelled_request_harms_no_neighbour(stub: Stub, take: Callable[[float], int]) -> None:
+    before = failures(stub)
+    long = stub.ModelInfer.future(busy(take(0.5)))
+    waiting = [stub.ModelInfer.future(busy(number)) for number in range(1, 7)]
+    time.sleep(0.1)
+    for index in (1, 4):
+        assert waiting[index].cancel()
+    answers = [np.frombuffer(w.result().raw_output_contents[0], np.int64)[0] for w in waiting if not w.cancelled()]
+    assert answers == [1, 3, 4, 6]
+    assert long.result().raw_output_contents
+    assert wait_until(lambda: failures(stub) == before + 2)
+
+
+def test_a_cancelled_running_request_is_counted_and_forgotten(stub: Stub, take: Callable[[float], int]) -> None:
+    before = failures(stub)
+    running = stub.ModelInfer.future(busy(take(0.5)))
+    time.sleep(0.1)
+    running.cancel()
+    assert stub.ModelInfer(busy(3)).raw_output_contents[0] == np.int64(3).tobytes()
+    assert wait_until(lambda: failures(stub) == before + 1)

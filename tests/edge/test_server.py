@@ -1,0 +1,211 @@
+"""The life of a server: start, readiness, health, reflection, metrics, telemetry, drain."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge.client import Client, text
+from edge.errors import ServerError
+from edge.expression import tokenize
+from edge.launch import running_server
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.edge.conftest import ORACLE, VERSIONED
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.test_overload import busy
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def good(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    """A server of nothing but good bundles."""
+    cache = tmp_path_factory.mktemp("cache")
+    with running_server([b for b in bundles if b.name != "broken"], cache=cache) as ready:
+        yield ready
+
+
+def check(channel: grpc.Channel, service: str) -> int:
+    status: int = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service)).status
+    return status
+
+
+def test_what_it_announces(server: Ready, good: Ready) -> None:
+    assert f"{ORACLE}:1" in server.ready
+    assert set(server.unavailable) == {"broken"}
+    assert "model.onnx" in server.unavailable["broken"]
+    assert good.unavailable == {}
+
+
+def test_health_is_per_server_and_per_model(server: Ready, good: Ready) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{good.grpc_port}") as channel:
+        for service in ("", "inference.GRPCInferenceService", "fewheads.telemetry.v1.Telemetry", ORACLE, VERSIONED):
+            assert check(channel, service) == SERVING
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        assert check(channel, "") == NOT_SERVING
+        assert check(channel, "broken") == NOT_SERVING
+        assert check(channel, ORACLE) == SERVING
+
+
+def test_readiness(server: Ready, good: Ready, bundles: list[Path]) -> None:
+    for ready, expected in ((server, False), (good, True)):
+        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
+            assert client.ready() is expected
+    broken = [bundle for bundle in bundles if bundle.name in ("broken", "oracle")]
+    with running_server(broken, arguments=["--no-strict-readiness"]) as ready:
+        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
+            assert client.ready()
+
+
+def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
+    database = ProtoReflectionDescriptorDatabase(channel)
+    services = set(database.get_services())
+    expected = {
+        "inference.GRPCInferenceService",
+        "fewheads.telemetry.v1.Telemetry",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    assert services == expected
+    for service in expected:
+        assert database.FindFileContainingSymbol(service).service
+
+
+def test_metrics(server: Ready, url: str) -> None:
+    with Client(url) as client:
+        before = _metrics(server)
+        for _ in range(5):
+            client.infer(VERSIONED, {"x": tokenize(["1 + 2", "3"])})
+        with pytest.raises(ServerError):
+            client.infer(VERSIONED, {"x": np.zeros((1, 14), np.float32)})
+        after = _metrics(server)
+    model = (("model", VERSIONED), ("version", "3"))
+    grown = {name: after[name, model] - before[name, model] for name, labels in after if labels == model}
+    assert grown["nv_inference_request_success"] == 5
+    assert grown["nv_inference_count"] == 10
+    assert grown["nv_inference_exec_count"] == 5
+    assert grown["nv_inference_compute_infer_duration_us"] > 0
+    assert after["nv_inference_request_failure", (*model[:1], ("reason", "InvalidRequest"), *model[1:])] >= 1
+    stage = ("fewheads_stage_duration_seconds_count", (model[0], ("stage", "compute_infer"), model[1]))
+    assert after[stage] - before[stage] == 5
+    assert after["fewheads_model_ready", model] == 1
+    assert any(name == "fewheads_memory_bytes" and ("kind", "process_pss") in labels for name, labels in after)
+
+
+def _metrics(server: Ready) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as page:
+        families = list(text_string_to_metric_families(page.read().decode()))
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def test_telemetry(telemetry: telemetry_pb2_grpc.TelemetryStub, url: str) -> None:
+    with Client(url) as client:
+        client.infer(ORACLE, {"expression": text(["1 + 1"])})
+    reading = telemetry.Get(telemetry_pb2.GetRequest())
+    memory = {sample.kind: sample for sample in reading.memory}
+    assert 0 < memory["process_pss"].size_bytes <= memory["process_rss"].size_bytes
+    assert memory["process_rss"].source == "/proc/self/status VmRSS"
+    assert "device_used" not in memory or memory["device_used"].size_bytes > 0
+    model = next(model for model in reading.models if model.name == ORACLE)
+    assert (model.state, model.platform, model.device) == ("READY", "onnxruntime_onnx", "CPU")
+    stages = {stage.stage: stage for stage in model.stages}
+    assert set(stages) == {"request", "queue", "compute_input", "compute_infer", "compute_output"}
+    assert stages["request"].count == model.success_count > 0
+    assert stages["request"].p50_ns <= stages["request"].p95_ns <= stages["request"].p99_ns
+
+
+def test_telemetry_watch(telemetry: telemetry_pb2_grpc.TelemetryStub) -> None:
+    stream = telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=100), timeout=10)
+    times = [next(stream).time_ms for _ in range(3)]
+    stream.cancel()
+    assert times == sorted(times)
+    assert times[2] - times[0] >= 150
+    with pytest.raises(grpc.RpcError, match="at least 100"):
+        next(telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=1)))
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "edge", "serve", *arguments, "--grpc-port=0", "--metrics-port=0"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals) -> None:
+    """The request in flight is answered, new ones are refused, and health says so meanwhile."""
+    only = [bundle for bundle in bundles if bundle.name == "busy-1"]
+    with running_server(only) as ready:
+        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub.ModelInfer(busy(1))
+            flying = stub.ModelInfer.future(busy(2000))
+            time.sleep(0.1)
+            assert not flying.done()
+            os.kill(ready.process_id, number)
+            assert flying.result().raw_output_contents[0] == np.int64(2000).tobytes()
+    # running_server fails unless the exit code is 0.
+
+
+def test_an_empty_repository_is_served(tmp_path: Path) -> None:
+    with running_server([]) as ready:
+        assert ready.ready == ()
+        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
+            assert client.ready()
+            with pytest.raises(ServerError, match="none at all"):
+                client.infer("zz", {"x": np.zeros((1, 15), np.float32)})
+
+
+def test_two_bundles_of_one_name_and_version(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
+    with running_server([tmp_path / "one", tmp_path / "two"]) as ready:
+        assert ready.ready == (f"{ORACLE}:1",)
+        assert "each name and version once" in ready.unavailable["two"]
+
+
+def test_a_port_that_is_taken(bundles: list[Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for option in ("--grpc-port", "--metrics-port"):
+            with (
+                pytest.raises(ServerError, match=f"{option} {port}"),
+                running_server([], arguments=[f"{option}={port}"]),
+            ):
+                pass
+
+
+def test_a_message_above_the_limit_is_refused_and_the_server_goes_on(bundles: list[Path]) -> None:
+    only = [bundle for bundle in bundles if bundle.name == "oracle"]
+    with running_server(only, arguments=["--max-message-bytes=1000"]) as ready:
+        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
+            with pytest.raises(ServerError, match="RESOURCE_EXHAUSTED"):
+                client.infer(ORACLE, {"x": np.zeros((64, 15), np.float32)})
+            assert client.infer(ORACLE, {"x": tokenize(["1 + 1"])}).outputs["value"] == 2
+
+
+def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path) -> None:
+    process = _start(str(bundles[0].parent))
+    assert process.stderr is not None
+    process.stderr.readline()  # the first bundle is being loaded
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 0, log
+    assert "Traceback" not in log

@@ -1,0 +1,98 @@
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from export.calculator.models import Regressor, create
+from export.calculator.train import RECIPES, Recipe, _clip_each, fit, learning_rate, recipe_of
+from export.errors import TrainingError
+
+SHORT = Recipe(epochs=3, peak_learning_rate=1e-3, patience=10)
+
+
+def test_fnn2_beats_predicting_zero_within_ten_epochs(splits):
+    model = create("calculator-fnn2", 0)
+    recipe = recipe_of("calculator-fnn2", epochs=10)
+    assert fit(model, recipe, splits["train"], splits["val"], seed=0).best_epoch == 10
+    error = np.abs(model.predict(splits["in_range"].tokens)[:, 0] - splits["in_range"].truth).mean()
+    assert error < 0.2 * np.abs(splits["in_range"].truth).mean()
+
+
+@pytest.mark.parametrize("adaptive", ["literal", "fixed"])
+def test_transformer4_learns(adaptive, splits):
+    model = create("calculator-transformer4", 0, adaptive=adaptive)
+    recipe = recipe_of("calculator-transformer4", epochs=2, adaptive=adaptive)
+    before = float(np.square(model.predict(splits["val"].tokens)[:, 0] - splits["val"].truth).mean())
+    assert fit(model, recipe, splits["train"], splits["val"], seed=0).val_loss < before
+
+
+def test_the_same_seed_gives_the_same_weights(splits):
+    def weights(seed):
+        model = create("calculator-fnn2", 0)
+        fit(model, SHORT, splits["train"], splits["val"], seed=seed)
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    assert torch.equal(weights(5), weights(5))
+    assert not torch.equal(weights(5), weights(6))
+
+
+def test_best_weights_are_restored_and_patience_stops(splits):
+    seen = []
+    model = create("calculator-gate", 0)
+    # A learning rate at which the loss rises and falls.
+    recipe = Recipe(epochs=40, peak_learning_rate=0.3, patience=3)
+    fitted = fit(
+        model, recipe, splits["train"], splits["val"], seed=0, on_epoch=lambda epoch, mae: seen.append((epoch, mae))
+    )
+    error = np.abs(model.predict(splits["val"].tokens)[:, 0] - splits["val"].truth).mean()
+    assert fitted.epochs == fitted.best_epoch + recipe.patience < recipe.epochs
+    assert [epoch for epoch, _ in seen] == list(range(1, fitted.epochs + 1))
+    assert error == pytest.approx(seen[fitted.best_epoch - 1][1], rel=1e-5)
+
+
+class Exploding(Regressor):
+    """A network whose output overflows after a few steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x[:, :1] * self.weight.exp().exp().exp().exp()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(splits):
+    recipe = Recipe(epochs=3, peak_learning_rate=1.0, patience=3)
+    with pytest.raises(TrainingError, match=r"training loss in epoch 1: got (nan|inf), expected a finite number"):
+        fit(Exploding(), recipe, splits["train"], splits["val"], seed=0)
+
+
+def test_learning_rate_of_transformer4():
+    recipe = RECIPES["calculator-transformer4"]
+    assert learning_rate(recipe, 0.0) == 0.0
+    assert learning_rate(recipe, 10.5 / 200) == pytest.approx(1.4189e-3 / 2)
+    assert learning_rate(recipe, 21 / 200) == pytest.approx(1.4189e-3)
+    assert learning_rate(recipe, (21 + 179 / 2) / 200) == pytest.approx(1.4189e-3 * 0.55)
+    assert learning_rate(recipe, 1.0) == pytest.approx(1.4189e-4)
+
+
+def test_learning_rate_is_constant_without_a_schedule():
+    assert {learning_rate(SHORT, progress) for progress in (0.0, 0.3, 1.0)} == {1e-3}
+
+
+def test_recipes():
+    assert recipe_of("calculator-oracle") is None
+    assert recipe_of("calculator-transformer4").patience == 20
+    assert recipe_of("calculator-transformer4", adaptive="fixed").patience == 200
+    assert recipe_of("calculator-fnn2", epochs=7) == msgspec.structs.replace(RECIPES["calculator-fnn2"], epochs=7)
+
+
+def test_clipping_is_per_tensor():
+    large, small = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    large.grad, small.grad = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([0.3, 0.0, 0.0])
+    _clip_each([large, small], 1.0)
+    torch.testing.assert_close(large.grad, torch.tensor([0.6, 0.8, 0.0]))
+    torch.testing.assert_close(small.grad, torch.tensor([0.3, 0.0, 0.0]))
+    assert math.isclose(large.grad.norm().item(), 1.0, rel_tol=1e-6)

@@ -1,0 +1,113 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from edge.bundle import Bundle
+from edge.errors import UsageError
+from export.calculator import NAMES
+from export.calculator.models import MODELS
+from export.cli import export, train
+from export.errors import CheckpointError
+
+
+def invoke(command, *arguments):
+    """Run a command in this process; errors that are not click's are raised."""
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def fewheads(*arguments):
+    """Run the installed program, warnings as errors."""
+    command = [sys.executable, "-W", "error", "-m", "edge", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_names_are_the_models():
+    assert tuple(MODELS) == NAMES
+
+
+def test_train_and_export(tmp_path):
+    done = fewheads("train", "calculator-oracle", "--out", tmp_path / "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert result["model"] == "calculator-oracle"
+    assert result["metrics"]["parameters"] == 511
+    assert {m["value"] for m in result["metrics"]["measures"] if m["metric"] == "mae"} == {0.0}
+
+    done = fewheads("export", result["run"], "--repository", tmp_path / "models", "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert result["largest_difference"] == 0.0
+    assert Bundle.open(result["bundle"]).manifest.name == "calculator-oracle"
+
+
+def test_table_shows_the_papers_figures(tmp_path):
+    result = invoke(train, "calculator-fnn2", "--epochs", 1, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "6,211 parameters" in result.stdout
+    assert "2.23" in result.stdout
+    assert "from a slip in its code" in result.stdout
+
+
+def test_seed_and_epochs_reach_the_run(tmp_path):
+    result = invoke(train, "calculator-gate", "--seed", 3, "--epochs", 2, "--out", tmp_path, "--json")
+    assert json.loads(result.stdout)[0]["metrics"]["epochs"] == 2
+    config = json.loads((tmp_path / "calculator-gate" / "config.json").read_text())
+    assert config["provenance"]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [([], {"adaptive": "fixed"}), (["--loss", "literal"], {"adaptive": "literal"}), (["--loss", "none"], {})],
+)
+def test_loss(options, arguments, tmp_path):
+    invoke(train, "calculator-transformer4", "--epochs", 1, "--out", tmp_path, *options)
+    config = json.loads((tmp_path / "calculator-transformer4" / "config.json").read_text())
+    assert config["arguments"] == arguments
+
+
+def test_export_table(runs, tmp_path):
+    result = invoke(export, runs / "calculator-gate", "--repository", tmp_path)
+    assert "largest difference to torch" in " ".join(result.stdout.split())
+    assert (tmp_path / "calculator-gate-1" / "manifest.json").exists()
+
+
+def test_wrong_model():
+    with pytest.raises(UsageError, match=r"MODEL: got 'calculator-fnn3', .* Did you mean 'calculator-fnn2'\?"):
+        invoke(train, "calculator-fnn3")
+    with pytest.raises(UsageError, match="Take 'calculator' for all"):
+        invoke(train, "bert")
+
+
+def test_loss_without_a_model_for_it():
+    with pytest.raises(UsageError, match="--loss: got 'literal', expected calculator-transformer4 among the models"):
+        invoke(train, "calculator-gate", "--loss", "literal")
+
+
+def test_export_of_nothing(tmp_path):
+    with pytest.raises(CheckpointError, match="got nothing there, expected a run directory"):
+        invoke(export, tmp_path / "none", "--repository", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["train", "bert"], 2, "fewheads: MODEL: got 'bert'"),
+        (["train"], 2, "Missing argument"),
+        (["train", "calculator-gate", "--epochs", "0"], 2, "Invalid value for '--epochs'"),
+        (["export", "missing", "--repository", "models"], 1, "fewheads: run missing: got nothing there"),
+        (["export", "missing"], 2, "Missing option '--repository'"),
+    ],
+)
+def test_mistakes_end_in_a_message(arguments, code, text):
+    done = fewheads(*arguments)
+    assert done.returncode == code
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_does_not_load_torch():
+    code = "import sys, export.cli; sys.exit('torch' in sys.modules or 'onnx' in sys.modules or 'grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
