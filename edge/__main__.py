@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import click
 
@@ -18,6 +19,13 @@ Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_sour
 
 class _Commands(click.Group):
     """The commands registered under the entry-point group ``fewheads.commands``, loaded on first use."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # click would say "Aborted!" and exit with 1, as if the command had failed.
+            ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [point.name for point in _points()]

@@ -18,7 +18,7 @@ from edge.bundle import Bundle
 from edge.cache import BuildRecord, Cached
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest, Literally, UsageError
-from edge.files import replaced_directory, sha256
+from edge.files import replaced_directory, reserve, sha256
 from edge.golden import GoldenReport, check_runner
 from edge.manifest import Artifact
 from edge.onnxruntime_runner import OnnxRuntimeRunner, import_onnxruntime
@@ -185,6 +185,8 @@ def _make(bundle: Bundle, backend: Backend, artifact: Artifact, progress: Progre
     cuda = backend.device == "GPU"
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "model.onnx")
+        # ONNX Runtime would call a full disk a broken model. Folded constants make a graph grow, seldom to its double.
+        reserve(Path(scratch, "room"), 2 * len(model))
         OnnxRuntimeRunner(model, subject=subject, cuda=cuda, optimized_path=str(path)).close()
         optimized = path.read_bytes()
     # What was written is what will be loaded, so that is what has to pass.

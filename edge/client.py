@@ -154,5 +154,6 @@ class Client:
 def text(values: Sequence[str]) -> Array:
     """Return texts as a BYTES tensor of shape (len(values), 1)."""
     array = np.empty((len(values), 1), np.object_)
-    array[:, 0] = [value.encode() for value in values]
+    # What came from a command line and is no UTF-8 is sent as it was, and the server says so.
+    array[:, 0] = [value.encode(errors="surrogateescape") for value in values]
     return array

@@ -98,6 +98,9 @@ def _execute(job: _Job[T]) -> None:
         result = job.work()
     except BaseException as error:  # whatever it is, its own request gets it and the thread lives on
         job.future.set_exception(error)
+        # The traceback holds this frame, and the frame must not hold the future in turn: until Python's collector came
+        # by, such a circle would keep the request's tensors.
+        del job
     else:
         job.future.set_result(result)
 

@@ -70,6 +70,17 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def reserve(path: Path, size_bytes: int) -> None:
+    """Make sure that the disk has room, with a file at ``path`` that is removed again.
+
+    Raises:
+        OSError: it has not.
+    """
+    with open(path, "xb") as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+    path.unlink()
+
+
 @contextmanager
 def replaced_directory(directory: Path) -> Iterator[Path]:
     """Give an empty directory to fill, which takes the place of ``directory`` when the block ends well.

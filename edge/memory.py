@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 _CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
-_UNITS = {"K": 1024, "M": 1024**2}
+_UNITS = {"B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 class MemoryReading(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class MemorySampler:
         for line in self._lines(path):
             name, _, rest = line.partition(":")
             words = rest.split()
-            if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
                 sizes[name] = int(words[0]) * 1024
         return sizes
 
@@ -70,8 +70,10 @@ class MemorySampler:
         total = None
         for line in self._lines(_CLIENTS):
             words = line.split()
-            if len(words) >= 4 and words[-2] == str(self._process_id) and words[-1][:-1].isdigit():
-                total = (total or 0) + int(words[-1][:-1]) * _UNITS.get(words[-1][-1], 1)
+            if len(words) >= 4 and words[-2] == str(self._process_id):
+                number, unit = words[-1][:-1], words[-1][-1]
+                if number.isdecimal() and unit in _UNITS:
+                    total = (total or 0) + int(number) * _UNITS[unit]
         return total
 
     def _lines(self, path: str) -> list[str]:

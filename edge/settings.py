@@ -7,6 +7,9 @@ from pathlib import Path
 
 from edge.errors import Literally, UsageError
 
+#: gRPC keeps its limits in 32 bits.
+_MAX_INT32 = 2**31 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -53,12 +56,10 @@ class Settings:
         if self.grpc_port and self.grpc_port == self.metrics_port:
             fix = "Give the two different ports."
             raise UsageError("--metrics-port", given=self.metrics_port, expected="another port than gRPC's", fix=fix)
-        positive = {
-            "--max-message-bytes": self.max_message_bytes,
-            "--max-queue-size": self.max_queue_size,
-        }
-        for name, value in positive.items():
-            if value < 1:
-                raise UsageError(name, given=value, expected="at least 1", fix="Leave it out for the default.")
-        if self.drain_seconds < 0:
+        sizes = {"--max-message-bytes": self.max_message_bytes, "--max-queue-size": self.max_queue_size}
+        for name, size in sizes.items():
+            if not 1 <= size <= _MAX_INT32:
+                expected = f"1 to {_MAX_INT32}"
+                raise UsageError(name, given=size, expected=expected, fix="Leave it out for the default.")
+        if not self.drain_seconds >= 0:  # so that NaN is refused too
             raise UsageError("--drain-seconds", given=self.drain_seconds, expected="0 or more", fix="Raise it.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import click
 import numpy as np
@@ -82,13 +83,20 @@ def _tensor(name: str, value: str, spec: TensorSpec) -> Array:
     expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
     try:
         loaded = np.load(Path(value[1:]), allow_pickle=False) if value.startswith("@") else json.loads(value)
-        return np.asarray(loaded, dtype=NUMPY_TYPES[spec.datatype])
-    except (OSError, ValueError, TypeError) as error:
+        array = np.asarray(loaded, dtype=NUMPY_TYPES[spec.datatype])
+        return np.asarray(np.frompyfunc(_encoded, 1, 1)(array)) if spec.datatype == "BYTES" else array
+    except (OSError, EOFError, BadZipFile, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(subject, given=Literally(f"{value} ({error})"), expected=expected, fix=fix) from None
 
 
+def _encoded(item: object) -> bytes:
+    if not isinstance(item, str | bytes):
+        raise TypeError(f"{item!r} is no text")
+    return item.encode() if isinstance(item, str) else item
+
+
 def _show(model: str, texts: tuple[str, ...], result: InferResult, as_json: bool) -> None:
-    outputs = {name: array.tolist() for name, array in result.outputs.items()}
+    outputs = {name: _plain(array).tolist() for name, array in result.outputs.items()}
     times_ms = {stage.removesuffix("_ns"): result.timings_ns[stage] / 1e6 for stage in _STAGES}
     times_ms["transport"] = (result.round_trip_ns - sum(result.timings_ns[stage] for stage in _STAGES)) / 1e6
     times_ms["round_trip"] = result.round_trip_ns / 1e6
@@ -102,6 +110,13 @@ def _show(model: str, texts: tuple[str, ...], result: InferResult, as_json: bool
         [[*(texts[row : row + 1]), *(_cell(values[row]) for values in outputs.values())] for row in range(rows)],
     )
     print_table("time", ["stage", "ms"], [[stage, milliseconds] for stage, milliseconds in times_ms.items()])
+
+
+def _plain(array: Array) -> Array:
+    """Return BYTES as text, with what is no UTF-8 escaped, and numbers as they are."""
+    if array.dtype.kind != "O":
+        return array
+    return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))
 
 
 def _cell(value: object) -> object:

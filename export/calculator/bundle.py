@@ -113,4 +113,4 @@ def _golden(model: Regressor, splits: Mapping[str, Split]) -> Golden:
         texts += [split.expressions[row] for row in rows]
         tokens.append(split.tokens[rows])
     golden = golden_of(model, {"x": np.concatenate(tokens)}, ["value"])
-    return msgspec.structs.replace(golden, raw={"expression": np.array(texts, dtype=np.bytes_)})
+    return msgspec.structs.replace(golden, raw={"expression": np.array([[text] for text in texts], dtype=np.bytes_)})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,23 @@ from tests.edge.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, ora
 
 ROOT = Path(__file__).parents[2]
 GOOD_MANIFEST = (ORACLE_BUNDLE / "manifest.json").read_bytes()
+#: Its words and numbers, and what is between them.
+WORDS = re.findall(rb"[\w.-]+|[^\w.-]+", GOOD_MANIFEST)
+JSON_SNIPPETS = [
+    b"",
+    b"-1",
+    b"0",
+    b"1e999",
+    b"9" * 30,
+    b"null",
+    b"true",
+    b"{}",
+    b"[[]]",
+    b'""',
+    b"\\ud800",
+    b"..",
+    b"\xff",
+]
 
 
 def test_committed_bundle_is_what_the_code_writes(tmp_path: Path):
@@ -84,7 +103,7 @@ def test_existing_bundle_is_replaced_only_on_demand(tmp_path: Path):
 def test_broken_contents_leave_the_old_bundle(tmp_path: Path):
     write_oracle_bundle(tmp_path / "oracle", version=1)
     files = {"model.onnx": oracle_onnx(), "golden.npz": b"no zip"}
-    with pytest.raises(BundleError, match="expected an .npz without pickles"):
+    with pytest.raises(BundleError, match=r"expected an \.npz without pickles"):
         write_bundle(tmp_path / "oracle", oracle_manifest(version=2), files, replace=True)
     assert Bundle.open(tmp_path / "oracle").manifest.version == 1
     assert os.listdir(tmp_path) == ["oracle"]
@@ -133,30 +152,23 @@ def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path: Path):
 
 
 def test_readers_never_see_a_mixture(tmp_path: Path):
-    target = tmp_path / "oracle"
+    target, stop = tmp_path / "oracle", threading.Event()
     write_oracle_bundle(target, version=1)
-    stop, seen, wrong = threading.Event(), set(), []
 
-    def read() -> None:
+    def read() -> set[int]:
+        seen = set()
         while not stop.is_set():
-            try:
+            # Between two versions there is nothing to open, and a mixture is refused: both are a BundleError.
+            with suppress(BundleError):
                 seen.add(Bundle.open(target).manifest.version)
-            except BundleError:
-                pass  # between two versions; a mixture is refused
-            except BaseException as error:
-                wrong.append(error)
+        return seen
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for version in range(2, 40):
-        # Written, not write_bundle: that reads back at once, and another writer is no part of this test.
-        write_oracle_bundle(target, version=version, replace=True)
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
-    assert seen <= set(range(1, 40))
+    with ThreadPoolExecutor() as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for version in range(2, 40):
+            write_oracle_bundle(target, version=version, replace=True)
+        stop.set()
+    assert all(reader.result() <= set(range(1, 40)) for reader in readers)
     assert Bundle.open(target).manifest.version == 39
 
 
@@ -169,25 +181,15 @@ def test_every_valid_manifest_comes_back(manifest: Manifest):
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, len(GOOD_MANIFEST)), st.integers(0, 60), st.binary(max_size=60))
 def test_mutated_manifest_gives_nothing_but_a_bundle_error(start: int, length: int, inserted: bytes):
-    _decode_or_bundle_error(GOOD_MANIFEST[:start] + inserted + GOOD_MANIFEST[start + length :])
+    with suppress(BundleError):
+        manifests.decode(GOOD_MANIFEST[:start] + inserted + GOOD_MANIFEST[start + length :], "manifest")
 
 
 @settings(deadline=None, max_examples=300)
-@given(valid_manifests(), st.randoms(use_true_random=False))
-def test_manifest_with_another_value_gives_nothing_but_a_bundle_error(manifest: Manifest, rnd: random.Random):
-    tokens = manifests.encode(manifest).split(b'"')
-    position = rnd.randrange(len(tokens))
-    tokens[position] = rnd.choice(
-        [b"", b"-1", b"1e999", b"null", b"{}", b"[[]]", b"\\ud800", b"..", rnd.choice(tokens)]
-    )
-    _decode_or_bundle_error(b'"'.join(tokens))
-
-
-def _decode_or_bundle_error(data: bytes) -> None:
-    try:
-        manifests.decode(data, "manifest")
-    except BundleError as error:
-        assert error.fix.endswith(".")
+@given(st.integers(0, len(WORDS) - 1), st.sampled_from([*JSON_SNIPPETS, *WORDS]))
+def test_manifest_with_another_value_gives_nothing_but_a_bundle_error(position: int, value: bytes):
+    with suppress(BundleError):
+        manifests.decode(b"".join([*WORDS[:position], value, *WORDS[position + 1 :]]), "manifest")
 
 
 def test_schema_describes_every_field_of_a_manifest():

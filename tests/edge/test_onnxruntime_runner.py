@@ -66,7 +66,7 @@ def test_closed_runner_does_not_answer(runner: OnnxRuntimeRunner):
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this one has CUDA")
 def test_missing_cuda_provider():
-    with pytest.raises(BackendError, match="CUDAExecutionProvider: got .*Install the extra 'cuda'"):
+    with pytest.raises(BackendError, match=r"CUDAExecutionProvider: got .*Install the extra 'cuda'"):
         OnnxRuntimeRunner(oracle_onnx(), subject="oracle", cuda=True)
 
 

@@ -39,8 +39,9 @@ def set_scores(module, value):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_equals_torch(x, mask, padded):
-    ours = attention().eval()
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_torch(x, mask, padded, training):
+    ours = attention().train(training)
     theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True).eval()
     with torch.no_grad():
         projections = (ours.q_proj, ours.k_proj, ours.v_proj)

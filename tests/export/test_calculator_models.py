@@ -78,7 +78,7 @@ def test_gate_learns_the_rule(splits, runs):
 
 
 def test_last_layer_computes_only_the_token_that_is_read():
-    layer = EncoderLayer(32, 8, 128, None).eval()
+    layer = EncoderLayer(32, 8, 128, None)
     x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer(x, queries=1)[0], layer(x)[0][:, :1])
 

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 
+from export.calculator.evaluate import PAPER
 from export.calculator.models import Regressor, create
+from export.calculator.run import train_run
 from export.calculator.train import RECIPES, Recipe, _clip_each, fit, learning_rate, recipe_of
 from export.errors import TrainingError
 
@@ -96,3 +98,12 @@ def test_clipping_is_per_tensor():
     torch.testing.assert_close(large.grad, torch.tensor([0.6, 0.8, 0.0]))
     torch.testing.assert_close(small.grad, torch.tensor([0.3, 0.0, 0.0]))
     assert math.isclose(large.grad.norm().item(), 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["calculator-fnn2", "calculator-transformer4"])
+def test_the_whole_recipe_beats_the_papers_error(name, tmp_path):
+    metrics = train_run(name, tmp_path / name, seed=0)
+    mae = next(measure.value for measure in metrics.measures if (measure.metric, measure.split) == ("mae", "in_range"))
+    assert mae < PAPER[name]["mae", "in_range"]

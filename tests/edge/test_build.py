@@ -1,0 +1,217 @@
+"""From a bundle to the cache and from there to a runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edge.backends import choose
+from edge.build import build, cached, load_runner
+from edge.bundle import Bundle, write_bundle
+from edge.cache import BuildRecord, cache_directory
+from edge.cli.build import build as command
+from edge.errors import GoldenError, UsageError
+from edge.files import sha256
+from edge.golden import Golden
+from tests.edge.marks import with_rtx
+from tests.edge.models import (
+    ORACLE_BUNDLE,
+    oracle_golden,
+    oracle_manifest,
+    oracle_onnx,
+    write_attention_bundle,
+    write_oracle_bundle,
+)
+
+ROOT = Path(__file__).parents[2]
+ORT = "onnxruntime"
+RTX = "tensorrt-rtx:SM86"
+
+
+@pytest.fixture
+def oracle() -> Bundle:
+    return Bundle.open(ORACLE_BUNDLE)
+
+
+def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
+    built = build(oracle, ORT, tmp_path)
+    record = built.record
+    assert not built.reused
+    assert built.directory.parent == tmp_path
+    assert (record.name, record.version, record.tier) == ("calculator-oracle", 1, "full")
+    assert record.onnx_sha256 == oracle.manifest.files["model.onnx"].sha256
+    assert record.golden is not None
+    assert record.golden.max_abs_diff == 0.0
+    assert record.engine is None
+    data = (built.directory / record.file).read_bytes()
+    assert (record.size_bytes, record.sha256) == (len(data), sha256(data))
+    stored = (built.directory / "build.json").read_bytes()
+    assert msgspec.json.decode(stored, type=BuildRecord) == record
+    assert sorted(os.listdir(tmp_path)) == [built.directory.name]
+
+
+def test_second_build_is_the_first(oracle: Bundle, tmp_path: Path):
+    first = build(oracle, ORT, tmp_path)
+    second = build(oracle, ORT, tmp_path)
+    assert second == (first.directory, first.record, True)
+
+
+def test_another_version_with_the_same_weights_is_another_build(oracle: Bundle, tmp_path: Path):
+    second = write_oracle_bundle(tmp_path / "second", version=2)
+    assert build(oracle, ORT, tmp_path / "cache").directory != build(second, ORT, tmp_path / "cache").directory
+    assert build(second, ORT, tmp_path / "cache").record.version == 2
+
+
+def test_load_from_the_bundle_and_from_the_cache(oracle: Bundle, tmp_path: Path):
+    assert cached(oracle, choose(ORT), tmp_path) is None
+    straight = load_runner(oracle, ORT, tmp_path)
+    built = build(oracle, ORT, tmp_path)
+    found = cached(oracle, choose(ORT), tmp_path)
+    assert found is not None
+    assert found.record == built.record
+    through = load_runner(oracle, ORT, tmp_path)
+    assert (straight.source, through.source) == ("bundle", "cache")
+    assert through.golden_report == straight.golden_report == built.record.golden
+    np.testing.assert_array_equal(
+        through.runner.infer(oracle.golden.inputs)["value"], straight.runner.infer(oracle.golden.inputs)["value"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "why"),
+    [
+        ("model.onnx", b"shorter", "got 7 bytes"),
+        ("model.onnx", None, "No such file or directory"),
+        ("build.json", b"{}", "missing required field"),
+        ("build.json", None, "No such file or directory"),
+    ],
+)
+def test_corrupted_build_is_ignored_and_made_again(
+    oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, contents: bytes | None, why: str
+):
+    built = build(oracle, ORT, tmp_path)
+    (built.directory / file).unlink()
+    if contents is not None:
+        (built.directory / file).write_bytes(contents)
+    assert load_runner(oracle, ORT, tmp_path).source == "bundle"
+    assert f"the build in {built.directory} is ignored, build it again" in caplog.text
+    assert why in caplog.text
+    again = build(oracle, ORT, tmp_path)
+    assert not again.reused
+    assert again.record.sha256 == built.record.sha256
+    assert load_runner(oracle, ORT, tmp_path).source == "cache"
+    assert os.listdir(tmp_path) == [built.directory.name]
+
+
+def test_flipped_byte_in_a_build_is_found(oracle: Bundle, tmp_path: Path):
+    built = build(oracle, ORT, tmp_path)
+    path = built.directory / built.record.file
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert cached(oracle, choose(ORT), tmp_path) is None
+
+
+def test_record_does_not_lead_out_of_the_cache(oracle: Bundle, tmp_path: Path):
+    built = build(oracle, ORT, tmp_path)
+    (tmp_path / "elsewhere.onnx").write_bytes((built.directory / built.record.file).read_bytes())
+    moved = msgspec.structs.replace(built.record, file="../elsewhere.onnx")
+    (built.directory / "build.json").write_bytes(msgspec.json.encode(moved))
+    assert cached(oracle, choose(ORT), tmp_path) is None
+
+
+def test_cache_that_cannot_be_made(oracle: Bundle, tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"--cache: got .*(File exists|Not a directory).*FEWHEADS_CACHE"):
+        build(oracle, ORT, tmp_path / "file")
+    assert load_runner(oracle, ORT, tmp_path / "file").source == "bundle"
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path):
+    code = (
+        "import resource, sys; from pathlib import Path; from edge.build import build; from edge.bundle import Bundle\n"
+        "bundle = Bundle.open(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "build(bundle, 'onnxruntime', Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", code, str(ORACLE_BUNDLE), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "edge.errors.UsageError: --cache: got [Errno 27] File too large, expected a cache at" in done.stderr
+    assert "or make room in this one." in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_build_that_fails_its_golden_set_is_not_kept(tmp_path: Path):
+    good = oracle_golden()
+    golden = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(1)}, good.raw)
+    files = {"model.onnx": oracle_onnx(), "golden.npz": golden.encode()}
+    bundle = write_bundle(tmp_path / "wrong", oracle_manifest(), files)
+    with pytest.raises(GoldenError, match="a largest difference of 1, expected at most"):
+        build(bundle, ORT, tmp_path / "cache")
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
+    assert cache_directory(None) == tmp_path / ".cache" / "fewheads"
+    monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "elsewhere"))
+    assert cache_directory(None) == tmp_path / "elsewhere"
+    assert cache_directory(tmp_path) == tmp_path
+
+
+@with_rtx
+def test_build_for_tensorrt_rtx(oracle: Bundle, tmp_path: Path):
+    built = build(oracle, RTX, tmp_path)
+    record = built.record
+    assert record.engine is not None
+    assert record.engine.layers == 8
+    assert record.golden is None
+    assert record.golden_skipped == "golden check not run: it needs a GPU of SM86"
+    data = (built.directory / "model.engine").read_bytes()
+    assert record.sha256 == sha256(data)
+    assert build(oracle, RTX, tmp_path).reused
+    assert build(oracle, "tensorrt-rtx:SM89", tmp_path).directory != built.directory
+
+
+@with_rtx
+@pytest.mark.parametrize(
+    ("head_dim", "attention"), [(16, "1 block, fused"), (8, "1 block, not fused: head dimension 8")]
+)
+def test_attention_bundle_runs_on_one_backend_and_compiles_for_the_other(tmp_path: Path, head_dim: int, attention: str):
+    bundle = write_attention_bundle(tmp_path / "attention", head_dim)
+    assert load_runner(bundle, ORT, tmp_path / "cache").golden_report.max_abs_diff < 1e-2
+    record = build(bundle, RTX, tmp_path / "cache").record
+    assert record.engine is not None
+    assert record.engine.attention.startswith(attention)
+
+
+@with_rtx
+def test_engine_of_another_machine_is_not_loaded(oracle: Bundle, tmp_path: Path):
+    with pytest.raises(
+        UsageError, match="--target: got 'tensorrt-rtx:SM86', expected a target that this program can run"
+    ):
+        load_runner(oracle, RTX, tmp_path)
+
+
+def test_command_prints_json(tmp_path: Path):
+    arguments = [str(ORACLE_BUNDLE), "--target", ORT, "--cache", str(tmp_path), "--json"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    (one,) = json.loads(result.stdout)
+    assert one["reused"] is False
+    assert one["build"]["golden"]["outputs"][0]["passed"] is True
+    assert Path(one["directory"], one["build"]["file"]).is_file()
+
+
+def test_command_prints_what_was_built_and_why(tmp_path: Path):
+    arguments = [str(ORACLE_BUNDLE), "--target", ORT, "--cache", str(tmp_path)]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert f"building {ORACLE_BUNDLE} for onnxruntime" in result.stderr.replace("\n", "")
+    for text in ("onnxruntime", "on CPU", "It was asked for.", "largest difference 0 in 8 rows"):
+        assert text in result.stdout

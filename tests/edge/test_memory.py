@@ -1,0 +1,185 @@
+"""Memory readings from the files of a Jetson, from broken ones, and from this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.memory import MemorySampler
+
+PROCESS = 4321
+MEMINFO = """\
+MemTotal:        7665664 kB
+MemFree:         1024000 kB
+MemAvailable:    4200000 kB
+NvMapMemFree:          0 kB
+NvMapMemUsed:     524688 kB
+CmaTotal:         262144 kB
+HugePages_Total:       0
+"""
+STATUS = "Name:\tfewheads\nPid:\t4321\nVmPeak:\t  990000 kB\nVmHWM:\t  123456 kB\nVmRSS:\t  120000 kB\nThreads:\t9\n"
+ROLLUP = (
+    "aaaac0000000-ffffe0000000 ---p 00000000 00:00 0    [rollup]\nRss:  120000 kB\nPss:   90000 kB\nPss_Dirty: 1 kB\n"
+)
+CLIENTS = """\
+CLIENT                        PROCESS      PID        SIZE
+user                   gnome-shell     1543        220K
+user                          Xorg     1234        180K
+user                    vlm-server     4321     524288K
+total                                           524688K
+"""
+FILES = {
+    "proc/meminfo": MEMINFO,
+    f"proc/{PROCESS}/status": STATUS,
+    f"proc/{PROCESS}/smaps_rollup": ROLLUP,
+    "sys/kernel/debug/nvmap/iovmm/clients": CLIENTS,
+}
+KINDS = {
+    "process_rss": 120000 * 1024,
+    "process_peak_rss": 123456 * 1024,
+    "process_pss": 90000 * 1024,
+    "system_available": 4200000 * 1024,
+    "system_total": 7665664 * 1024,
+    "device_used": 524688 * 1024,
+    "device_process": 524288 * 1024,
+}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def readings(root: Path, process_id: int = PROCESS) -> dict[str, int]:
+    sample = MemorySampler(root, process_id).sample()
+    assert len({reading.kind for reading in sample}) == len(sample)
+    return {reading.kind: reading.size_bytes for reading in sample}
+
+
+def device_process(root: Path, clients: str) -> int | None:
+    files = {**FILES, "sys/kernel/debug/nvmap/iovmm/clients": clients}
+    return readings(write(root, files)).get("device_process")
+
+
+def test_a_jetson(tmp_path: Path) -> None:
+    assert readings(write(tmp_path, FILES)) == KINDS
+
+
+def test_every_reading_names_its_source(tmp_path: Path) -> None:
+    sources = {r.kind: r.source for r in MemorySampler(write(tmp_path, FILES), PROCESS).sample()}
+    assert sources["device_used"] == "/proc/meminfo NvMapMemUsed"
+    assert sources["device_process"] == "/sys/kernel/debug/nvmap/iovmm/clients"
+    assert sources["process_pss"] == "/proc/self/smaps_rollup Pss"
+
+
+@pytest.mark.parametrize(
+    ("missing", "absent"),
+    [
+        ("proc/meminfo", {"system_available", "system_total", "device_used"}),
+        (f"proc/{PROCESS}/status", {"process_rss", "process_peak_rss"}),
+        (f"proc/{PROCESS}/smaps_rollup", {"process_pss"}),
+        ("sys/kernel/debug/nvmap/iovmm/clients", {"device_process"}),
+    ],
+)
+def test_what_cannot_be_read_is_absent(tmp_path: Path, missing: str, absent: set[str]) -> None:
+    write(tmp_path, FILES)
+    (tmp_path / missing).unlink()
+    assert set(readings(tmp_path)) == set(KINDS) - absent
+    (tmp_path / missing).mkdir()
+    assert set(readings(tmp_path)) == set(KINDS) - absent
+
+
+def test_no_file_at_all(tmp_path: Path) -> None:
+    sampler = MemorySampler(tmp_path, PROCESS)
+    assert sampler.sample() == ()
+    assert sampler.process_rss_bytes() == 0
+
+
+def test_a_machine_without_nvmap(tmp_path: Path) -> None:
+    meminfo = "".join(line for line in MEMINFO.splitlines(keepends=True) if not line.startswith("NvMap"))
+    files = {**FILES, "proc/meminfo": meminfo}
+    del files["sys/kernel/debug/nvmap/iovmm/clients"]
+    assert set(readings(write(tmp_path, files))) == set(KINDS) - {"device_used", "device_process"}
+
+
+def test_another_process_has_its_own_numbers(tmp_path: Path) -> None:
+    found = readings(write(tmp_path, FILES), process_id=1543)
+    assert found["device_process"] == 220 * 1024
+    assert "process_rss" not in found
+
+
+def test_a_process_without_device_memory_is_absent_there(tmp_path: Path) -> None:
+    assert "device_process" not in readings(write(tmp_path, FILES), process_id=432)
+
+
+def test_the_total_belongs_to_no_process(tmp_path: Path) -> None:
+    assert device_process(tmp_path, "total 4321 524688K\ntotal 524688K\n") is None
+
+
+def test_several_lines_of_one_process_add_up(tmp_path: Path) -> None:
+    clients = "user a 4321 1K\nuser my server 4321 2M\nuser b 1 7K\n"
+    assert device_process(tmp_path, clients) == 1024 + 2 * 1024**2
+
+
+@pytest.mark.parametrize("size", ["", "K", "0", "4096", "12X", "²K", "-1K", "1.5K", "K12", "0x10K"])
+def test_a_size_that_is_none_is_absent(tmp_path: Path, size: str) -> None:
+    assert device_process(tmp_path, f"user server 4321 {size}\n") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["MemTotal: ² kB", "MemTotal: -1 kB", "MemTotal: 12 MB", "MemTotal: 12", "MemTotal 12 kB", "MemTotal: 1 2 kB"],
+)
+def test_a_line_that_is_no_size_is_absent(tmp_path: Path, line: str) -> None:
+    found = readings(write(tmp_path, {**FILES, "proc/meminfo": f"{line}\nMemAvailable: 1 kB\n"}))
+    assert "system_total" not in found
+    assert found["system_available"] == 1024
+
+
+def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    for name in FILES:
+        path = tmp_path / name
+        path.write_bytes(b"\xff\xfe\0\n:\n" + path.read_bytes() + b"\n\xff")
+    assert readings(tmp_path) == KINDS
+
+
+LINES = st.lists(st.text(alphabet="MemTotalVmRSS: kBK0123456789²٣total\t4321 ", max_size=40), max_size=10)
+
+
+@given(lines=LINES)
+@settings(deadline=None, max_examples=200)
+def test_garbage_does_no_harm(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    root = write(tmp_path_factory.mktemp("root"), dict.fromkeys(FILES, "\n".join(lines)))
+    assert all(size >= 0 for size in readings(root).values())
+
+
+def test_this_machine() -> None:
+    found = {reading.kind: reading.size_bytes for reading in MemorySampler().sample()}
+    truth = psutil.Process()
+    assert abs(found["process_rss"] - truth.memory_info().rss) < 0.2 * truth.memory_info().rss
+    assert 0 < found["process_pss"] <= found["process_rss"] * 1.01  # read a moment apart
+    assert found["process_peak_rss"] >= found["process_rss"]
+    assert found["system_total"] == psutil.virtual_memory().total
+    assert 0 < found["system_available"] < found["system_total"]
+
+
+def test_this_process_by_its_number() -> None:
+    here, same = MemorySampler().process_rss_bytes(), MemorySampler(process_id=os.getpid()).process_rss_bytes()
+    assert abs(here - same) < 0.2 * here
+
+
+def test_growth_is_seen() -> None:
+    sampler = MemorySampler()
+    before = sampler.process_rss_bytes()
+    block = np.ones(64 * 2**20, np.uint8)
+    assert sampler.process_rss_bytes() - before > 0.8 * block.nbytes

@@ -1,0 +1,191 @@
+"""Counters and histograms: percentiles against NumPy, consistency, and many threads at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.statistics import BUCKETS_NS, STAGES, Histogram, ModelStatistics, Timings
+
+#: Durations up to the last bound, and beyond 0 as a clock gives them.
+DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), min_size=1, max_size=200)
+
+
+def observed(durations: list[int]) -> Histogram:
+    histogram = Histogram()
+    for duration in durations:
+        histogram.observe(duration)
+    return histogram
+
+
+def bucket_of(duration: int) -> tuple[int, int]:
+    index = next(index for index, bound in enumerate(BUCKETS_NS) if duration <= bound)
+    return (BUCKETS_NS[index - 1] if index else 0), BUCKETS_NS[index]
+
+
+def test_buckets() -> None:
+    assert BUCKETS_NS[0] == 50_000
+    assert BUCKETS_NS[2] == 100_000
+    assert np.allclose(np.divide(BUCKETS_NS[1:], BUCKETS_NS[:-1]), 2**0.5, rtol=1e-4)
+    assert BUCKETS_NS[-1] > 10e9
+
+
+@given(DURATIONS, st.integers(1, 100))
+@settings(deadline=None, max_examples=300)
+def test_percentiles_are_within_a_bucket_of_the_true_ones(durations: list[int], percent: int) -> None:
+    # The smallest duration that so many percent do not exceed; in whole numbers, because a rounding error could
+    # choose its neighbour.
+    rank = -(-len(durations) * percent // 100)
+    true = int(np.partition(durations, rank - 1)[rank - 1])
+    low, high = bucket_of(true)
+    assert low <= observed(durations).percentile_ns(percent) <= high
+
+
+@given(DURATIONS)
+@settings(deadline=None)
+def test_percentiles_follow_numpy(durations: list[int]) -> None:
+    histogram = observed(durations)
+    for percent in (50, 95, 99):
+        below = np.percentile(durations, percent, method="lower")
+        above = np.percentile(durations, percent, method="higher")
+        assert bucket_of(int(below))[0] <= histogram.percentile_ns(percent) <= bucket_of(int(above))[1]
+
+
+@given(DURATIONS)
+@settings(deadline=None)
+def test_percentiles_grow(durations: list[int]) -> None:
+    histogram = observed(durations)
+    found = [histogram.percentile_ns(percent) for percent in (0, 1, 25, 50, 75, 99, 100)]
+    assert found == sorted(found)
+
+
+def test_percentiles_of_many_equal_durations_are_interpolated() -> None:
+    histogram = observed([60_000] * 100)
+    low, high = bucket_of(60_000)
+    assert histogram.percentile_ns(50) == round((low + high) / 2)
+    assert histogram.percentile_ns(100) == high
+
+
+@pytest.mark.parametrize("percent", [0, 50, 99, 100])
+def test_an_empty_histogram_has_no_percentiles(percent: int) -> None:
+    assert Histogram().percentile_ns(percent) == 0
+
+
+def test_durations_beyond_the_last_bucket_count_as_the_last_bound() -> None:
+    histogram = observed([10**12, 10**15])
+    assert histogram.counts[-1] == 2
+    assert histogram.percentile_ns(99) == BUCKETS_NS[-1]
+
+
+@pytest.mark.parametrize("index", range(len(BUCKETS_NS)))
+def test_a_bound_belongs_to_its_bucket(index: int) -> None:
+    histogram = observed([BUCKETS_NS[index], BUCKETS_NS[index] + 1])
+    assert histogram.counts[index] == 1
+    assert histogram.counts[index + 1] == 1
+
+
+@given(st.lists(st.integers(0, 10**14), max_size=200))
+@settings(deadline=None)
+def test_counts_and_sum_agree(durations: list[int]) -> None:
+    histogram = observed(durations)
+    assert histogram.count == len(durations) == sum(histogram.counts)
+    assert histogram.total_ns == sum(durations)
+
+
+def test_a_copy_is_independent() -> None:
+    histogram = observed([1, 2])
+    copy = histogram.copy()
+    histogram.observe(3)
+    assert (copy.count, copy.total_ns, sum(copy.counts)) == (2, 3, 2)
+
+
+def test_one_success_is_counted_everywhere() -> None:
+    statistics = ModelStatistics()
+    before = statistics.snapshot()
+    statistics.succeeded(
+        Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11), rows=8
+    )
+    now = statistics.snapshot()
+    assert (now.success, now.inference_count, now.execution_count, now.fail) == (1, 8, 1, 0)
+    assert now.last_inference_ms > before.last_inference_ms == 0
+    totals = {stage: now.stages[stage].total_ns for stage in STAGES}
+    assert totals == {"request": 11, "queue": 2, "compute_input": 1, "compute_infer": 3, "compute_output": 4}
+    assert list(now.batches) == [8]
+    batch = now.batches[8]
+    assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 1, 3, 4)
+
+
+def test_failures_are_counted_by_reason() -> None:
+    statistics = ModelStatistics()
+    for reason in ("InvalidRequest", "Overloaded", "InvalidRequest"):
+        statistics.failed(reason, 10)
+    now = statistics.snapshot()
+    assert now.failures == {"InvalidRequest": 2, "Overloaded": 1}
+    assert (now.fail, now.fail_ns, now.success) == (3, 30, 0)
+    assert all(histogram.count == 0 for histogram in now.stages.values())
+
+
+def test_a_snapshot_is_independent() -> None:
+    statistics = ModelStatistics()
+    statistics.succeeded(Timings(request_ns=5), 2)
+    statistics.failed("Overloaded", 1)
+    first = statistics.snapshot()
+    first.failures["Overloaded"] = 100
+    first.stages["request"].observe(10**9)
+    first.batches[2].count = 100
+    first.batches.clear()
+    statistics.succeeded(Timings(request_ns=7), 2)
+    second = statistics.snapshot()
+    assert (second.failures, second.stages["request"].total_ns, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
+    assert first.success == 1
+
+
+@pytest.fixture
+def _eager_switches() -> Iterator[None]:
+    """Let threads interrupt each other as often as Python can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_eager_switches")
+def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
+    statistics = ModelStatistics()
+    threads, each = 8, 500
+    torn: list[str] = []
+    done = threading.Event()
+
+    def count(rows: int) -> None:
+        for _ in range(each):
+            statistics.succeeded(Timings(request_ns=3, queue_ns=1), rows)
+            statistics.failed("Overloaded", 2)
+
+    def watch() -> None:
+        while not done.is_set():
+            now = statistics.snapshot()
+            counts = {now.success, now.execution_count, sum(batch.count for batch in now.batches.values())}
+            counts |= {histogram.count for histogram in now.stages.values()}
+            if len(counts) != 1 or now.stages["request"].total_ns != 3 * now.success or now.fail_ns != 2 * now.fail:
+                torn.append(str(now))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    workers = [threading.Thread(target=count, args=(rows,)) for rows in range(1, threads + 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    done.set()
+    watcher.join()
+    assert not torn
+    now = statistics.snapshot()
+    assert (now.success, now.fail) == (threads * each, threads * each)
+    assert now.inference_count == each * sum(range(1, threads + 1))
+    assert {rows: batch.count for rows, batch in now.batches.items()} == dict.fromkeys(range(1, threads + 1), each)

@@ -1,0 +1,136 @@
+"""TensorRT-RTX compiles for real, without a GPU: engines, fused attention, and the refusals."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from onnx import TensorProto, helper
+
+from edge.errors import BackendError, BundleError
+from edge.manifest import Profile
+from edge.tensorrt_builder import CompiledEngine, compile_onnx
+from tests.data.make_broken_bundles import changed_onnx, custom_operator, external_data
+from tests.edge.marks import with_rtx
+from tests.edge.models import (
+    ATTENTION_HEADS,
+    ATTENTION_SEQUENCE,
+    attention_onnx,
+    oracle_manifest,
+    oracle_onnx,
+    serialized,
+)
+
+pytestmark = with_rtx
+
+ORACLE_PROFILE = oracle_manifest().profile
+KERNEL = b"_gemm_mha_v2"
+
+
+def compiled(model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86") -> CompiledEngine:
+    return compile_onnx(model, profile, flavor="tensorrt_rtx", compute_capability=device, subject="model")
+
+
+def attention(head_dim: int, datatype: str = "FP16") -> CompiledEngine:
+    rest = (ATTENTION_SEQUENCE, ATTENTION_HEADS * head_dim)
+    profile = {"x": Profile(min=(1, *rest), opt=(4, *rest), max=(8, *rest))}
+    return compiled(attention_onnx(head_dim, datatype), profile)
+
+
+@pytest.mark.parametrize("device", ["SM80", "SM86", "SM120"])
+def test_oracle(device: str):
+    engine = compiled(oracle_onnx(), device=device)
+    assert len(engine.data) > 10_000
+    assert engine.report.layers == 8
+    assert engine.report.attention_blocks == 0
+    assert engine.report.attention_fused is None
+    assert engine.report.attention == "no attention"
+    assert engine.report.builder == "tensorrt_rtx"
+    assert engine.report.version.startswith("1.")
+    assert engine.report.seconds > 0
+
+
+@pytest.mark.parametrize("head_dim", [16, 32])
+def test_attention_is_fused(head_dim: int):
+    engine = attention(head_dim)
+    assert KERNEL in engine.data
+    assert engine.report.attention_fused is True
+    assert engine.report.attention == "1 block, fused"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "datatype", "why"),
+    [
+        (8, "FP16", "head dimension 8 is below 16"),
+        (272, "FP16", "head dimension 272 is above 256"),
+        (16, "FP32", "FP32, and fusion needs FP16"),
+    ],
+)
+def test_attention_that_is_not_fused_says_why(head_dim: int, datatype: str, why: str):
+    engine = attention(head_dim, datatype)
+    assert KERNEL not in engine.data
+    assert engine.report.attention_fused is False
+    assert engine.report.attention == f"1 block, not fused: {why}"
+
+
+def test_softmax_at_the_end_is_no_attention():
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "x"], ["scores"]), helper.make_node("Softmax", ["scores"], ["y"], axis=-1)],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])],
+    )
+    assert compiled(serialized(graph), {}).report.attention_blocks == 0
+
+
+def test_progress_is_told():
+    told: list[tuple[str, int, int]] = []
+    compile_onnx(
+        oracle_onnx(),
+        ORACLE_PROFILE,
+        flavor="tensorrt_rtx",
+        compute_capability="SM86",
+        subject="model",
+        progress=lambda phase, step, steps: told.append((phase, step, steps)),
+    )
+    assert told[0][0] == "Building engine"
+    assert len({phase for phase, _, _ in told}) > 3
+    assert all(0 <= step <= steps for _, step, steps in told)
+
+
+def test_broken_model():
+    with pytest.raises(BundleError, match="model: got broken protobuf, expected an ONNX model"):
+        compiled(oracle_onnx()[:1000])
+
+
+def test_weights_in_another_file():
+    with pytest.raises(BundleError, match="model: got external data"):
+        compiled(changed_onnx(external_data))
+
+
+def test_no_graph_at_all():
+    with pytest.raises(BackendError, match=r"expected an ONNX model that tensorrt_rtx .* parses"):
+        compiled(b"\x08\x08")
+
+
+def test_unknown_operator_names_the_node():
+    with pytest.raises(BackendError, match=r"at node 'relu' \(Frobnicate\), expected an ONNX model that tensorrt_rtx"):
+        compiled(changed_onnx(custom_operator))
+
+
+def test_profile_of_an_input_that_is_not_there_cannot_be_built(caplog: pytest.LogCaptureFixture):
+    with pytest.raises(BackendError, match=r"expected a model that tensorrt_rtx .* builds"):
+        compiled(oracle_onnx(), {"other": ORACLE_PROFILE["x"]})
+    assert "tensorrt_rtx: " in caplog.text
+
+
+def test_model_that_the_gpu_cannot_run():
+    # Strongly typed: FP32 stays FP32, which TensorRT-RTX does not multiply on Turing.
+    with pytest.raises(BackendError, match=r"model: got .*Turing.* expected a model that tensorrt_rtx .* builds"):
+        compiled(oracle_onnx(), device="SM75")
+
+
+@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="this machine has TensorRT")
+def test_missing_tensorrt():
+    with pytest.raises(BackendError, match=r"tensorrt: got .*Install JetPack's python3-libnvinfer"):
+        compile_onnx(oracle_onnx(), {}, flavor="tensorrt", compute_capability=None, subject="model")

@@ -1,0 +1,306 @@
+"""Tensors to bytes and back: every datatype, raw and typed, and the same bytes as Triton's own clients write."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
+from edge.errors import InvalidRequest, Unsupported
+from edge.pb import inference_pb2 as pb
+from edge.wire import CONTENTS_FIELDS, decode_inputs, encode_outputs, from_raw, requested_outputs, to_raw
+
+NUMERIC = tuple(name for name in NUMPY_TYPES if name != "BYTES")
+SMALL_INTEGERS = ("INT8", "UINT8", "INT16", "UINT16")
+SHAPES = arrays.array_shapes(max_dims=4, max_side=4)
+#: Elements that a careless conversion would change: empty, with NUL at the end, no UTF-8.
+HARD_BYTES = (b"", b"\0", b"a\0", b"\0a\0\0", "größer ≤ 漢".encode(), b"\xff\xfe", b"x" * 1000)
+
+
+def numeric_arrays(datatype: str) -> st.SearchStrategy[Array]:
+    return arrays.arrays(NUMPY_TYPES[datatype], SHAPES)
+
+
+def bytes_array(elements: list[bytes], shape: tuple[int, ...]) -> Array:
+    array = np.empty(len(elements), np.object_)
+    for index, element in enumerate(elements):
+        array[index] = element
+    return array.reshape(shape)
+
+
+@st.composite
+def bytes_arrays(draw: st.DrawFn) -> Array:
+    shape = draw(SHAPES)
+    count = int(np.prod(shape))
+    element = st.binary(max_size=20) | st.sampled_from(HARD_BYTES)
+    return bytes_array(draw(st.lists(element, min_size=count, max_size=count)), shape)
+
+
+ARRAYS = st.one_of([*(numeric_arrays(name) for name in NUMERIC), bytes_arrays()])
+
+
+def same(one: Array, other: Array) -> bool:
+    """Equal to the bit: NaN payloads and the sign of zero count."""
+    if one.dtype.kind == "O":
+        return one.shape == other.shape and one.tolist() == other.tolist()
+    return one.shape == other.shape and one.tobytes() == np.ascontiguousarray(other, one.dtype).tobytes()
+
+
+def spec_of(array: Array, name: str = "t") -> TensorSpec:
+    return TensorSpec(name, datatype_of(array), (-1,) * array.ndim)
+
+
+def typed_request(array: Array, name: str = "t") -> pb.ModelInferRequest:
+    datatype = datatype_of(array)
+    request = pb.ModelInferRequest()
+    tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    getattr(tensor.contents, CONTENTS_FIELDS[datatype]).extend(array.ravel().tolist())
+    return request
+
+
+def raw_request(array: Array, name: str = "t") -> pb.ModelInferRequest:
+    datatype = datatype_of(array)
+    request = pb.ModelInferRequest()
+    request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    request.raw_input_contents.append(to_raw(array, datatype))
+    return request
+
+
+def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Array]:
+    """Decode what a server would get: the request as bytes, parsed again."""
+    return decode_inputs(pb.ModelInferRequest.FromString(request.SerializeToString()), {s.name: s for s in specs})
+
+
+@given(ARRAYS)
+@settings(deadline=None, max_examples=400)
+def test_raw_round_trip(array: Array) -> None:
+    datatype = datatype_of(array)
+    back = from_raw(to_raw(array, datatype), datatype, array.shape, "t")
+    assert back.dtype == NUMPY_TYPES[datatype]
+    assert same(back, array)
+
+
+@given(ARRAYS)
+@settings(deadline=None, max_examples=400)
+def test_raw_round_trip_in_a_request(array: Array) -> None:
+    assert same(decoded(raw_request(array), spec_of(array))["t"], array)
+
+
+@given(st.one_of([*(numeric_arrays(name) for name in NUMERIC if name != "FP16"), bytes_arrays()]))
+@settings(deadline=None, max_examples=400)
+def test_typed_round_trip(array: Array) -> None:
+    back = decoded(typed_request(array), spec_of(array))["t"]
+    assert back.dtype == array.dtype
+    # A NaN travels as a Python float, which need not keep its payload.
+    assert same(back, array) or np.array_equal(back, array, equal_nan=True)
+
+
+@given(st.lists(ARRAYS, min_size=2, max_size=4))
+@settings(deadline=None)
+def test_several_inputs_keep_their_names(values: list[Array]) -> None:
+    request = pb.ModelInferRequest()
+    for index, value in enumerate(values):
+        request.MergeFrom(raw_request(value, f"t{index}"))
+    got = decoded(request, *(spec_of(value, f"t{index}") for index, value in enumerate(values)))
+    assert list(got) == [f"t{index}" for index in range(len(values))]
+    assert all(same(got[f"t{index}"], value) for index, value in enumerate(values))
+
+
+def test_every_datatype_is_covered() -> None:
+    assert set(CONTENTS_FIELDS) == set(NUMPY_TYPES) - {"FP16"}
+    fields = {field.name for field in pb.InferTensorContents.DESCRIPTOR.fields}
+    assert set(CONTENTS_FIELDS.values()) == fields
+
+
+@pytest.mark.parametrize("element", HARD_BYTES)
+@pytest.mark.parametrize("make", [raw_request, typed_request])
+def test_one_hard_element(make: Callable[[Array], pb.ModelInferRequest], element: bytes) -> None:
+    array = bytes_array([element], (1, 1))
+    assert decoded(make(array), spec_of(array))["t"].tolist() == [[element]]
+
+
+def test_text_becomes_utf8() -> None:
+    for array in (np.array(["grün", ""]), np.array(["grün", ""], np.object_)):
+        assert to_raw(array, "BYTES") == struct.pack("<I", 5) + "grün".encode() + struct.pack("<I", 0)
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+def test_large_array(datatype: str) -> None:
+    array = (np.arange(1_000_000) % 251).astype(NUMPY_TYPES[datatype]).reshape(1000, 1000)
+    assert same(decoded(raw_request(array), spec_of(array))["t"], array)
+
+
+def test_large_bytes_array() -> None:
+    array = bytes_array([str(number).encode() for number in range(100_000)], (100, 1000))
+    assert same(decoded(raw_request(array), spec_of(array))["t"], array)
+
+
+# BOOL is left out: flags are normalised, which makes new ones.
+@pytest.mark.parametrize("datatype", [name for name in NUMERIC if name != "BOOL"])
+def test_raw_numbers_are_not_copied(datatype: str) -> None:
+    data = bytes(byte_size(datatype, (3, 4)))
+    array = from_raw(data, datatype, (3, 4), "t")
+    assert np.shares_memory(array, np.frombuffer(data, np.uint8))
+    assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("byte", range(256))
+def test_every_byte_but_0_is_true(byte: int) -> None:
+    array = from_raw(bytes([byte, 0, 1]), "BOOL", (3,), "t")
+    assert array.dtype == np.bool_
+    assert array.view(np.uint8).tolist() == [int(byte != 0), 0, 1]
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+def test_big_endian_is_sent_little_endian(datatype: str) -> None:
+    little = np.arange(6).astype(NUMPY_TYPES[datatype].newbyteorder("<"))
+    big = little.astype(NUMPY_TYPES[datatype].newbyteorder(">"))
+    assert datatype_of(big) == datatype
+    assert to_raw(big, datatype) == little.tobytes()
+
+
+@pytest.mark.parametrize("datatype", NUMPY_TYPES)
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a.T, lambda a: a[::-1], lambda a: a[:, ::2], lambda a: np.asfortranarray(a)],
+    ids=["transposed", "reversed", "strided", "column-major"],
+)
+def test_non_contiguous_arrays_are_sent_row_major(datatype: str, view: Callable[[Array], Array]) -> None:
+    if datatype == "BYTES":
+        array = bytes_array([str(number).encode() for number in range(12)], (3, 4))
+    else:
+        array = np.arange(12).astype(NUMPY_TYPES[datatype]).reshape(3, 4)
+    assert same(from_raw(to_raw(view(array), datatype), datatype, view(array).shape, "t"), view(array))
+
+
+@pytest.mark.parametrize("datatype", SMALL_INTEGERS)
+def test_typed_integers_outside_their_datatype_are_refused(datatype: str) -> None:
+    limits = np.iinfo(NUMPY_TYPES[datatype])
+    inside = typed_request(np.array([limits.min, limits.max], NUMPY_TYPES[datatype]))
+    assert decoded(inside, TensorSpec("t", datatype, (-1,)))["t"].tolist() == [limits.min, limits.max]
+    # The field of unsigned integers holds no -1.
+    for value in {limits.min - 1, limits.max + 1} - {-1}:
+        request = pb.ModelInferRequest()
+        tensor = request.inputs.add(name="t", datatype=datatype, shape=[2])
+        getattr(tensor.contents, CONTENTS_FIELDS[datatype]).extend([0, value])
+        with pytest.raises(InvalidRequest, match=f"got {value}, expected {datatype} values from {limits.min}"):
+            decoded(request, TensorSpec("t", datatype, (-1,)))
+
+
+def test_fp16_travels_raw_only() -> None:
+    request = pb.ModelInferRequest()
+    request.inputs.add(name="t", datatype="FP16", shape=[1]).contents.fp32_contents.append(1)
+    with pytest.raises(InvalidRequest, match="got typed FP16, expected raw contents"):
+        decoded(request, TensorSpec("t", "FP16", (-1,)))
+
+
+@given(st.sampled_from(NUMERIC), SHAPES, st.integers(-64, 64).filter(bool))
+@settings(deadline=None)
+def test_raw_numbers_of_another_size_are_refused(datatype: str, shape: tuple[int, ...], surplus: int) -> None:
+    wanted = byte_size(datatype, shape)
+    with pytest.raises(InvalidRequest, match=f"expected {wanted} for {datatype}"):
+        from_raw(bytes(max(wanted + surplus, 0)), datatype, shape, "t")
+
+
+@given(bytes_arrays(), st.data())
+@settings(deadline=None)
+def test_raw_bytes_that_are_cut_or_longer_are_refused(array: Array, data: st.DataObject) -> None:
+    raw = to_raw(array, "BYTES")
+    cut = data.draw(st.integers(0, len(raw) - 1))
+    for wrong in (raw[:cut], raw + b"\0", raw + struct.pack("<I", 0)):
+        with pytest.raises(InvalidRequest):
+            from_raw(wrong, "BYTES", array.shape, "t")
+
+
+@given(st.binary(max_size=64), st.sampled_from(list(NUMPY_TYPES)), st.lists(st.integers(1, 2**62), max_size=8))
+@settings(deadline=None, max_examples=300)
+def test_any_bytes_are_a_tensor_or_refused(data: bytes, datatype: str, shape: list[int]) -> None:
+    try:
+        array = from_raw(data, datatype, tuple(shape), "t")
+    except InvalidRequest:
+        return
+    assert array.shape == tuple(shape)
+    assert datatype == "BOOL" or to_raw(array, datatype) == data
+
+
+def test_more_elements_than_a_computer_holds_are_refused_at_once() -> None:
+    for datatype in NUMPY_TYPES:
+        with pytest.raises(InvalidRequest):
+            from_raw(b"12345678", datatype, (2**62, 2**62), "t")
+
+
+@given(st.lists(ARRAYS, min_size=1, max_size=4), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> None:
+    outputs = {f"o{index}": value for index, value in enumerate(values)}
+    names = random.sample(list(outputs), random.randint(1, len(outputs)))
+    response = pb.ModelInferResponse()
+    encode_outputs(response, outputs, names)
+    assert [tensor.name for tensor in response.outputs] == names
+    assert len(response.raw_output_contents) == len(names)
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        assert not tensor.HasField("contents")
+        assert same(from_raw(raw, tensor.datatype, tuple(tensor.shape), "t"), outputs[tensor.name])
+
+
+def test_empty_outputs_have_a_raw_entry_too() -> None:
+    response = pb.ModelInferResponse()
+    encode_outputs(response, {"none": np.empty((0, 3), np.float32), "text": np.empty(0, np.object_)}, ["none", "text"])
+    assert list(response.raw_output_contents) == [b"", b""]
+    assert list(response.outputs[0].shape) == [0, 3]
+
+
+def test_outputs_are_all_or_those_asked_for() -> None:
+    specs = {name: TensorSpec(name, "FP32", (-1,)) for name in ("a", "b", "c")}
+    request = pb.ModelInferRequest()
+    assert requested_outputs(request, specs) == ["a", "b", "c"]
+    request.outputs.add(name="c")
+    request.outputs.add(name="a")
+    assert requested_outputs(request, specs) == ["c", "a"]
+    request.outputs.add(name="d")
+    with pytest.raises(InvalidRequest, match=r"got 'd', expected one of \['a', 'b', 'c'\]"):
+        requested_outputs(request, specs)
+
+
+def test_shared_memory_is_not_offered() -> None:
+    request = raw_request(np.ones(1, np.float32))
+    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    with pytest.raises(Unsupported, match="shared memory"):
+        decoded(request, TensorSpec("t", "FP32", (-1,)))
+
+
+@given(bytes_arrays())
+@settings(deadline=None)
+def test_bytes_are_as_triton_writes_and_reads_them(array: Array) -> None:
+    raw = to_raw(array, "BYTES")
+    assert raw == serialize_byte_tensor(array).item()
+    assert deserialize_bytes_tensor(raw).tolist() == array.ravel().tolist()
+
+
+@given(
+    arrays.arrays(np.dtype("U5"), SHAPES, elements=st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=5))
+)
+@settings(deadline=None)
+def test_text_is_as_triton_writes_it(array: Array) -> None:
+    assert to_raw(array, "BYTES") == serialize_byte_tensor(array.astype(np.object_)).item()
+
+
+@given(st.one_of([numeric_arrays(name) for name in NUMERIC]))
+@settings(deadline=None)
+def test_requests_are_as_triton_writes_them(array: Array) -> None:
+    from tritonclient.grpc import InferInput
+
+    datatype = datatype_of(array)
+    tensor = InferInput("t", list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    ours = raw_request(array)
+    assert tensor._get_content() == ours.raw_input_contents[0]
+    assert tensor._get_tensor().SerializeToString() == ours.inputs[0].SerializeToString()

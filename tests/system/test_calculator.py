@@ -1,0 +1,96 @@
+"""From training to a served answer, through every real joint, on every item of the data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from edge.bundle import Bundle
+from edge.launch import running_server
+from edge.server import Ready
+from export.calculator import data
+
+MODELS = ("calculator-oracle", "calculator-gate")
+BATCH = 256
+
+
+def fewheads(*arguments: str) -> Any:
+    command = [sys.executable, "-m", "edge", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def repository(work: Path) -> Path:
+    fewheads("train", *MODELS, "--seed", "1", "--out", str(work / "runs"))
+    fewheads("export", *(str(work / "runs" / model) for model in MODELS), "--repository", str(work / "repository"))
+    return work / "repository"
+
+
+@pytest.fixture(scope="module")
+def server(work: Path, repository: Path) -> Iterator[Ready]:
+    built = fewheads("build", *map(str, sorted(repository.iterdir())), "--cache", str(work / "cache"))
+    assert all(one["build"]["golden"]["outputs"][0]["passed"] for one in built)
+    with running_server(sorted(repository.iterdir()), cache=work / "cache") as ready:
+        yield ready
+
+
+def ask(server: Ready, model: str, split: data.Split, tensor: str) -> np.ndarray[Any, Any]:
+    values = []
+    with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        for start in range(0, len(split.expressions), BATCH):
+            part = slice(start, start + BATCH)
+            if tensor == "expression":
+                sent = np.array([[text.encode()] for text in split.expressions[part]], dtype=np.object_)
+            else:
+                sent = split.tokens[part]
+            given = triton.InferInput(tensor, list(sent.shape), "BYTES" if tensor == "expression" else "FP32")
+            given.set_data_from_numpy(sent)
+            values.append(client.infer(model, [given]).as_numpy("value")[:, 0])
+    return np.concatenate(values)
+
+
+@pytest.mark.parametrize("tensor", ["expression", "x"])
+def test_the_oracle_is_exact_on_all_items(server: Ready, tensor: str) -> None:
+    splits = data.load()
+    assert sum(len(split.expressions) for split in splits.values()) == 6748
+    for split in splits.values():
+        assert np.abs(ask(server, "calculator-oracle", split, tensor) - split.truth).max() == 0.0
+
+
+def test_the_gate_is_right_on_all_items_after_rounding(server: Ready) -> None:
+    for split in data.load().values():
+        answers = ask(server, "calculator-gate", split, "expression")
+        np.testing.assert_array_equal(np.round(answers), split.truth)
+
+
+def test_the_bundles_say_what_was_measured(repository: Path) -> None:
+    for path in repository.iterdir():
+        manifest = Bundle.open(path).manifest
+        measured = {(measure.metric, measure.split): measure for measure in manifest.measures}
+        for split, items in data.SIZES.items():
+            if split != "train":
+                assert measured["exact_match", split].n == items
+                assert measured["exact_match", split].value == 1.0
+        assert manifest.provenance.versions["torch"]
+
+
+def test_bench_reports_the_price_of_serving(repository: Path, work: Path) -> None:
+    cache = str(work / "cache")
+    (report,) = fewheads("bench", str(repository / "calculator-gate-1"), "--requests", "200", "--cache", cache)
+    assert report["overhead_ratio"] == pytest.approx(report["served"]["p50_ms"] / report["in_process"]["p50_ms"])
+    assert report["overhead_ratio"] > 1
