@@ -5,11 +5,7 @@ Reading checks everything before anything is used; writing is all or nothing.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +14,7 @@ import msgspec
 from edge import golden as golden_set
 from edge import manifest as manifests
 from edge.errors import BundleError, Literally
+from edge.files import read_recorded, read_regular, replaced_directory, sha256, write_durably
 from edge.golden import Golden
 from edge.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, FileRecord, Manifest, Tier
 
@@ -56,7 +53,7 @@ class Bundle:
             expected = "only files that the manifest lists"
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
         for name, record in manifest.files.items():
-            data = _read_recorded(path / name, record)
+            data = read_recorded(path / name, record.size_bytes, record.sha256)
             if name == manifest.golden:
                 golden = golden_set.decode(data, manifest, str(path / name))
         return cls(path, manifest, golden)
@@ -105,7 +102,8 @@ class Bundle:
         Raises:
             BundleError: the file has changed since.
         """
-        return _read_recorded(self.path / name, self.manifest.files[name])
+        record = self.manifest.files[name]
+        return read_recorded(self.path / name, record.size_bytes, record.sha256)
 
 
 def write_bundle(
@@ -129,71 +127,19 @@ def write_bundle(
     if directory.exists() and not replace:
         fix = "Choose another place, raise the version, or pass --replace."
         raise BundleError(f"bundle {directory}", given=Literally("something there"), expected="a free path", fix=fix)
-    records = {
-        name: FileRecord(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()
-    }
+    records = {name: FileRecord(size_bytes=len(data), sha256=sha256(data)) for name, data in files.items()}
     manifest = msgspec.structs.replace(manifest, files=records)
     manifests.check(manifest, str(directory / MANIFEST_NAME))
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        # A sibling, so that the rename stays on one file system; the dot keeps servers from looking into it.
-        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        with replaced_directory(directory) as new:
+            for name, data in {**files, MANIFEST_NAME: manifests.encode(manifest)}.items():
+                write_durably(new / name, data)
+            Bundle.open(new)
     except OSError as error:
-        raise BundleError(
-            f"bundle {directory}", given=Literally(error), expected="a writable place", fix="Choose another."
-        ) from None
-    try:
-        written = scratch / "new"
-        written.mkdir()
-        for name, data in {**files, MANIFEST_NAME: manifests.encode(manifest)}.items():
-            write_durably(written / name, data)
-        Bundle.open(written)
-        if directory.exists():
-            directory.rename(scratch / "old")
-        written.rename(directory)
-        _sync_directory(directory.parent)
-    except OSError as error:
-        raise BundleError(
-            f"bundle {directory}", given=Literally(error), expected="room to write it", fix="Free space."
-        ) from None
-    finally:
-        if not directory.exists() and (scratch / "old").exists():
-            (scratch / "old").rename(directory)
-        shutil.rmtree(scratch, ignore_errors=True)
+        fix = "Free space, or choose another place."
+        expected = "a place with room to write it"
+        raise BundleError(f"bundle {directory}", given=Literally(error), expected=expected, fix=fix) from None
     return Bundle.open(directory)
-
-
-def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the contents of a regular file of at most ``max_bytes``; links and devices are refused.
-
-    Raises:
-        BundleError: it is missing, not regular, or too large.
-    """
-    try:
-        # O_NONBLOCK: opening a FIFO must fail below, not hang here.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        what = "a symbolic link" if path.is_symlink() else error.strerror
-        raise BundleError(f"file {path}", given=Literally(what), expected="a regular file", fix=_FIX) from None
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise BundleError(f"file {path}", given=Literally("no regular file"), expected="a regular file", fix=_FIX)
-        if info.st_size > max_bytes:
-            given = Literally(f"{info.st_size} bytes")
-            raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(max_bytes)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _names(directory: Path) -> set[str]:
@@ -202,22 +148,3 @@ def _names(directory: Path) -> set[str]:
     except OSError as error:  # it has been removed or replaced since the manifest was read
         given = Literally(error.strerror)
         raise BundleError(f"bundle {directory}", given=given, expected="a bundle directory", fix=_FIX) from None
-
-
-def _read_recorded(path: Path, record: FileRecord) -> bytes:
-    data = read_regular(path, record.size_bytes)
-    if len(data) != record.size_bytes:
-        given = Literally(f"{len(data)} bytes")
-        raise BundleError(f"file {path}", given=given, expected=f"{record.size_bytes} bytes", fix=_FIX)
-    found = hashlib.sha256(data).hexdigest()
-    if found != record.sha256:
-        raise BundleError(f"file {path} sha256", given=found, expected=record.sha256, fix=_FIX)
-    return data
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,91 @@
+"""The server's settings: every one checked, every refusal says how to go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.errors import UsageError
+from edge.settings import Settings
+
+
+def refused(repository: Path, **wrong: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        Settings(repository=repository, **wrong)
+    assert caught.value.fix.endswith(".")
+    return caught.value
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = Settings(repository=tmp_path)
+    assert settings.host == "127.0.0.1"  # nothing listens on the network unless it is told to
+    assert (settings.grpc_port, settings.metrics_port) == (8001, 8002)
+    assert (settings.target, settings.cache, settings.strict_readiness) == ("auto", None, True)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"grpc_port": 0, "metrics_port": 0},
+        {"grpc_port": 65535, "metrics_port": None},
+        {"grpc_port": 8002, "metrics_port": None},
+        {"max_message_bytes": 1, "max_queue_size": 1},
+        {"max_message_bytes": 2**31 - 1},
+        {"drain_seconds": 0},
+        {"drain_seconds": math.inf},
+    ],
+)
+def test_the_limits_themselves_are_good(tmp_path: Path, good: dict[str, Any]) -> None:
+    settings = Settings(repository=tmp_path, **good)
+    assert {name: getattr(settings, name) for name in good} == good
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    error = refused(tmp_path / "none")
+    assert str(error).startswith(f"REPOSITORY: got {tmp_path / 'none'}, which is not there, expected a directory")
+
+
+def test_a_repository_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "which is a file" in str(refused(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 10**20])
+@pytest.mark.parametrize("field", ["grpc_port", "metrics_port"])
+def test_no_such_port(tmp_path: Path, field: str, port: int) -> None:
+    error = refused(tmp_path, **{field: port})
+    assert error.subject == f"--{field.replace('_', '-')}"
+    assert error.expected == "0 to 65535"
+
+
+def test_one_port_for_two(tmp_path: Path) -> None:
+    error = refused(tmp_path, grpc_port=9000, metrics_port=9000)
+    assert (error.subject, error.given) == ("--metrics-port", 9000)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31, 10**30])
+@pytest.mark.parametrize("field", ["max_message_bytes", "max_queue_size"])
+def test_no_such_size(tmp_path: Path, field: str, size: int) -> None:
+    error = refused(tmp_path, **{field: size})
+    assert error.subject == f"--{field.replace('_', '-')}"
+    assert error.given == size
+
+
+@pytest.mark.parametrize("seconds", [-0.1, -math.inf, math.nan])
+def test_no_such_time(tmp_path: Path, seconds: float) -> None:
+    assert refused(tmp_path, drain_seconds=seconds).subject == "--drain-seconds"
+
+
+def test_settings_do_not_change(tmp_path: Path) -> None:
+    settings = Settings(repository=tmp_path)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.grpc_port = 1  # type: ignore[misc]
+
+
+def test_every_setting_is_documented() -> None:
+    for field in dataclasses.fields(Settings):
+        assert f"        {field.name}: " in (Settings.__doc__ or "")
