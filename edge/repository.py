@@ -106,7 +106,13 @@ class Repository:
         try:
             entry.model = self._device.call(load)
             entry.state = "READY"
-            log.info("%s %s is ready on %s", entry.name, entry.version, entry.model.runner.platform)
+            log.info(
+                "%s %s is ready on %s; its golden outputs differ by %.3g at most",
+                entry.name,
+                entry.version,
+                entry.model.runner.platform,
+                entry.model.golden_report.max_abs_diff,
+            )
         except FewheadsError as error:
             entry.state, entry.reason = "UNAVAILABLE", str(error)
             log.error("%s cannot be served: %s", entry.path.name, error)

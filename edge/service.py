@@ -183,6 +183,7 @@ class InferenceService:
             config.input.add(name=spec.name, data_type=data_type, dims=dims, optional=spec.name in model.optional)
         for spec in model.outputs.values():
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
+        config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_report.max_abs_diff:.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
         config.instance_group.add(name=f"{model.name}_0", count=1, kind=kind)
         return pb.ModelConfigResponse(config=config)
