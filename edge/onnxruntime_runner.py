@@ -67,6 +67,11 @@ class OnnxRuntimeRunner:
                 expected=f"an ONNX model that ONNX Runtime {ort.__version__} runs",
                 fix="Export the bundle again, at opset 20 or lower.",
             ) from None
+        # It falls back to the CPU without a word when the libraries of a provider cannot be loaded.
+        if provider not in self._session.get_providers():
+            found = self._session.get_providers()
+            fix = "Install the CUDA libraries that this ONNX Runtime was built for, or build for the CPU."
+            raise BackendError(f"{provider} for {subject}", given=found, expected="it among them", fix=fix)
         self._output_names = [spec.name for spec in self.outputs]
         self._text_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
         self._text_outputs = [spec.name for spec in self.outputs if spec.datatype == "BYTES"]

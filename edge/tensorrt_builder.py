@@ -174,6 +174,8 @@ def _config(
     trt: Any, builder: Any, profile: Mapping[str, Profile], compute_capability: str | None, subject: str
 ) -> Any:
     config = builder.create_builder_config()
+    # FP32 shall be FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
+    config.clear_flag(trt.BuilderFlag.TF32)
     if profile:
         shapes = builder.create_optimization_profile()
         for name, allowed in profile.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from edge.bundle import write_durably
 from edge.errors import Literally
+from edge.files import replaced_directory, write_durably
 from edge.manifest import Measure, Provenance
 from export.errors import CheckpointError
 
@@ -60,14 +59,9 @@ def save(directory: str | Path, module: nn.Module, config: RunConfig, metrics: R
         METRICS: _encode(metrics),
     }
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        # A sibling, so that the renames stay on one file system.
-        with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
-            written = Path(scratch) / "new"
-            written.mkdir()
+        with replaced_directory(directory) as new:
             for name, data in contents.items():
-                write_durably(written / name, data)
-            _replace(directory, written, Path(scratch) / "old")
+                write_durably(new / name, data)
     except OSError as error:
         fix = "Free space, or choose another --out."
         raise CheckpointError(
@@ -128,18 +122,6 @@ def _load_weights(module: nn.Module, path: Path) -> None:
             given = Literally("NaN or Inf")
             raise CheckpointError(f"{path} tensor {name!r}", given=given, expected="finite weights", fix=_FIX)
     module.load_state_dict(weights)
-
-
-def _replace(directory: Path, new: Path, old: Path) -> None:
-    if not directory.exists():
-        new.rename(directory)
-        return
-    directory.rename(old)
-    try:
-        new.rename(directory)
-    except OSError:
-        old.rename(directory)
-        raise
 
 
 def _is_run(directory: Path) -> bool:

@@ -27,6 +27,13 @@ _ADAPTIVE = "calculator-transformer4"
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of weights and item order.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Train so many times, from --seed on, into MODEL-seed0, …, and show the means over the seeds.",
+)
 @click.option("--epochs", type=click.IntRange(1), help="At most so many, instead of the recipe's number.")
 @click.option(
     "--loss",
@@ -41,7 +48,9 @@ _ADAPTIVE = "calculator-transformer4"
     help="Where the run directories go; an earlier run of the same model is replaced.",
 )
 @json_option
-def train(models: tuple[str, ...], seed: int, epochs: int | None, loss: str | None, out: Path, as_json: bool) -> None:
+def train(
+    models: tuple[str, ...], seed: int, seeds: int, epochs: int | None, loss: str | None, out: Path, as_json: bool
+) -> None:
     """Train models and write a run directory for each.
 
     MODEL is calculator-oracle, calculator-gate, calculator-fnn2, calculator-transformer4, or calculator for all four.
@@ -52,7 +61,7 @@ def train(models: tuple[str, ...], seed: int, epochs: int | None, loss: str | No
     with _working("loading torch"):
         import torch
 
-        from export.calculator.run import train_run
+        from export.calculator.run import pooled, train_run
         from export.calculator.train import recipe_of
 
     # Matrices this small gain nothing from a second thread, and one gives the same sums on every machine.
@@ -61,14 +70,19 @@ def train(models: tuple[str, ...], seed: int, epochs: int | None, loss: str | No
     for name in names:
         adaptive: Any = (loss or "fixed") if name == _ADAPTIVE and loss != "none" else None
         recipe = recipe_of(name, epochs=epochs)
-        with _epoch_bar(name, recipe.epochs if recipe else 0) as on_epoch:
-            metrics = train_run(name, out / name, seed=seed, epochs=epochs, adaptive=adaptive, on_epoch=on_epoch)
-        results.append((name, metrics))
+        runs = {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)}
+        trained = []
+        for one, run in runs.items():
+            with _epoch_bar(run, recipe.epochs if recipe else 0) as on_epoch:
+                trained.append(
+                    train_run(name, out / run, seed=one, epochs=epochs, adaptive=adaptive, on_epoch=on_epoch)
+                )
+        results.append((name, [str(out / run) for run in runs.values()], pooled(trained)))
     if as_json:
-        print_json([{"model": name, "run": str(out / name), "metrics": metrics} for name, metrics in results])
+        print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])
         return
-    for name, metrics in results:
-        _print_measures(name, out / name, metrics)
+    for name, places, metrics in results:
+        _print_measures(name, ", ".join(places), metrics)
 
 
 @click.command()
@@ -137,7 +151,7 @@ def _epoch_bar(name: str, epochs: int) -> Iterator[Callable[[int, float], None]]
         bar.update(task, total=done)
 
 
-def _print_measures(name: str, run: Path, metrics: RunMetrics) -> None:
+def _print_measures(name: str, runs: str, metrics: RunMetrics) -> None:
     """Print one row per split: its mean absolute error with its interval, the other metrics, the paper's figures."""
     from export.calculator.evaluate import PAPER
 
@@ -153,7 +167,7 @@ def _print_measures(name: str, run: Path, metrics: RunMetrics) -> None:
         row += [f"{found[metric, split].value:.3g}" if (metric, split) in found else "" for metric in others]
         row += [f"{paper[metric, split]:.3g}" if (metric, split) in paper else "" for metric in papers]
         rows.append(row)
-    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.1f} s, in {run}"
+    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.1f} s, in {runs}"
     heads = ("split", "mae ± 95 %", *(metric.replace("_", " ") for metric in others), *(f"paper's {m}" for m in papers))
     print_table(title, heads, rows)
     if ("mae", "long") in paper:

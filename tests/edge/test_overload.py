@@ -74,11 +74,9 @@ def test_time_runs_out_in_the_queue_and_not_after_it(stub: Stub, take: Callable[
     before = failures(stub)
     long = stub.ModelInfer.future(busy(take(1.5)))
     time.sleep(0.1)
+    request, timeout = (busy(1, timeout_us=100_000), 30) if how == "parameter" else (busy(1), 0.1)
     with pytest.raises(grpc.RpcError) as caught:
-        if how == "parameter":
-            stub.ModelInfer(busy(1, timeout_us=100_000), timeout=30)
-        else:
-            stub.ModelInfer(busy(1), timeout=0.1)
+        stub.ModelInfer(request, timeout=timeout)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not long.done()  # the answer did not wait for the job that runs
     assert long.result().raw_output_contents

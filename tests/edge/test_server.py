@@ -69,9 +69,9 @@ def test_readiness(server: Ready, good: Ready, bundles: list[Path]) -> None:
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             assert client.ready() is expected
     broken = [bundle for bundle in bundles if bundle.name in ("broken", "oracle")]
-    with running_server(broken, arguments=["--no-strict-readiness"]) as ready:
-        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
-            assert client.ready()
+    lenient = running_server(broken, arguments=["--no-strict-readiness"])
+    with lenient as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
+        assert client.ready()
 
 
 def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
@@ -150,15 +150,14 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
 def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals) -> None:
     """The request in flight is answered, new ones are refused, and health says so meanwhile."""
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
-    with running_server(only) as ready:
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-            stub.ModelInfer(busy(1))
-            flying = stub.ModelInfer.future(busy(2000))
-            time.sleep(0.1)
-            assert not flying.done()
-            os.kill(ready.process_id, number)
-            assert flying.result().raw_output_contents[0] == np.int64(2000).tobytes()
+    with running_server(only) as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(busy(1))
+        flying = stub.ModelInfer.future(busy(2000))
+        time.sleep(0.1)
+        assert not flying.done()
+        os.kill(ready.process_id, number)
+        assert flying.result().raw_output_contents[0] == np.int64(2000).tobytes()
     # running_server fails unless the exit code is 0.
 
 
@@ -194,11 +193,11 @@ def test_a_port_that_is_taken(bundles: list[Path]) -> None:
 
 def test_a_message_above_the_limit_is_refused_and_the_server_goes_on(bundles: list[Path]) -> None:
     only = [bundle for bundle in bundles if bundle.name == "oracle"]
-    with running_server(only, arguments=["--max-message-bytes=1000"]) as ready:
-        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
-            with pytest.raises(ServerError, match="RESOURCE_EXHAUSTED"):
-                client.infer(ORACLE, {"x": np.zeros((64, 15), np.float32)})
-            assert client.infer(ORACLE, {"x": tokenize(["1 + 1"])}).outputs["value"] == 2
+    limited = running_server(only, arguments=["--max-message-bytes=1000"])
+    with limited as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
+        with pytest.raises(ServerError, match="RESOURCE_EXHAUSTED"):
+            client.infer(ORACLE, {"x": np.zeros((64, 15), np.float32)})
+        assert client.infer(ORACLE, {"x": tokenize(["1 + 1"])}).outputs["value"] == 2
 
 
 def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_train_and_export(tmp_path):
     assert result["metrics"]["parameters"] == 511
     assert {m["value"] for m in result["metrics"]["measures"] if m["metric"] == "mae"} == {0.0}
 
-    done = fewheads("export", result["run"], "--repository", tmp_path / "models", "--json")
+    done = fewheads("export", *result["runs"], "--repository", tmp_path / "models", "--json")
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)
     assert result["largest_difference"] == 0.0
@@ -49,6 +49,20 @@ def test_table_shows_the_papers_figures(tmp_path):
     assert "6,211 parameters" in result.stdout
     assert "2.23" in result.stdout
     assert "from a slip in its code" in result.stdout
+
+
+def test_several_seeds_give_means_with_intervals(tmp_path):
+    arguments = ("calculator-gate", "--seed", 4, "--seeds", 2, "--epochs", 2, "--out", tmp_path, "--json")
+    (result,) = json.loads(invoke(train, *arguments).stdout)
+    assert result["runs"] == [str(tmp_path / f"calculator-gate-seed{seed}") for seed in (4, 5)]
+    single = [json.loads((tmp_path / f"calculator-gate-seed{seed}" / "metrics.json").read_text()) for seed in (4, 5)]
+    pooled, one, other = (metrics["measures"][0] for metrics in (result["metrics"], *single))
+    assert one["value"] != other["value"]
+    assert pooled["value"] == pytest.approx((one["value"] + other["value"]) / 2)
+    # Student's t of one degree of freedom is 12.7062.
+    half_width = 12.7062 * abs(one["value"] - other["value"]) / 2
+    assert pooled["interval"][1] - pooled["value"] == pytest.approx(half_width, rel=1e-4)
+    assert (pooled["seeds"], pooled["n"]) == (2, one["n"])
 
 
 def test_seed_and_epochs_reach_the_run(tmp_path):
