@@ -19,7 +19,7 @@ The scale stays 1 / sqrt(d_k) in both, so that a full head is plain attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,11 +72,24 @@ class MultiHeadAttention(nn.Module):
         num_heads: H.
         head_dim: d_k, the width of a head; H * d_k need not be d.
         adaptive: how heads shrink; None leaves the scorer out.
+        causal: whether a token attends only to itself and those before it.
+        scale: of the logits; None is 1/sqrt(d_k).
     """
 
-    def __init__(self, dim: int, num_heads: int, head_dim: int, adaptive: AdaptiveMode | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        adaptive: AdaptiveMode | None = None,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
         self.dim, self.num_heads, self.head_dim, self.adaptive = dim, num_heads, head_dim, adaptive
+        self.causal = causal
+        self.scale = head_dim**-0.5 if scale is None else scale
         width = num_heads * head_dim
         self.q_proj = nn.Linear(dim, width)
         self.k_proj = nn.Linear(dim, width)
@@ -99,16 +112,16 @@ class MultiHeadAttention(nn.Module):
         """
         q = self._heads(self.q_proj(x[:, :queries]))  # [N, H, queries, d_k]
         k, v = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))  # [N, H, T, d_k]
-        bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * _MASKED_LOGIT  # [N, 1, 1, T]
+        bias = self._bias(x, mask)
         scores = None if self.scorer is None else self.scorer(x, mask)
         # In training the fused kernel, whose backward pass takes half the time; else the plain algebra, because the
         # exporter wraps the fused one in reshapes that cost a served request an eighth.
-        attend = functional.scaled_dot_product_attention if self.training else _attend
+        attend: Any = functional.scaled_dot_product_attention if self.training else _attend
         if scores is None:
-            heads = attend(q, k, v, bias)
+            heads = attend(q, k, v, bias, scale=self.scale)
         else:
             keep = self.keep(scores)[:, :, None, :]  # [N, H, 1, d_k]
-            heads = attend(q * keep, k, v, bias) * keep
+            heads = attend(q * keep, k, v, bias, scale=self.scale) * keep
         return self.output_proj(heads.transpose(1, 2).flatten(2)), scores
 
     def keep(self, scores: Tensor) -> Tensor:
@@ -122,13 +135,22 @@ class MultiHeadAttention(nn.Module):
         # The bracket is exactly zero forward and carries the gradient backward.
         return hard + (soft - soft.detach())
 
+    def _bias(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return what is added to the logits: [N, 1, 1, T] for padding, [1, 1, T, T] for the future, or their sum."""
+        bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * _MASKED_LOGIT
+        if not self.causal:
+            return bias
+        length = x.shape[1]
+        future = torch.triu(torch.full((length, length), _MASKED_LOGIT, dtype=x.dtype, device=x.device), diagonal=1)
+        return future[None, None] if bias is None else bias + future
+
     def _heads(self, x: Tensor) -> Tensor:
         # [N, T, H * d_k] -> [N, H, T, d_k]
         return torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [N, H, queries, T]
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:
+    logits = (q * scale) @ k.transpose(-1, -2)  # [N, H, queries, T]
     if bias is not None:
         logits = logits + bias
     return torch.softmax(logits, dim=-1) @ v  # [N, H, queries, d_k]

@@ -1,0 +1,204 @@
+"""Transformer encoders and decoders whose every layer has its own shape: BERT (post-LN), ViT (pre-LN), GPT-2 (causal).
+
+- token, position and segment embeddings, or image patches with a summary token
+- attention with separate projections, h heads of width r; h * r need not be the model's width
+- feed-forward of width f; a layer without heads or without hidden units has no such sub-layer, and costs nothing
+- learned positions, exact or tanh GELU, biases everywhere, no dropout: the models here are fine-tuned for few epochs
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from export.attention import MultiHeadAttention
+
+Architecture = Literal["bert", "vit", "gpt2"]
+
+
+class LayerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one layer consists of.
+
+    Attributes:
+        num_heads: h; 0 leaves the attention sub-layer out.
+        head_dim: r, of queries, keys and values alike, so that TensorRT can fuse them.
+        ffn_dim: f; 0 leaves the feed-forward sub-layer out.
+        scale: of the logits; None is 1/sqrt(r). A layer whose heads were cut keeps the scale that it was trained with.
+    """
+
+    num_heads: int
+    head_dim: int
+    ffn_dim: int
+    scale: float | None = None
+
+
+class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The shape of a whole model; it travels with the weights, so that a reduced checkpoint loads at its own shapes.
+
+    Attributes:
+        architecture: which embeddings, and where the normalisation stands.
+        dim: d, the width of a token.
+        layers: a shape for each.
+        vocab_size: number of tokens; unused for images.
+        max_positions: the longest sequence; for images patches and one.
+        segments: number of segment embeddings; 0 is none.
+        image_size: pixels of a side.
+        patch_size: pixels of a patch's side.
+        channels: colours.
+        norm_eps: of every layer normalisation.
+        tanh_gelu: GELU by its tanh approximation, as GPT-2 has it.
+    """
+
+    architecture: Architecture
+    dim: int
+    layers: tuple[LayerShape, ...]
+    vocab_size: int = 0
+    max_positions: int = 512
+    segments: int = 0
+    image_size: int = 0
+    patch_size: int = 0
+    channels: int = 0
+    norm_eps: float = 1e-12
+    tanh_gelu: bool = False
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether sub-layers normalise what they read; post-LN normalises what they wrote."""
+        return self.architecture != "bert"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return self.architecture == "gpt2"
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between: d -> f -> d."""
+
+    def __init__(self, dim: int, hidden: int, tanh_gelu: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden)
+        self.down = nn.Linear(hidden, dim)
+        self.approximate = "tanh" if tanh_gelu else "none"
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the activations of the hidden units, [N, T, f]."""
+        return functional.gelu(self.up(x), approximate=self.approximate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, T, d]."""
+        output: Tensor = self.down(self.hidden(x))
+        return output
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with its residual and its normalisation.
+
+    Post-LN keeps the normalisation of a sub-layer that is left out: it was trained to read what that one writes.
+    """
+
+    def __init__(self, config: TransformerConfig, shape: LayerShape) -> None:
+        super().__init__()
+        self.pre_norm = config.pre_norm
+        self.attention = (
+            MultiHeadAttention(config.dim, shape.num_heads, shape.head_dim, causal=config.causal, scale=shape.scale)
+            if shape.num_heads
+            else None
+        )
+        self.attention_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config.dim, shape.ffn_dim, config.tanh_gelu) if shape.ffn_dim else None
+        self.feed_forward_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        # What stays of a removed sub-layer: its mean output, a constant.
+        self.attention_constant = nn.Parameter(torch.zeros(config.dim)) if self.attention is None else None
+        self.feed_forward_constant = nn.Parameter(torch.zeros(config.dim)) if self.feed_forward is None else None
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [N, T, d] for x [N, T, d] and mask [N, T] (1 is a token, 0 padding)."""
+        if self.pre_norm:
+            x = x + self._attend(self.attention_norm(x), mask)
+            return x + self._feed(self.feed_forward_norm(x))
+        x = self.attention_norm(x + self._attend(x, mask))
+        output: Tensor = self.feed_forward_norm(x + self._feed(x))
+        return output
+
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.attention is None:
+            assert self.attention_constant is not None
+            return self.attention_constant
+        attended: Tensor = self.attention(x, mask)[0]
+        return attended
+
+    def _feed(self, x: Tensor) -> Tensor:
+        if self.feed_forward is None:
+            assert self.feed_forward_constant is not None
+            return self.feed_forward_constant
+        fed: Tensor = self.feed_forward(x)
+        return fed
+
+
+class TextEmbeddings(nn.Module):
+    """Token, position and, for BERT, segment embeddings; BERT normalises their sum."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(config.vocab_size, config.dim)
+        self.position = nn.Embedding(config.max_positions, config.dim)
+        self.segment = nn.Embedding(config.segments, config.dim) if config.segments else None
+        self.norm = None if config.pre_norm else nn.LayerNorm(config.dim, eps=config.norm_eps)
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Return [N, T, d] for tokens [N, T]; segments [N, T] are all 0 when None."""
+        x = self.word(tokens) + self.position.weight[: tokens.shape[1]]
+        if self.segment is not None:
+            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        normalised: Tensor = x if self.norm is None else self.norm(x)
+        return normalised
+
+
+class ImageEmbeddings(nn.Module):
+    """Square patches, linearly projected, behind a learned summary token."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(config.channels, config.dim, config.patch_size, stride=config.patch_size)
+        self.summary = nn.Parameter(torch.zeros(1, 1, config.dim))
+        self.position = nn.Embedding((config.image_size // config.patch_size) ** 2 + 1, config.dim)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return [N, patches + 1, d] for pixels [N, channels, size, size]."""
+        patches = self.patch(pixels).flatten(2).transpose(1, 2)  # [N, patches, d]
+        summary = self.summary.expand(pixels.shape[0], -1, -1)
+        return torch.cat([summary, patches], dim=1) + self.position.weight
+
+
+class Transformer(nn.Module):
+    """Embeddings, layers, and for pre-LN a last normalisation.
+
+    Args:
+        config: its shape.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings: nn.Module = ImageEmbeddings(config) if config.architecture == "vit" else TextEmbeddings(config)
+        self.layers = nn.ModuleList(Layer(config, shape) for shape in config.layers)
+        self.final_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.pre_norm else None
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the hidden states [N, T, d].
+
+        Args:
+            inputs: token ids [N, T], or pixels [N, channels, size, size].
+            mask: [N, T], 1 for tokens and 0 for padding.
+            segments: [N, T], which segment each token belongs to.
+        """
+        x = self.embeddings(inputs) if segments is None else self.embeddings(inputs, segments)
+        for layer in self.layers:
+            x = layer(x, mask)
+        hidden: Tensor = x if self.final_norm is None else self.final_norm(x)
+        return hidden
