@@ -17,6 +17,12 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.wire import from_raw, to_raw
 
 DEFAULT_URL = "127.0.0.1:8001"
+_ADVICE = {
+    grpc.StatusCode.UNAVAILABLE: "Is it running? `fewheads serve REPOSITORY` starts one, --url names another.",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "Allow more time, or ask a server that has less to do.",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "Send it again later, or in smaller parts.",
+    grpc.StatusCode.INTERNAL: "The server's log tells more.",
+}
 
 
 class InferResult(NamedTuple):
@@ -141,12 +147,7 @@ class Client:
             return method(request, timeout=self._timeout)
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            unreachable = code is grpc.StatusCode.UNAVAILABLE and "got " not in (details or "")
-            fix = (
-                "Start one with `fewheads serve REPOSITORY`, or give its --url."
-                if unreachable
-                else "Correct the request."
-            )
+            fix = _ADVICE.get(code, "Correct the request.")
             given = Literally(f"{code.name} ({details})")
             raise ServerError(f"{subject} at {self.url}", given=given, expected="an answer", fix=fix) from None
 

@@ -59,11 +59,9 @@ def running_server(
 
 
 def _ready(process: subprocess.Popen[str], stdout: IO[str], log: list[str]) -> Ready:
-    lines = []
-    for line in stdout:
-        lines.append(line)
-        if line.startswith("}"):
-            return msgspec.json.decode("".join(lines), type=Ready)
+    line = stdout.readline()
+    if line:
+        return msgspec.json.decode(line, type=Ready)
     process.wait()
     raise _failure(f"an end with exit code {process.returncode}", "a server that takes requests", log)
 

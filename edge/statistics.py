@@ -8,9 +8,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-#: Upper bounds of the latency buckets in ns: 50 µs to 13 s, each √2 times the one before. A percentile that is read
+#: Upper bounds of the latency buckets in ns: 5 µs to 15 s, each √2 times the one before. A percentile that is read
 #: from them is therefore at most 41 % off, and usually far less, since it is interpolated.
-BUCKETS_NS: tuple[int, ...] = tuple(round(50_000 * 2 ** (step / 2)) for step in range(37))
+BUCKETS_NS: tuple[int, ...] = tuple(round(5_000 * 2 ** (step / 2)) for step in range(44))
 
 #: Triton's stages in the order in which a request passes them, after ``request``, which is all of them together.
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")

@@ -96,18 +96,20 @@ def _encoded(item: object) -> bytes:
 
 
 def _show(model: str, texts: tuple[str, ...], result: InferResult, as_json: bool) -> None:
-    outputs = {name: _plain(array).tolist() for name, array in result.outputs.items()}
-    times_ms = {stage.removesuffix("_ns"): result.timings_ns[stage] / 1e6 for stage in _STAGES}
-    times_ms["transport"] = (result.round_trip_ns - sum(result.timings_ns[stage] for stage in _STAGES)) / 1e6
+    outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
+    # Servers of other makers send no stage times; then all of it is transport.
+    stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
+    times_ms = {stage.removesuffix("_ns"): duration / 1e6 for stage, duration in stages_ns.items()}
+    times_ms["transport"] = (result.round_trip_ns - sum(stages_ns.values())) / 1e6
     times_ms["round_trip"] = result.round_trip_ns / 1e6
     if as_json:
         print_json({"model": model, "version": result.model_version, "outputs": outputs, "times_ms": times_ms})
         return
-    rows = len(next(iter(outputs.values())))
+    rows = max(len(values) for values in outputs.values())
     print_table(
         f"{model} version {result.model_version}",
         [*(["text"] if texts else []), *outputs],
-        [[*(texts[row : row + 1]), *(_cell(values[row]) for values in outputs.values())] for row in range(rows)],
+        [[*(texts[row : row + 1]), *(_cell(values, row) for values in outputs.values())] for row in range(rows)],
     )
     print_table("time", ["stage", "ms"], [[stage, milliseconds] for stage, milliseconds in times_ms.items()])
 
@@ -119,5 +121,7 @@ def _plain(array: Array) -> Array:
     return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))
 
 
-def _cell(value: object) -> object:
+def _cell(values: list[object], row: int) -> object:
+    """Return one row of an output; without a batch, outputs may have fewer rows than others."""
+    value = values[row] if row < len(values) else ""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from edge.cli.output import json_option, print_json, stderr
+from edge import backends
+from edge.cli.output import json_option, stderr
 from edge.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def serve(
         drain_seconds=drain_seconds,
         strict_readiness=strict_readiness,
     )
+    backends.choose(target)  # a wrong one ends here, not in each bundle's reason
     from edge import server  # grpc takes a quarter of a second to import, and `--help` needs none of it
 
     asyncio.run(server.serve(settings, lambda ready: _announce(ready, host, as_json)))
@@ -75,7 +78,7 @@ def serve(
 
 def _announce(ready: Ready, host: str, as_json: bool) -> None:
     if as_json:
-        print_json(ready)
+        click.echo(msgspec.json.encode(ready))
         return
     stderr.print(f"gRPC on {host}:{ready.grpc_port}", highlight=False)
     if ready.metrics_port is not None:

@@ -30,8 +30,8 @@ def bucket_of(duration: int) -> tuple[int, int]:
 
 
 def test_buckets() -> None:
-    assert BUCKETS_NS[0] == 50_000
-    assert BUCKETS_NS[2] == 100_000
+    assert BUCKETS_NS[0] == 5_000
+    assert BUCKETS_NS[2] == 10_000
     assert np.allclose(np.divide(BUCKETS_NS[1:], BUCKETS_NS[:-1]), 2**0.5, rtol=1e-4)
     assert BUCKETS_NS[-1] > 10e9
 

@@ -134,7 +134,8 @@ def test_statistics(client: triton.InferenceServerClient) -> None:
         assert getattr(new, stage).ns > getattr(old, stage).ns
     assert new.fail.count - old.fail.count == 1
     assert new.success.ns >= sum(getattr(new, s).ns for s in ("compute_input", "compute_infer", "compute_output"))
-    assert {batch.batch_size for batch in after.batch_stats} == {len(TEXTS)}
+    batches = {batch.batch_size: batch for batch in after.batch_stats}
+    assert batches[len(TEXTS)].compute_infer.count >= 3
     assert int(after.version) == 3
     assert len(client.get_inference_statistics().model_stats) > 10
 
