@@ -18,15 +18,21 @@ test: test-workstation test-jetpack6 test-jetpack7
 test-workstation: .venv/installed
 	$(BIN)/python -m pytest
 
-test-jetpack6: PYTHON_JETPACK = $(PYTHON3.10)
-test-jetpack6: VENV = .venv-jetpack6
-test-jetpack7: PYTHON_JETPACK = $(PYTHON3.12)
-test-jetpack7: VENV = .venv-jetpack7
-test-jetpack6 test-jetpack7:
-	@if [ -z "$(PYTHON_JETPACK)" ]; then echo "$@ skipped: its Python is not on this machine"; exit 0; fi; set -e; \
-	if [ constraints.txt -nt $(VENV)/installed ] || [ pyproject.toml -nt $(VENV)/installed ]; then \
-	  "$(PYTHON_JETPACK)" -m venv $(VENV) && $(VENV)/bin/pip install -q -c constraints.txt -e '.[cpu,test]' && touch $(VENV)/installed; fi; \
-	$(VENV)/bin/python -m pytest tests/edge
+# The ten thousand requests of the fuzz test need not be sent three times.
+QUICKER := --ignore tests/edge/test_fuzz.py
+
+test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
+	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")
+
+test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
+	$(if $(PYTHON3.12),.venv-jetpack7/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.12 on this machine")
+
+.venv-jetpack6/installed: PYTHON_JETPACK = $(PYTHON3.10)
+.venv-jetpack7/installed: PYTHON_JETPACK = $(PYTHON3.12)
+.venv-jetpack%/installed: pyproject.toml constraints.txt
+	$(PYTHON_JETPACK) -m venv $(@D)
+	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,test]'
+	touch $@
 
 # What a reviewer would ask for first: style, types, fresh generated code.
 check: .venv/installed
