@@ -129,7 +129,7 @@ def _plain(array: Array) -> Array:
 
 
 def _in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], None]:
-    step = preprocessor(bundle.manifest)
+    step = preprocessor(bundle)
 
     def call(inputs: dict[str, Array]) -> None:
         runner.infer(step(inputs[step.input.name]) if step else inputs)

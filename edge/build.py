@@ -100,7 +100,7 @@ def build(
     try:
         # Opened before the work, so that a cache that cannot be written is known at once.
         with replaced_directory(place) as new:
-            product = _make(bundle, backend, artifact, progress)
+            product = _make(bundle, backend, artifact, tier, progress)
             record = BuildRecord(
                 name=bundle.manifest.name,
                 version=bundle.manifest.version,
@@ -159,7 +159,7 @@ def load_runner(
     model = found.data if found else bundle.read(artifact.file)
     runner = OnnxRuntimeRunner(model, subject=_subject(bundle, artifact), cuda=backend.device == "GPU")
     try:
-        report = _verify(runner, bundle, artifact)
+        report = _verify(runner, bundle, artifact, tier)
     except BaseException:
         runner.close()
         raise
@@ -168,7 +168,9 @@ def load_runner(
     return Loaded(runner, report, backend, source)
 
 
-def _make(bundle: Bundle, backend: Backend, artifact: Artifact, progress: Progress | None) -> _Product:
+def _make(
+    bundle: Bundle, backend: Backend, artifact: Artifact, tier: str | None, progress: Progress | None
+) -> _Product:
     subject = _subject(bundle, artifact)
     model = bundle.read(artifact.file)
     if backend.name == "tensorrt-rtx":
@@ -192,17 +194,18 @@ def _make(bundle: Bundle, backend: Backend, artifact: Artifact, progress: Progre
     # What was written is what will be loaded, so that is what has to pass.
     runner = OnnxRuntimeRunner(optimized, subject=subject, cuda=cuda)
     try:
-        return _Product("model.onnx", optimized, golden=_verify(runner, bundle, artifact))
+        return _Product("model.onnx", optimized, golden=_verify(runner, bundle, artifact, tier))
     finally:
         runner.close()
 
 
-def _verify(runner: Runner, bundle: Bundle, artifact: Artifact) -> GoldenReport:
+def _verify(runner: Runner, bundle: Bundle, artifact: Artifact, tier: str | None) -> GoldenReport:
     subject = _subject(bundle, artifact)
     _check_tensors(f"{subject} inputs", runner.inputs, bundle.manifest.inputs)
     _check_tensors(f"{subject} outputs", runner.outputs, bundle.manifest.outputs)
     _check_preprocess(bundle)
-    return check_runner(runner, bundle.golden, artifact.tolerance, subject, bundle.manifest.max_batch_size)
+    golden = bundle.goldens[bundle.tier(tier).name]
+    return check_runner(runner, golden, artifact.tolerance, subject, bundle.manifest.max_batch_size)
 
 
 def _check_tensors(subject: str, found: tuple[TensorSpec, ...], stated: tuple[TensorSpec, ...]) -> None:
@@ -217,7 +220,7 @@ def _listed(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _check_preprocess(bundle: Bundle) -> None:
-    step = preprocessor(bundle.manifest)
+    step = preprocessor(bundle)
     if step is None:
         return
     subject = f"bundle {bundle.path} golden raw {step.input.name!r}"

@@ -27,13 +27,18 @@ class Bundle:
     Attributes:
         path: the directory.
         manifest: what it says.
-        golden: its golden set.
+        goldens: the golden set of each tier, by its name.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, golden: Golden) -> None:
+    def __init__(self, path: Path, manifest: Manifest, goldens: dict[str, Golden]) -> None:
         self.path = path
         self.manifest = manifest
-        self.golden = golden
+        self.goldens = goldens
+
+    @property
+    def golden(self) -> Golden:
+        """The golden set of the full tier."""
+        return self.goldens[self.manifest.tiers[0].name]
 
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
@@ -52,11 +57,13 @@ class Bundle:
         if stray:
             expected = "only files that the manifest lists"
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
+        sets = {tier.name: tier.golden or manifest.golden for tier in manifest.tiers}
+        decoded = {}
         for name, record in manifest.files.items():
             data = read_recorded(path / name, record.size_bytes, record.sha256)
-            if name == manifest.golden:
-                golden = golden_set.decode(data, manifest, str(path / name))
-        return cls(path, manifest, golden)
+            if name in (manifest.golden, *sets.values()):
+                decoded[name] = golden_set.decode(data, manifest, str(path / name))
+        return cls(path, manifest, {tier: decoded[name] for tier, name in sets.items()})
 
     def artifact(self, runtime: str, tier: str | None = None) -> Artifact:
         """Return the ONNX file to use with a runtime: one made for it, else one made for any.

@@ -146,10 +146,10 @@ class InferenceServicer:
         call = self._service.start(request, None if remaining is None else time.monotonic() + remaining)
         try:
             waiting = asyncio.wrap_future(call.future)
-            if call.timeout_seconds is None:  # the client's own deadline cancels this coroutine
+            if call.parameters.timeout_seconds is None:  # the client's own deadline cancels this coroutine
                 outputs = await waiting
             else:
-                outputs = await asyncio.wait_for(waiting, call.timeout_seconds)
+                outputs = await asyncio.wait_for(waiting, call.parameters.timeout_seconds)
             return self._service.finish(call, outputs)
         except asyncio.CancelledError:
             self._service.failed(call, "Cancelled")

@@ -25,7 +25,7 @@ Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The common rules: immutable, and a field that this version does not know is an error, not a surprise."""
 
 
@@ -62,10 +62,14 @@ class Artifact(_Struct, frozen=True):
 
 
 class Tier(_Struct, frozen=True):
-    """One size of the model. The first tier of a bundle is the full one, later ones are leaner."""
+    """One size of the model. The first tier of a bundle is the full one, later ones are leaner.
+
+    A tier with outputs of its own has a golden set of its own; the others answer to the bundle's.
+    """
 
     name: ModelName
     artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
+    golden: FileName | None = None
 
 
 class ExpressionPreprocess(_Struct, frozen=True, tag="expression", tag_field="type"):
@@ -74,6 +78,46 @@ class ExpressionPreprocess(_Struct, frozen=True, tag="expression", tag_field="ty
     input: TensorName
     output: TensorName
     max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that it makes."""
+        return (self.output,)
+
+
+class TokenizerPreprocess(_Struct, frozen=True, tag="tokenizer", tag_field="type"):
+    """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest text of the request.
+
+    Attributes:
+        input: what a client may send.
+        file: the ``tokenizer.json`` of Hugging Face's tokenizers, in the bundle.
+        ids: the input of the graph for the ids.
+        mask: the input of the graph that is 1 for tokens and 0 for padding.
+        max_length: tokens; what is longer is cut.
+        pad_id: the id of padding.
+        max_text_bytes: of one text; a longer one is refused before it is tokenised.
+    """
+
+    input: TensorName
+    file: FileName
+    ids: TensorName
+    mask: TensorName
+    max_length: Positive
+    pad_id: Annotated[int, msgspec.Meta(ge=0)]
+    max_text_bytes: Positive
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that it makes."""
+        return (self.ids, self.mask)
+
+
+class LabelPostprocess(_Struct, frozen=True, tag="label", tag_field="type"):
+    """The name of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
+
+    logits: TensorName
+    output: TensorName
+    labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
 
 
 class Measure(_Struct, frozen=True):
@@ -113,7 +157,8 @@ class Manifest(_Struct, frozen=True):
     golden: FileName
     files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
     provenance: Provenance
-    preprocess: ExpressionPreprocess | None = None
+    preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None
+    postprocess: LabelPostprocess | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
     def input(self, name: str) -> TensorSpec | None:
@@ -175,15 +220,16 @@ def check(manifest: Manifest, subject: str) -> None:
     _unique(subject, "tensor name", [spec.name for spec in specs])
     _unique(subject, "tier name", [tier.name for tier in manifest.tiers])
     artifacts = [artifact for tier in manifest.tiers for artifact in tier.artifacts]
-    for name in (*(artifact.file for artifact in artifacts), manifest.golden):
+    goldens = sorted({manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)})
+    for name in (*(artifact.file for artifact in artifacts), *goldens):
         if name not in manifest.files:
             raise _broken(subject, f"files entry for {name!r}", Literally("nothing"), "its size_bytes and sha256")
-    _unique(subject, "file of an artifact or of the golden set", [*(a.file for a in artifacts), manifest.golden])
+    _unique(subject, "file of an artifact or of the golden set", [*(a.file for a in artifacts), *goldens])
     if MANIFEST_NAME in manifest.files:
         raise _broken(subject, "files", MANIFEST_NAME, "every other file, because a manifest cannot hash itself")
     _check_profile(manifest, subject)
-    if manifest.preprocess:
-        _check_preprocess(manifest, manifest.preprocess, subject)
+    _check_preprocess(manifest, subject)
+    _check_postprocess(manifest, subject)
 
 
 def _check_profile(manifest: Manifest, subject: str) -> None:
@@ -203,12 +249,30 @@ def _check_profile(manifest: Manifest, subject: str) -> None:
             raise _broken(subject, f"profile of {name!r}", profile.max, expected)
 
 
-def _check_preprocess(manifest: Manifest, preprocess: ExpressionPreprocess, subject: str) -> None:
-    if manifest.input(preprocess.output) is None:
-        expected = f"one of {[spec.name for spec in manifest.inputs]}"
-        raise _broken(subject, "preprocess output", preprocess.output, expected)
-    if any(preprocess.input == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
-        raise _broken(subject, "preprocess input", preprocess.input, "a name that no tensor of the graph has")
+def _check_preprocess(manifest: Manifest, subject: str) -> None:
+    step = manifest.preprocess
+    if step is None:
+        return
+    for name in step.outputs:
+        if manifest.input(name) is None:
+            expected = f"one of {[spec.name for spec in manifest.inputs]}"
+            raise _broken(subject, "preprocess output", name, expected)
+    if any(step.input == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
+        raise _broken(subject, "preprocess input", step.input, "a name that no tensor of the graph has")
+    if isinstance(step, TokenizerPreprocess) and step.file not in manifest.files:
+        raise _broken(subject, f"files entry for {step.file!r}", Literally("nothing"), "the tokenizer of preprocess")
+
+
+def _check_postprocess(manifest: Manifest, subject: str) -> None:
+    step = manifest.postprocess
+    if step is None:
+        return
+    logits = next((spec for spec in manifest.outputs if spec.name == step.logits), None)
+    if logits is None or logits.datatype != "FP32" or logits.shape != (-1, len(step.labels)):
+        expected = f"an FP32 output of shape {[-1, len(step.labels)]}, a column for each label"
+        raise _broken(subject, "postprocess logits", step.logits, expected)
+    if any(step.output == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
+        raise _broken(subject, "postprocess output", step.output, "a name that no tensor of the graph has")
 
 
 def _unique(subject: str, what: str, names: list[str]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edge.build import Loaded
 from edge.bundle import Bundle
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
-from edge.golden import GoldenReport
+from edge.postprocess import postprocessor
 from edge.preprocess import preprocessor
 from edge.runner import Runner
 
@@ -28,26 +29,63 @@ class Model:
         name: its name.
         version: its version, as the protocol writes it.
         manifest: its manifest.
-        runner: what computes it; only the device thread may call it.
-        golden_report: how it did on its golden set when it was loaded.
+        tiers: the runner and golden report of each tier by name, the full one first. Only the device thread may call
+            the runners.
         inputs: what a client may send, by name: the graph's inputs, and the text that may stand for some of them.
-        outputs: what a client may ask for, by name.
+        outputs: what a client may ask for, by name: the graph's outputs, and what is made of them.
         optional: the inputs of which a client chooses one or the other.
         load_memory_bytes: how much the process grew while it was loaded.
     """
 
-    def __init__(self, bundle: Bundle, runner: Runner, golden_report: GoldenReport, load_memory_bytes: int) -> None:
+    def __init__(self, bundle: Bundle, tiers: Mapping[str, Loaded], load_memory_bytes: int) -> None:
         self.manifest = bundle.manifest
         self.name = bundle.manifest.name
         self.version = str(bundle.manifest.version)
-        self.runner = runner
-        self.golden_report = golden_report
+        self.tiers = dict(tiers)
         self.load_memory_bytes = load_memory_bytes
-        self._preprocess = preprocessor(bundle.manifest)
+        self._preprocess = preprocessor(bundle)
+        self._postprocess = postprocessor(bundle.manifest)
         texts = [self._preprocess.input] if self._preprocess else []
+        made = [self._postprocess.output] if self._postprocess else []
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
-        self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in bundle.manifest.outputs}
+        self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.optional = {self._preprocess.input.name, *self._preprocess.outputs} if self._preprocess else set()
+
+    @property
+    def full_tier(self) -> str:
+        """The name of the tier that answers when a request names none."""
+        return self.manifest.tiers[0].name
+
+    @property
+    def runner(self) -> Runner:
+        """The runner of the full tier."""
+        return self.tiers[self.full_tier].runner
+
+    @property
+    def golden_max_abs_diff(self) -> float:
+        """The largest difference of any tier from its golden outputs."""
+        return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
+
+    def tier(self, name: str) -> Runner:
+        """Return the runner of a tier.
+
+        Raises:
+            InvalidRequest: there is no such tier.
+        """
+        if name not in self.tiers:
+            expected = f"one of {', '.join(self.tiers)}"
+            raise self._invalid("parameter 'tier'", name, expected, f"Leave it out for {self.full_tier}.")
+        return self.tiers[name].runner
+
+    def complete(self, outputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the graph and what the manifest makes of them, such as labels."""
+        step = self._postprocess
+        return {**outputs, step.output.name: step(outputs[step.reads])} if step else outputs
+
+    def close(self) -> None:
+        """Close every runner; on the device thread."""
+        for loaded in self.tiers.values():
+            loaded.runner.close()
 
     def prepare(self, arrays: Mapping[str, Array]) -> Feeds:
         """Check a request's tensors against the batch limit and the profile, and preprocess them.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from edge.build import load_runner
+from edge.build import Loaded, load_runner
 from edge.bundle import Bundle
 from edge.device import DeviceThread
 from edge.errors import BundleError, FewheadsError, InvalidRequest, ModelNotFound, ModelNotReady
@@ -99,9 +99,15 @@ class Repository:
         def load() -> Model:
             memory = MemorySampler()
             before = memory.process_rss_bytes()
-            loaded = load_runner(bundle, self._target, self._cache)
-            grown = max(memory.process_rss_bytes() - before, 0)
-            return Model(bundle, loaded.runner, loaded.golden_report, grown)
+            tiers: dict[str, Loaded] = {}
+            try:
+                for tier in bundle.manifest.tiers:
+                    tiers[tier.name] = load_runner(bundle, self._target, self._cache, tier=tier.name)
+                return Model(bundle, tiers, max(memory.process_rss_bytes() - before, 0))
+            except FewheadsError:
+                for loaded in tiers.values():
+                    loaded.runner.close()
+                raise
 
         try:
             entry.model = self._device.call(load)
@@ -111,7 +117,7 @@ class Repository:
                 entry.name,
                 entry.version,
                 entry.model.runner.platform,
-                entry.model.golden_report.max_abs_diff,
+                entry.model.golden_max_abs_diff,
             )
         except FewheadsError as error:
             entry.state, entry.reason = "UNAVAILABLE", str(error)
@@ -163,5 +169,5 @@ class Repository:
         for entry in self._entries:
             if entry.model:
                 entry.state = "UNLOADING"
-                self._device.call(entry.model.runner.close)
+                self._device.call(entry.model.close)
                 entry.model = None

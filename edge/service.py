@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge import __version__
 from edge.datatypes import Array
@@ -20,6 +21,7 @@ from edge.wire import decode_inputs, encode_outputs, requested_outputs
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
 
 _TIMINGS = "timings"
+_TIER = "tier"
 #: Request parameters with a meaning, and the kinds of value that each may have. Others are the client's own business.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "timeout": ("int64_param", "uint64_param"),
@@ -30,7 +32,16 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "triton_enable_empty_final_response": ("bool_param",),
     "binary_data_output": ("bool_param",),
     _TIMINGS: ("bool_param",),
+    _TIER: ("string_param",),
 }
+
+
+class Parameters(NamedTuple):
+    """What a request's parameters ask for; None and False where they do not."""
+
+    timeout_seconds: float | None = None
+    timings: bool = False
+    tier: str | None = None
 
 
 @dataclass(slots=True)
@@ -40,10 +51,11 @@ class Call:
     request: pb.ModelInferRequest
     entry: Entry
     model: Model
+    tier: str
     output_names: list[str]
     rows: int
     started_ns: int
-    timeout_seconds: float | None
+    parameters: Parameters
     future: Future[dict[str, Array]]
     timings: Timings = field(default_factory=Timings)
 
@@ -80,18 +92,20 @@ class InferenceService:
         started_ns = time.perf_counter_ns()
         entry, model = self._repository.ready(request.model_name, request.model_version)
         try:
-            timeout = _check_parameters(request)
+            parameters = _parameters(request)
+            tier = parameters.tier or model.full_tier
+            runner = model.tier(tier)
             names = requested_outputs(request, model.outputs)
             feeds = model.prepare(decode_inputs(request, model.inputs))
-            if timeout is not None:
-                limit = time.monotonic() + timeout
+            if parameters.timeout_seconds is not None:
+                limit = time.monotonic() + parameters.timeout_seconds
                 deadline = limit if deadline is None else min(deadline, limit)
             timings = Timings(compute_input_ns=time.perf_counter_ns() - started_ns)
             queued_ns = time.perf_counter_ns()
 
             def compute() -> dict[str, Array]:
                 begun_ns = time.perf_counter_ns()
-                outputs = model.runner.infer(feeds.inputs)
+                outputs = runner.infer(feeds.inputs)
                 timings.queue_ns = begun_ns - queued_ns
                 timings.compute_infer_ns = time.perf_counter_ns() - begun_ns
                 return outputs
@@ -100,7 +114,7 @@ class InferenceService:
         except RequestError as error:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns)
             raise
-        return Call(request, entry, model, names, feeds.rows, started_ns, timeout, future, timings)
+        return Call(request, entry, model, tier, names, feeds.rows, started_ns, parameters, future, timings)
 
     def finish(self, call: Call, outputs: dict[str, Array]) -> pb.ModelInferResponse:
         """Return the response of a call whose outputs are there, and count it."""
@@ -108,12 +122,14 @@ class InferenceService:
         response = pb.ModelInferResponse(
             model_name=call.model.name, model_version=call.model.version, id=call.request.id
         )
-        encode_outputs(response, outputs, call.output_names)
+        encode_outputs(response, call.model.complete(outputs), call.output_names)
         timings = call.timings
         now_ns = time.perf_counter_ns()
         timings.compute_output_ns = now_ns - begun_ns
         timings.request_ns = now_ns - call.started_ns
-        if call.request.parameters and call.request.parameters[_TIMINGS].bool_param:
+        if len(call.model.tiers) > 1:
+            response.parameters[_TIER].string_param = call.tier
+        if call.parameters.timings:
             for stage in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns"):
                 response.parameters[stage].int64_param = getattr(timings, stage)
         call.entry.statistics.succeeded(timings, call.rows)
@@ -183,7 +199,7 @@ class InferenceService:
             config.input.add(name=spec.name, data_type=data_type, dims=dims, optional=spec.name in model.optional)
         for spec in model.outputs.values():
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
-        config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_report.max_abs_diff:.3g}"
+        config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
         config.instance_group.add(name=f"{model.name}_0", count=1, kind=kind)
         return pb.ModelConfigResponse(config=config)
@@ -206,10 +222,10 @@ class InferenceService:
         return response
 
 
-def _check_parameters(request: pb.ModelInferRequest) -> float | None:
-    """Check the request's parameters and return its timeout in seconds, if it has one."""
+def _parameters(request: pb.ModelInferRequest) -> Parameters:
+    """Check the request's parameters and return those that matter."""
     if not request.parameters:
-        return None
+        return Parameters()
     values: dict[str, object] = {}
     for name, parameter in request.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
@@ -232,8 +248,12 @@ def _check_parameters(request: pb.ModelInferRequest) -> float | None:
         given = Literally("a request of a sequence")
         fix = "Leave the sequence parameters out."
         raise InvalidRequest("parameter 'sequence_id'", given=given, expected="none: no model keeps state", fix=fix)
-    timeout_us = values.get("timeout", 0)
-    return timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us else None
+    timeout_us, tier = values.get("timeout"), values.get(_TIER)
+    return Parameters(
+        timeout_seconds=timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us else None,
+        timings=bool(values.get(_TIMINGS)),
+        tier=tier if isinstance(tier, str) else None,
+    )
 
 
 def _data_type(datatype: str) -> pb.DataType:

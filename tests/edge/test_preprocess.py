@@ -14,7 +14,7 @@ from edge.errors import InvalidRequest
 from edge.expression import MAX_TERMS, TOKENS, tokenize
 from edge.manifest import ExpressionPreprocess
 from edge.preprocess import ExpressionPreprocessor, preprocessor
-from tests.edge.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden, oracle_manifest
+from tests.edge.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden
 
 STEP = ExpressionPreprocessor(ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0))
 
@@ -26,11 +26,13 @@ def rows(*texts: str | bytes) -> Array:
 
 
 def test_a_manifest_without_preprocessing_has_none() -> None:
-    assert preprocessor(msgspec.structs.replace(oracle_manifest(), preprocess=None)) is None
+    bundle = Bundle.open(ORACLE_BUNDLE)
+    plain = msgspec.structs.replace(bundle.manifest, preprocess=None)
+    assert preprocessor(Bundle(bundle.path, plain, bundle.goldens)) is None
 
 
 def test_a_manifest_names_both_ends() -> None:
-    step = preprocessor(oracle_manifest())
+    step = preprocessor(Bundle.open(ORACLE_BUNDLE))
     assert step is not None
     assert step.input == TensorSpec("expression", "BYTES", (-1, 1))
     assert step.outputs == ("x",)
@@ -38,7 +40,7 @@ def test_a_manifest_names_both_ends() -> None:
 
 def test_the_golden_set_of_a_bundle_is_preprocessed_exactly() -> None:
     bundle = Bundle.open(ORACLE_BUNDLE)
-    step = preprocessor(bundle.manifest)
+    step = preprocessor(bundle)
     assert step is not None
     made = step(bundle.golden.raw[step.input.name])
     assert np.array_equal(made["x"], bundle.golden.inputs["x"])

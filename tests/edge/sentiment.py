@@ -1,0 +1,130 @@
+"""A text classifier of two tiers, small enough to read: the logits count good and bad words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from edge.bundle import Bundle, write_bundle
+from edge.datatypes import Array, TensorSpec
+from edge.golden import Golden
+from edge.manifest import (
+    Artifact,
+    LabelPostprocess,
+    Manifest,
+    Profile,
+    Provenance,
+    Tier,
+    TokenizerPreprocess,
+    Tolerance,
+)
+from tests.edge.models import serialized
+
+WORDS = ("[PAD]", "[UNK]", "good", "bad", "fine", "poor")
+#: What each word adds to the logits of the two labels. The lean tier knows only the first two.
+WEIGHTS = np.array([[0, 0], [0, 0], [0, 1], [1, 0], [0, 1], [1, 0]], np.float32)
+TIERS = ("full", "lean")
+LABELS = ("negative", "positive")
+TEXTS = ("good good bad", "bad", "fine fine bad", "poor poor good", "good")
+MAX_BATCH_SIZE, MAX_LENGTH = 8, 16
+
+
+def tokenizer_json() -> bytes:
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer.to_str().encode()
+
+
+def weights(tier: str) -> Array:
+    known = WEIGHTS.copy()
+    if tier == "lean":
+        known[4:] = 0
+    return known
+
+
+def model(tier: str) -> bytes:
+    """Embed, mask and sum: ids and mask [batch, tokens] to logits [batch, 2]."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["weights", "input_ids"], ["each"]),
+            helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["real", "last"], ["column"]),
+            helper.make_node("Mul", ["each", "column"], ["counted"]),
+            helper.make_node("ReduceSum", ["counted", "tokens"], ["logits"], keepdims=0),
+        ],
+        "sentiment",
+        [
+            helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "tokens"])
+            for n in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
+        [
+            numpy_helper.from_array(weights(tier), "weights"),
+            numpy_helper.from_array(np.array([2], np.int64), "last"),
+            numpy_helper.from_array(np.array([1], np.int64), "tokens"),
+        ],
+    )
+    return serialized(graph)
+
+
+def logits(text: str, tier: str) -> Array:
+    known = weights(tier)
+    return np.sum([known[WORDS.index(word) if word in WORDS else 1] for word in text.split()], axis=0)
+
+
+def golden(tier: str) -> Golden:
+    ids = np.zeros((len(TEXTS), max(len(text.split()) for text in TEXTS)), np.int64)
+    mask = np.zeros_like(ids)
+    for row, text in enumerate(TEXTS):
+        words = text.split()
+        ids[row, : len(words)] = [WORDS.index(word) for word in words]
+        mask[row, : len(words)] = 1
+    return Golden(
+        inputs={"input_ids": ids, "attention_mask": mask},
+        outputs={"logits": np.stack([logits(text, tier) for text in TEXTS]).astype(np.float32)},
+        raw={"text": np.array([[text.encode()] for text in TEXTS])},
+    )
+
+
+def manifest() -> Manifest:
+    shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
+    artifact = {"runtime": "any", "precision": "fp32", "opset": 17, "tolerance": Tolerance(atol=0, rtol=0)}
+    return Manifest(
+        format_version=1,
+        name="sentiment",
+        version=1,
+        description="Counts good and bad words.",
+        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask")),
+        outputs=(TensorSpec("logits", "FP32", (-1, 2)),),
+        max_batch_size=MAX_BATCH_SIZE,
+        profile={"input_ids": shape, "attention_mask": shape},
+        tiers=tuple(
+            Tier(name=tier, artifacts=(Artifact(file=f"{tier}.onnx", **artifact),), golden=f"{tier}.npz")
+            for tier in TIERS
+        ),
+        golden="full.npz",
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
+        preprocess=TokenizerPreprocess(
+            input="text",
+            file="tokenizer.json",
+            ids="input_ids",
+            mask="attention_mask",
+            max_length=MAX_LENGTH,
+            pad_id=0,
+            max_text_bytes=200,
+        ),
+        postprocess=LabelPostprocess(logits="logits", output="label", labels=LABELS),
+    )
+
+
+def write_sentiment_bundle(directory: Path) -> Bundle:
+    files = {"tokenizer.json": tokenizer_json()}
+    for tier in TIERS:
+        files |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
+    return write_bundle(directory, manifest(), files)

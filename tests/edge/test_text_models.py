@@ -1,0 +1,194 @@
+"""Text in, logits and labels out, in the tier that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from edge.build import load_runner
+from edge.bundle import write_bundle
+from edge.datatypes import Array
+from edge.errors import BundleError, GoldenError
+from edge.launch import running_server
+from edge.manifest import Manifest
+from edge.preprocess import TokenizerPreprocessor
+from tests.edge import sentiment
+from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
+    directory = tmp_path_factory.mktemp("text")
+    sentiment.write_sentiment_bundle(directory / "sentiment")
+    serving = running_server([directory / "sentiment"], cache=directory / "cache")
+    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+        yield client
+
+
+def text(*texts: str | bytes) -> triton.InferInput:
+    encoded = [t.encode() if isinstance(t, str) else t for t in texts]
+    tensor = triton.InferInput("text", [len(texts), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[t] for t in encoded], np.object_))
+    return tensor
+
+
+def tokens(name: str, values: Array) -> triton.InferInput:
+    tensor = triton.InferInput(name, list(values.shape), "INT64")
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+@pytest.mark.parametrize("tier", [None, *TIERS])
+def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier: str | None) -> None:
+    parameters = {"tier": tier} if tier else None
+    result = client.infer("sentiment", [text(*TEXTS)], parameters=parameters)
+    expected = np.stack([logits(t, tier or "full") for t in TEXTS])
+    np.testing.assert_array_equal(result.as_numpy("logits"), expected)
+    labels = [LABELS[row.argmax()].encode() for row in expected]
+    assert result.as_numpy("label")[:, 0].tolist() == labels
+    assert result.get_response().parameters["tier"].string_param == (tier or "full")
+
+
+def test_the_tiers_differ(client: triton.InferenceServerClient) -> None:
+    answers = [
+        client.infer("sentiment", [text("fine fine bad")], parameters={"tier": tier}).as_numpy("label")[0, 0]
+        for tier in TIERS
+    ]
+    assert answers == [b"positive", b"negative"]
+
+
+def test_tokens_are_accepted_too(client: triton.InferenceServerClient) -> None:
+    inputs = golden("full").inputs
+    result = client.infer("sentiment", [tokens(name, values) for name, values in inputs.items()])
+    np.testing.assert_array_equal(result.as_numpy("logits"), golden("full").outputs["logits"])
+
+
+def test_one_output_alone(client: triton.InferenceServerClient) -> None:
+    result = client.infer("sentiment", [text("good")], outputs=[triton.InferRequestedOutput("label")])
+    assert [output.name for output in result.get_response().outputs] == ["label"]
+
+
+def test_a_row_is_the_same_alone_and_in_a_batch(client: triton.InferenceServerClient) -> None:
+    together = client.infer("sentiment", [text(*TEXTS)]).as_numpy("logits")
+    alone = [client.infer("sentiment", [text(one)]).as_numpy("logits")[0] for one in TEXTS]
+    np.testing.assert_array_equal(together, np.stack(alone))
+
+
+def test_long_text_is_cut_to_the_longest_sequence(client: triton.InferenceServerClient) -> None:
+    result = client.infer("sentiment", [text(" ".join(["good"] * 20))])
+    assert result.as_numpy("logits")[0].tolist() == [0, sentiment.MAX_LENGTH]
+
+
+def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
+    metadata = client.get_model_metadata("sentiment")
+    assert [t.name for t in metadata.inputs] == ["text", "input_ids", "attention_mask"]
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
+        ("logits", "FP32", [-1, 2]),
+        ("label", "BYTES", [-1, 1]),
+    ]
+    assert all(tensor.optional for tensor in client.get_model_config("sentiment").config.input)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "message"),
+    [
+        ([text("good")], {"tier": "huge"}, "one of full, lean"),
+        ([text(b"\xff")], None, "UTF-8"),
+        ([text("x" * 201)], None, "201 bytes"),
+        ([text("good"), tokens("input_ids", np.ones((1, 2), np.int64))], None, "stands for"),
+        ([tokens("input_ids", np.ones((1, 2), np.int64))], None, "'attention_mask'"),
+        (
+            [tokens("input_ids", np.ones((1, 17), np.int64)), tokens("attention_mask", np.ones((1, 17), np.int64))],
+            None,
+            "16",
+        ),
+        ([text(*["good"] * 9)], None, "at most 8"),
+        ([text("")], None, "shape"),
+    ],
+)
+def test_bad_requests(
+    client: triton.InferenceServerClient,
+    inputs: list[triton.InferInput],
+    parameters: dict[str, str] | None,
+    message: str,
+) -> None:
+    with pytest.raises(InferenceServerException, match=message) as caught:
+        client.infer("sentiment", inputs, parameters=parameters)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def _with(change: Callable[[Manifest], Manifest], **files: bytes) -> tuple[Manifest, dict[str, bytes]]:
+    contents = {"tokenizer.json": tokenizer_json()}
+    for tier in TIERS:
+        contents |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
+    return change(manifest()), contents | {name.replace("__", "."): data for name, data in files.items()}
+
+
+def _post(**fields: object) -> Callable[[Manifest], Manifest]:
+    def change(m: Manifest) -> Manifest:
+        assert m.postprocess
+        return msgspec.structs.replace(m, postprocess=msgspec.structs.replace(m.postprocess, **fields))
+
+    return change
+
+
+def _pre(**fields: object) -> Callable[[Manifest], Manifest]:
+    def change(m: Manifest) -> Manifest:
+        assert m.preprocess
+        return msgspec.structs.replace(m, preprocess=msgspec.structs.replace(m.preprocess, **fields))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_post(labels=("a", "b", "c")), r"\[-1, 3\]"),
+        (_post(logits="zz"), "postprocess logits"),
+        (_post(output="logits"), "postprocess output"),
+        (_pre(file="zz.json"), "'zz.json'"),
+        (_pre(mask="zz"), "preprocess output"),
+        (_pre(input="logits"), "preprocess input"),
+    ],
+)
+def test_manifests_that_contradict_themselves(
+    tmp_path: Path, change: Callable[[Manifest], Manifest], message: str
+) -> None:
+    wrong, files = _with(change)
+    with pytest.raises(BundleError, match=message):
+        write_bundle(tmp_path / "b", wrong, files)
+
+
+def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
+    wrong, files = _with(lambda m: m, tokenizer__json=b"{}")
+    bundle = write_bundle(tmp_path / "b", wrong, files)
+    with pytest.raises(BundleError, match=r"a tokenizer\.json of Hugging Face's tokenizers"):
+        load_runner(bundle, "onnxruntime", tmp_path / "cache")
+
+
+def test_each_tier_answers_to_its_own_golden_set(tmp_path: Path) -> None:
+    swapped, files = _with(lambda m: m, lean__onnx=model("full"))
+    bundle = write_bundle(tmp_path / "b", swapped, files)
+    load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="full")
+    with pytest.raises(GoldenError, match=r"lean\.onnx"):
+        load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="lean")
+
+
+def test_the_tokenizer_ignores_the_padding_of_its_file(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json().decode())
+    tokenizer.enable_padding(length=50)
+    tokenizer.enable_truncation(1)
+    config = manifest().preprocess
+    assert config is not None
+    step = TokenizerPreprocessor(config, tokenizer.to_str().encode(), "tokenizer")  # type: ignore[arg-type]
+    made = step(np.array([[b"good bad"], [b"fine"]], np.object_))
+    assert made["input_ids"].tolist() == [[2, 3], [4, 0]]
+    assert made["attention_mask"].tolist() == [[1, 1], [1, 0]]
