@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from edge.device import DeviceThread
-from edge.grpc_server import GrpcServer
+from edge.grpc_server import INFERENCE, TELEMETRY, GrpcServer
 from edge.memory import MemorySampler
 from edge.metrics import MetricsServer, ServerCollector
 from edge.repository import Entry, Repository
@@ -87,9 +87,9 @@ async def _load(repository: Repository, service: InferenceService, grpc_server: 
 
     await asyncio.to_thread(repository.load_all, changed)
     service.accepting = True
-    for name in ("", "inference.GRPCInferenceService"):
+    for name in ("", INFERENCE):
         await grpc_server.set_health(name, service.server_ready())
-    await grpc_server.set_health("fewheads.telemetry.v1.Telemetry", True)
+    await grpc_server.set_health(TELEMETRY, True)
 
 
 def _ready(grpc_port: int, metrics_port: int | None, repository: Repository) -> Ready:

@@ -1,4 +1,7 @@
-"""A run directory: ``weights.safetensors``, ``config.json`` and ``metrics.json``, written whole or not at all."""
+"""A run directory: ``weights.safetensors``, ``config.json`` and ``metrics.json``, written whole or not at all.
+
+A model of text has its ``tokenizer.json`` beside them, and one that was measured its ``predictions.npz``.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from edge.manifest import Measure, Provenance
 from export.errors import CheckpointError
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
+TOKENIZER, PREDICTIONS = "tokenizer.json", "predictions.npz"
 _FIX = "Train the model again."
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -42,8 +46,21 @@ class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measures: tuple[Measure, ...]
 
 
-def save(directory: str | Path, module: nn.Module, config: RunConfig, metrics: RunMetrics) -> None:
+def save(
+    directory: str | Path,
+    module: nn.Module,
+    config: RunConfig,
+    metrics: RunMetrics,
+    further: Mapping[str, bytes] | None = None,
+) -> None:
     """Write a run directory; an earlier run that stands there is replaced.
+
+    Args:
+        directory: where.
+        module: its weights are written.
+        config: what rebuilds it.
+        metrics: how good it is.
+        further: the contents of :data:`TOKENIZER` and :data:`PREDICTIONS`, where there are such.
 
     Raises:
         CheckpointError: something else stands there, or the disk refuses.
@@ -57,6 +74,7 @@ def save(directory: str | Path, module: nn.Module, config: RunConfig, metrics: R
         WEIGHTS: safetensors.torch.save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}),
         CONFIG: _encode(config),
         METRICS: _encode(metrics),
+        **(further or {}),
     }
     try:
         with replaced_directory(directory) as new:
@@ -125,7 +143,9 @@ def _load_weights(module: nn.Module, path: Path) -> None:
 
 
 def _is_run(directory: Path) -> bool:
-    return directory.is_dir() and {entry.name for entry in directory.iterdir()} == {WEIGHTS, CONFIG, METRICS}
+    if not directory.is_dir():
+        return False
+    return {entry.name for entry in directory.iterdir()} - {TOKENIZER, PREDICTIONS} == {WEIGHTS, CONFIG, METRICS}
 
 
 def _encode(value: msgspec.Struct) -> bytes:

@@ -6,6 +6,7 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from export.calculator import NAMES
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
+    from export.calculator.bundle import Exported
     from export.checkpoint import RunMetrics
 
 _ALL = "calculator"
@@ -94,17 +96,38 @@ def train(
     help="The directory that holds bundles.",
 )
 @click.option("--replace", is_flag=True, help="Replace bundles that stand there.")
+@click.option("--name", help="Make one bundle of this name: a tier of each run, fine-tuned on one task, fullest first.")
+@click.option(
+    "--data-dir",
+    default="data",
+    show_default=True,
+    envvar="FEWHEADS_DATA",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="With --name: holds glue/TASK; golden and calibration texts come from its training set.",
+)
 @json_option
-def export(runs: tuple[Path, ...], repository: Path, replace: bool, as_json: bool) -> None:
-    """Convert runs to ONNX, check them against torch, and write them as bundles."""
+def export(
+    runs: tuple[Path, ...], repository: Path, replace: bool, name: str | None, data_dir: Path, as_json: bool
+) -> None:
+    """Convert runs to ONNX, check them against torch, and write them as bundles.
+
+    Runs of `fewheads train` become a bundle each. Runs of `fewheads finetune` become the tiers of one, with --name.
+    """
     with _working("loading torch"):
         from export.calculator.bundle import export_run
+        from export.tasks.bundle import export_classifier
 
+    jobs: list[tuple[str, Callable[[], Exported]]] = (
+        [(", ".join(map(str, runs)), lambda: export_classifier(runs, repository, name, data_dir, replace=replace))]
+        if name
+        else [(str(run), partial(export_run, run, repository, replace=replace)) for run in runs]
+    )
     results = []
-    for run in runs:
+    for what, job in jobs:
         started = time.perf_counter()
-        with _working(f"exporting {run}"):
-            exported = export_run(run, repository, replace=replace)
+        with _working(f"exporting {what}"):
+            exported = job()
         results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
     if as_json:
         print_json(results)

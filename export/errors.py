@@ -4,6 +4,8 @@
   - DataError              a data set is not what it must be
   - TrainingError          a training run cannot go on
   - CheckpointError        a run directory breaks its format, or cannot be read or written
+  - ReductionError         a model cannot be reduced from what is given
+  - PlanError              a plan of reduction does not fit, cannot be met, or is said to give what it cannot
 """
 
 from __future__ import annotations
@@ -21,3 +23,11 @@ class TrainingError(FewheadsError):
 
 class CheckpointError(FewheadsError):
     """A run directory breaks its format, or cannot be read or written."""
+
+
+class ReductionError(FewheadsError):
+    """A model cannot be reduced from what is given."""
+
+
+class PlanError(FewheadsError):
+    """A plan of reduction does not fit, cannot be met, or is said to give what it cannot."""

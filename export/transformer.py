@@ -118,12 +118,21 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return [N, T, d] for x [N, T, d] and mask [N, T] (1 is a token, 0 padding)."""
+        return self.after_feed_forward(self.after_attention(x, mask))
+
+    def after_attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what the first half makes of x, [N, T, d]; arguments as above."""
         if self.pre_norm:
-            x = x + self._attend(self.attention_norm(x), mask)
+            return x + self._attend(self.attention_norm(x), mask)
+        normalised: Tensor = self.attention_norm(x + self._attend(x, mask))
+        return normalised
+
+    def after_feed_forward(self, x: Tensor) -> Tensor:
+        """Return what the second half makes of the first half's x, [N, T, d]."""
+        if self.pre_norm:
             return x + self._feed(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self._attend(x, mask))
-        output: Tensor = self.feed_forward_norm(x + self._feed(x))
-        return output
+        normalised: Tensor = self.feed_forward_norm(x + self._feed(x))
+        return normalised
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.attention is None:

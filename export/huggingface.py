@@ -1,0 +1,183 @@
+"""Hugging Face model directories, ``config.json`` and safetensors, as :class:`export.transformer.Transformer`.
+
+BERT (MiniLM is one), ViT and GPT-2. The fields, and the name and shape of every tensor, are checked before the first
+weight is read. The package ``transformers`` is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from edge.errors import Literally
+from edge.manifest import FileName
+from export.errors import CheckpointError
+from export.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLER, Names, Source
+from export.transformer import Transformer, TransformerConfig
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_FIX = "Download the model again, or give one of BERT, ViT or GPT-2 in the safetensors format."
+#: Types of weights as safetensors names them; all become FP32.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class Pretrained(NamedTuple):
+    """What a directory holds.
+
+    Attributes:
+        transformer: the model without a head, in FP32 and evaluation mode.
+        pooler: the layer d -> d over the first token, to be followed by tanh; None where the directory has none.
+        classifier: the head of a fine-tuned model, d -> labels; None where the directory has none.
+    """
+
+    transformer: Transformer
+    pooler: nn.Linear | None
+    classifier: nn.Linear | None
+
+
+class _Stored(NamedTuple):
+    """A tensor on disk: its file, its name there, its type and shape."""
+
+    path: Path
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _Index(msgspec.Struct):
+    """The index of a model in several files: tensor to file."""
+
+    weight_map: dict[str, FileName]
+
+
+def load_pretrained(directory: str | Path) -> Pretrained:
+    """Read a model.
+
+    Args:
+        directory: holds ``config.json`` and ``model.safetensors``, or an index and the files that it names.
+
+    Raises:
+        CheckpointError: a file is missing or malformed; the architecture is another, or computes something else than
+            its name says; heads do not divide the width; a tensor is missing, unknown, of another shape or not finite.
+    """
+    directory = Path(directory)
+    config, names = _read_config(directory / CONFIG)
+    stored = _stored(directory, names)
+    with torch.device("meta"):  # shapes without memory
+        transformer = Transformer(config)
+        heads = _heads(stored, config.dim)
+    wanted = {name: tensor.shape for name, tensor in transformer.state_dict().items()}
+    sources = names.sources(wanted)
+    shapes = {source.name: source.shape(wanted[name]) for name, source in sources.items()}
+    for path, head in heads.items():
+        shapes |= {f"{path}.{name}": list(tensor.shape) for name, tensor in head.state_dict().items()}
+    _check(directory, stored, shapes)
+    transformer.load_state_dict(
+        {name: _tensor(stored[source.name], source) for name, source in sources.items()}, assign=True
+    )
+    for path, head in heads.items():
+        weights = {name: _tensor(stored[f"{path}.{name}"], Source(name)) for name in head.state_dict()}
+        head.load_state_dict(weights, assign=True)
+    classifier = next((heads[path] for path in CLASSIFIERS if path in heads), None)
+    return Pretrained(transformer.eval(), heads.get(POOLER), classifier)
+
+
+def _read_config(path: Path) -> tuple[TransformerConfig, Names]:
+    data = _read(path)
+    fields = _decode(path, data, dict[str, Any])
+    architecture = fields.get("model_type")
+    if architecture not in NAMES:
+        raise _broken(f"{path} field model_type", architecture, f"one of {', '.join(NAMES)}")
+    names = NAMES[architecture]
+    for field, only in names.required.items():
+        if fields.get(field, only) != only:
+            raise _broken(f"{path} field {field}", fields[field], f"{only}, the only kind that is computed here")
+    config = _decode(path, data, names.fields).config()
+    if config.dim % config.layers[0].num_heads:
+        expected = f"a divisor of {names.dim}, {config.dim}"
+        raise _broken(f"{path} field {names.heads}", config.layers[0].num_heads, expected)
+    if config.architecture == "vit" and config.image_size % config.patch_size:
+        raise _broken(f"{path} field patch_size", config.patch_size, f"a divisor of image_size, {config.image_size}")
+    return config, names
+
+
+def _stored(directory: Path, names: Names) -> dict[str, _Stored]:
+    """Return what the files hold, without prefix and in today's names, less what nothing needs."""
+    files = [WEIGHTS]
+    if (directory / INDEX).exists():
+        index = _decode(directory / INDEX, _read(directory / INDEX), _Index)
+        files = sorted(set(index.weight_map.values()))
+    found = {}
+    for tensor in (tensor for file in files for tensor in _tensors_of(directory / file)):
+        name = tensor.name.removeprefix(names.prefix)
+        for old, new in OLD_ENDS.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        if not IGNORED.fullmatch(name):
+            found[name] = tensor
+    return found
+
+
+def _tensors_of(path: Path) -> Iterator[_Stored]:
+    if not path.is_file():
+        raise _broken(str(path), Literally("nothing there"), "a file")
+    try:
+        with safe_open(path, "pt") as file:  # reads the header only
+            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                part = file.get_slice(name)
+                yield _Stored(path, name, part.get_dtype(), part.get_shape())
+    except (SafetensorError, OSError) as error:
+        raise _broken(str(path), Literally(error), "a safetensors file") from None
+
+
+def _heads(stored: Mapping[str, _Stored], dim: int) -> dict[str, nn.Linear]:
+    """Return the heads that the files hold, d -> as many rows as the stored weight has; d for the pooler."""
+    found = {}
+    for path in (POOLER, *CLASSIFIERS):
+        if f"{path}.weight" in stored:
+            rows = dim if path == POOLER else next(iter(stored[f"{path}.weight"].shape), 0)
+            found[path] = nn.Linear(dim, rows, bias=f"{path}.bias" in stored)
+    return found
+
+
+def _check(directory: Path, stored: Mapping[str, _Stored], shapes: Mapping[str, list[int]]) -> None:
+    for name in sorted(stored.keys() ^ shapes.keys()):
+        given = "a tensor that this architecture has not" if name in stored else "no such tensor"
+        raise _broken(f"{directory} tensor {name!r}", Literally(given), "the tensors that config.json tells of")
+    for name, shape in shapes.items():
+        tensor = stored[name]
+        if tensor.shape != shape or tensor.datatype not in _FLOATS:
+            given = Literally(f"{tensor.datatype} {tensor.shape}")
+            raise _broken(f"{tensor.path} tensor {tensor.name!r}", given, f"{shape} of {', '.join(_FLOATS)}")
+
+
+def _tensor(stored: _Stored, source: Source) -> Tensor:
+    with safe_open(stored.path, "pt") as file:
+        tensor = source.ours(file.get_tensor(stored.name))
+    if not torch.isfinite(tensor).all():
+        raise _broken(f"{stored.path} tensor {stored.name!r}", Literally("NaN or Inf"), "finite weights")
+    return tensor
+
+
+def _decode(path: Path, data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+        raise _broken(str(path), Literally(error), "the JSON of a Hugging Face model") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _broken(str(path), Literally(error.strerror), "a file") from None
+
+
+def _broken(subject: str, given: object, expected: str) -> CheckpointError:
+    return CheckpointError(subject, given=given, expected=expected, fix=_FIX)

@@ -1,0 +1,266 @@
+"""What Hugging Face calls the fields and tensors of BERT, ViT and GPT-2, as tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from export.transformer import Architecture, LayerShape, TransformerConfig
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+Epsilon = Annotated[float, msgspec.Meta(gt=0)]
+#: The names of GELU; the last two are its tanh approximation.
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh"]
+
+
+class _Encoder(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that BERT and ViT share."""
+
+    hidden_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    intermediate_size: Positive
+    hidden_act: Activation
+    layer_norm_eps: Epsilon = 1e-12
+
+    def common(self) -> dict[str, Any]:
+        """Return what all these models tell in the same words, as arguments of a configuration."""
+        shape = LayerShape(
+            self.num_attention_heads, self.hidden_size // self.num_attention_heads, self.intermediate_size
+        )
+        return {
+            "dim": self.hidden_size,
+            "layers": (shape,) * self.num_hidden_layers,
+            "norm_eps": self.layer_norm_eps,
+            "tanh_gelu": self.hidden_act != "gelu",
+        }
+
+
+class BertFields(_Encoder, frozen=True, kw_only=True):
+    """BERT's ``config.json``, as far as it shapes the model."""
+
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    type_vocab_size: Positive
+    position_embedding_type: Literal["absolute"] = "absolute"
+
+    def config(self) -> TransformerConfig:
+        """Return the same in our words."""
+        return TransformerConfig(
+            architecture="bert",
+            vocab_size=self.vocab_size,
+            max_positions=self.max_position_embeddings,
+            segments=self.type_vocab_size,
+            **self.common(),
+        )
+
+
+class VitFields(_Encoder, frozen=True, kw_only=True):
+    """ViT's ``config.json``, as far as it shapes the model."""
+
+    image_size: Positive
+    patch_size: Positive
+    num_channels: Positive
+
+    def config(self) -> TransformerConfig:
+        """Return the same in our words."""
+        return TransformerConfig(
+            architecture="vit",
+            image_size=self.image_size,
+            patch_size=self.patch_size,
+            channels=self.num_channels,
+            max_positions=(self.image_size // self.patch_size) ** 2 + 1,
+            **self.common(),
+        )
+
+
+class Gpt2Fields(msgspec.Struct, frozen=True, kw_only=True):
+    """GPT-2's ``config.json``, as far as it shapes the model; without ``n_inner`` the feed-forward is 4 d wide."""
+
+    vocab_size: Positive
+    n_positions: Positive
+    n_embd: Positive
+    n_layer: Positive
+    n_head: Positive
+    n_inner: Positive | None = None
+    activation_function: Activation = "gelu_new"
+    layer_norm_epsilon: Epsilon = 1e-5
+
+    def config(self) -> TransformerConfig:
+        """Return the same in our words."""
+        shape = LayerShape(self.n_head, self.n_embd // self.n_head, self.n_inner or 4 * self.n_embd)
+        return TransformerConfig(
+            architecture="gpt2",
+            dim=self.n_embd,
+            layers=(shape,) * self.n_layer,
+            vocab_size=self.vocab_size,
+            max_positions=self.n_positions,
+            norm_eps=self.layer_norm_epsilon,
+            tanh_gelu=self.activation_function != "gelu",
+        )
+
+
+Fields = BertFields | VitFields | Gpt2Fields
+
+
+class Source(NamedTuple):
+    """Where a tensor of ours stands in a file.
+
+    Attributes:
+        name: theirs.
+        part: which third of it, for GPT-2's joint projection of queries, keys and values; None is all of it.
+        transposed: whether a matrix is [in, out]; GPT-2's "Conv1D" keeps it so.
+        leading: whether it has a leading dimension of 1 that ours has not.
+    """
+
+    name: str
+    part: int | None = None
+    transposed: bool = False
+    leading: bool = False
+
+    def shape(self, ours: torch.Size) -> list[int]:
+        """Return the shape that it must have there."""
+        whole = list(ours) if self.part is None else [3 * ours[0], *ours[1:]]
+        return [1, *whole] if self.leading else whole[::-1] if self.transposed else whole
+
+    def ours(self, theirs: Tensor) -> Tensor:
+        """Return our tensor, contiguous and in FP32."""
+        tensor = theirs[0] if self.leading else theirs.T if self.transposed and theirs.dim() == 2 else theirs
+        return (tensor if self.part is None else tensor.chunk(3)[self.part]).float().contiguous()
+
+
+class Names(NamedTuple):
+    """How one architecture is written down.
+
+    Attributes:
+        fields: the type of its ``config.json``.
+        dim, heads: the fields that hold the model's width and the number of heads.
+        required: fields that change what is computed, and the only value of each that is computed here; absent is
+            that value.
+        prefix: stands before every name where the model has a head.
+        layer_prefix: stands before the number of a layer.
+        layer: within a layer, our modules to theirs.
+        other: our other modules, and parameters that their model keeps outside of a module, to theirs.
+    """
+
+    fields: type[Fields]
+    dim: str
+    heads: str
+    required: dict[str, Any]
+    prefix: str
+    layer_prefix: str
+    layer: dict[str, Source]
+    other: dict[str, Source]
+
+    def sources(self, ours: Iterable[str]) -> dict[str, Source]:
+        """Return, for each name of our ``state_dict``, where its tensor stands; names are without the prefix."""
+        found = {}
+        for name in ours:
+            if layered := _LAYER.fullmatch(name):
+                number, module, parameter = layered.groups()
+                source = self.layer[module]
+                path = f"{self.layer_prefix}{number}.{source.name}.{parameter}"
+            elif name in self.other:
+                source = self.other[name]
+                path = source.name
+            else:
+                module, _, parameter = name.rpartition(".")
+                source = self.other[module]
+                path = f"{source.name}.{parameter}"
+            found[name] = source._replace(name=path)
+        return found
+
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(\w+)")
+
+_FEED_FORWARD = {"feed_forward.up": Source("intermediate.dense"), "feed_forward.down": Source("output.dense")}
+
+NAMES: dict[Architecture, Names] = {
+    "bert": Names(
+        fields=BertFields,
+        dim="hidden_size",
+        heads="num_attention_heads",
+        required={"is_decoder": False, "add_cross_attention": False},
+        prefix="bert.",
+        layer_prefix="encoder.layer.",
+        layer={
+            **_FEED_FORWARD,
+            "attention.q_proj": Source("attention.self.query"),
+            "attention.k_proj": Source("attention.self.key"),
+            "attention.v_proj": Source("attention.self.value"),
+            "attention.output_proj": Source("attention.output.dense"),
+            "attention_norm": Source("attention.output.LayerNorm"),
+            "feed_forward_norm": Source("output.LayerNorm"),
+        },
+        other={
+            "embeddings.word": Source("embeddings.word_embeddings"),
+            "embeddings.position": Source("embeddings.position_embeddings"),
+            "embeddings.segment": Source("embeddings.token_type_embeddings"),
+            "embeddings.norm": Source("embeddings.LayerNorm"),
+        },
+    ),
+    "vit": Names(
+        fields=VitFields,
+        dim="hidden_size",
+        heads="num_attention_heads",
+        required={"qkv_bias": True},
+        prefix="vit.",
+        layer_prefix="encoder.layer.",
+        layer={
+            **_FEED_FORWARD,
+            "attention.q_proj": Source("attention.attention.query"),
+            "attention.k_proj": Source("attention.attention.key"),
+            "attention.v_proj": Source("attention.attention.value"),
+            "attention.output_proj": Source("attention.output.dense"),
+            "attention_norm": Source("layernorm_before"),
+            "feed_forward_norm": Source("layernorm_after"),
+        },
+        other={
+            "embeddings.patch": Source("embeddings.patch_embeddings.projection"),
+            "embeddings.summary": Source("embeddings.cls_token"),
+            "embeddings.position.weight": Source("embeddings.position_embeddings", leading=True),
+            "final_norm": Source("layernorm"),
+        },
+    ),
+    "gpt2": Names(
+        fields=Gpt2Fields,
+        dim="n_embd",
+        heads="n_head",
+        required={
+            "add_cross_attention": False,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
+        prefix="transformer.",
+        layer_prefix="h.",
+        layer={
+            "attention.q_proj": Source("attn.c_attn", part=0, transposed=True),
+            "attention.k_proj": Source("attn.c_attn", part=1, transposed=True),
+            "attention.v_proj": Source("attn.c_attn", part=2, transposed=True),
+            "attention.output_proj": Source("attn.c_proj", transposed=True),
+            "attention_norm": Source("ln_1"),
+            "feed_forward.up": Source("mlp.c_fc", transposed=True),
+            "feed_forward.down": Source("mlp.c_proj", transposed=True),
+            "feed_forward_norm": Source("ln_2"),
+        },
+        other={
+            "embeddings.word": Source("wte"),
+            "embeddings.position": Source("wpe"),
+            "final_norm": Source("ln_f"),
+        },
+    ),
+}
+
+POOLER = "pooler.dense"
+#: A fine-tuned model has one of these: for sequences, for spans, or GPT-2's.
+CLASSIFIERS = ("classifier", "qa_outputs", "score")
+
+#: Buffers that follow from the configuration, and the heads and masks of pre-training, which nothing here uses.
+IGNORED = re.compile(r"(.*\.)?position_ids|.*\.attn\.(masked_)?bias|(cls|lm_head)\..*|embeddings\.mask_token")
+#: Ends of names in BERT's first checkpoints, and what they are now.
+OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}

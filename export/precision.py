@@ -1,0 +1,153 @@
+"""One FP32 ONNX model as each runtime wants it: fused or in INT8 for ONNX Runtime, in FP16 or INT8 for TensorRT.
+
+TensorRT knows standard operators only, and neither dynamic quantisation nor zero points; ONNX Runtime's operators for
+transformers are its own. So a tier has a file for each. TensorRT networks are strongly typed here: the types that
+these files hold are the types that compute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir
+from onnx import ModelProto
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
+from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+from edge.datatypes import Array
+
+#: QuantizeLinear and DequantizeLinear take FP16 scales from here on; TensorRT 10.3 reads up to 20.
+INT8_OPSET = 19
+
+#: Rows that one calibration step takes; all that a step computes stays in memory.
+_CALIBRATION_ROWS = 8
+
+
+def fused(model: bytes) -> bytes:
+    """Return the model with ONNX Runtime's own attention, SkipLayerNormalization, BiasGelu and FastGelu.
+
+    By onnxscript: the optimizer of ``onnxruntime.transformers`` finds no attention in the graph that torch exports.
+    A layer's own number of heads and its scale are kept; a fused operator's default scale is 1/sqrt(r).
+    """
+    optimised, _ = optimize_for_ort(onnx_ir.from_proto(onnx.load_from_string(model)), clear_metadata=True)
+    return _checked(onnx_ir.to_proto(optimised))
+
+
+def dynamic_int8(model: bytes) -> bytes:
+    """Return the model for ONNX Runtime with INT8 weights, per channel, and inputs quantised as they come.
+
+    From the plain model: ONNX Runtime fuses the rest as it loads, and is no slower than on one fused before. Embeddings
+    stay FP32: they cost memory but no time, and would be quantised per tensor. So does the head.
+    """
+    source = _load(model)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "int8.onnx"
+        quantize_dynamic(
+            _preprocessed(source),
+            path,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=_projections(source),
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+        return _checked(onnx.load(path))
+
+
+def half(model: bytes) -> bytes:
+    """Return the model in FP16 for TensorRT, weights too, with softmaxes in FP32.
+
+    Token ids stay INT64 and logits FP32. A LayerNormalization takes and gives FP16 and sums in FP32, its
+    ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
+    """
+    return _checked(_half(_load(model)))
+
+
+def static_int8(model: bytes, calibration: Mapping[str, Array]) -> bytes:
+    """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
+
+    Each product with weights gets QuantizeLinear and DequantizeLinear on both inputs: symmetric, as TensorRT demands,
+    weights per channel, and what comes in per tensor, from the largest value that calibration shows. Products between
+    tokens, residuals, normalisations and the head stay as they are in :func:`half`.
+
+    Args:
+        model: in FP32.
+        calibration: real inputs by name, as many rows of each.
+    """
+    source = _load(model)
+    upgraded = onnx.version_converter.convert_version(source, INT8_OPSET)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "int8.onnx"
+        quantize_static(
+            _preprocessed(upgraded),
+            path,
+            _Calibration(calibration),
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=_projections(upgraded),
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={
+                "ActivationSymmetric": True,
+                "WeightSymmetric": True,
+                # The product itself leaves in FP16: its sum with the bias and the residual needs more than 8 bits.
+                "OpTypesToExcludeOutputQuantization": ["MatMul"],
+                "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
+            },
+        )
+        return _checked(_half(onnx.load(path)))
+
+
+class _Calibration(CalibrationDataReader):  # type: ignore[misc]
+    """Hands out calibration rows in steps."""
+
+    def __init__(self, inputs: Mapping[str, Array]) -> None:
+        self._steps = self._iterate(inputs)
+
+    def get_next(self) -> dict[str, Array] | None:
+        """Return the next step, or None at the end."""
+        return next(self._steps, None)
+
+    @staticmethod
+    def _iterate(inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        for start in range(0, len(next(iter(inputs.values()))), _CALIBRATION_ROWS):
+            yield {name: array[start : start + _CALIBRATION_ROWS] for name, array in inputs.items()}
+
+
+def _load(model: bytes) -> ModelProto:
+    loaded = onnx.load_from_string(model)
+    # Types and shapes between nodes follow from the rest, and would contradict what is changed here.
+    del loaded.graph.value_info[:]
+    return loaded
+
+
+def _checked(model: ModelProto) -> bytes:
+    onnx.checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _preprocessed(model: ModelProto) -> ModelProto:
+    """Say that the model needs no preprocessing: the exporter has folded its constants. Else each call warns."""
+    add_pre_process_metadata(model)
+    return model
+
+
+def _half(model: ModelProto) -> ModelProto:
+    converted = convert_float_to_float16(model, keep_io_types=True, op_block_list=["Softmax"])
+    # It appends its casts at the end.
+    OnnxModel(converted).topological_sort()
+    return converted
+
+
+def _projections(model: ModelProto) -> list[str]:
+    """Return the names of the matrix products with weights, up to the last normalisation: without the head's."""
+    weights = {initializer.name for initializer in model.graph.initializer}
+    nodes = list(model.graph.node)  # in the order of computation
+    last = max(index for index, node in enumerate(nodes) if node.op_type == "LayerNormalization")
+    return [node.name for node in nodes[:last] if node.op_type == "MatMul" and node.input[1] in weights]

@@ -1,0 +1,102 @@
+"""From a trained transformer to the ONNX files of one tier, each checked through ONNX Runtime against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from edge.datatypes import Array
+from edge.golden import Golden
+from edge.manifest import Artifact, Tolerance
+from export.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
+
+
+class ExportedArtifact(NamedTuple):
+    """One ONNX file.
+
+    Attributes:
+        artifact: what the manifest says of it, its tolerance included.
+        data: its bytes.
+        largest_difference: of its outputs to torch's over the given inputs, absolute.
+    """
+
+    artifact: Artifact
+    data: bytes
+    largest_difference: float
+
+
+class _Precision(NamedTuple):
+    """What a precision may cost.
+
+    Attributes:
+        worst: the largest difference to torch that is exported at all, as a share of the outputs' spread.
+        margin: the tolerance as a multiple of the largest difference: other machines round elsewhere.
+        least: the smallest tolerance, as a share of the outputs' spread.
+    """
+
+    worst: float
+    margin: float
+    least: float
+
+
+_PRECISIONS = {
+    "fp32": _Precision(worst=1e-3, margin=10, least=1e-4),
+    "fp16": _Precision(worst=0.05, margin=4, least=0.01),
+    "int8": _Precision(worst=1.5, margin=2, least=0.05),
+}
+
+
+def export_tier(
+    module: nn.Module,
+    inputs: Mapping[str, Array],
+    calibration: Mapping[str, Array],
+    outputs: Sequence[str],
+    *,
+    name: str = "full",
+) -> list[ExportedArtifact]:
+    """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.
+
+    Args:
+        module: takes the inputs in their order; a head on a :class:`export.transformer.Transformer`.
+        inputs: real inputs by the names they shall have, at least two rows: what the files are checked with. Token
+            ids, masks and segments are INT64 [N, T], with N and T for a request to choose; pixels are
+            [N, channels, size, size], with N to choose.
+        calibration: other real inputs, in the same names, from which ranges for INT8 are taken.
+        outputs: the names that the module's outputs shall have.
+        name: of the tier; files are called after it.
+
+    Raises:
+        GoldenError: a file computes something else than torch does.
+        onnx.checker.ValidationError: a file is no valid ONNX.
+    """
+    dynamic = {name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()}
+    examples = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    plain = to_onnx(module, examples, outputs, dynamic)
+    golden = golden_of(module, inputs, outputs)
+    kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
+        ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
+        ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain)),
+        ("tensorrt", "fp16", OPSET, lambda: half(plain)),
+        ("tensorrt", "int8", INT8_OPSET, lambda: static_int8(plain, calibration)),
+    ]
+    exported = []
+    for runtime, precision, opset, make in kinds:
+        file, data = f"{name}.{runtime}.{precision}.onnx", make()
+        difference, tolerance = _measured(data, golden, precision, file)
+        artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
+        exported.append(ExportedArtifact(artifact, data, difference))
+    return exported
+
+
+def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
+    """Return the largest difference to torch, and the tolerance for every machine that follows from it."""
+    cost = _PRECISIONS[precision]
+    spread = max(float(output.std()) for output in golden.outputs.values())
+    difference = largest_difference(data, golden, Tolerance(atol=cost.worst * spread, rtol=0.0), subject)
+    allowed = max(cost.margin * difference, cost.least * spread)
+    # Two digits, for those who read manifests.
+    return difference, Tolerance(atol=float(f"{allowed:.1e}"), rtol=0.0)

@@ -1,0 +1,104 @@
+"""Answers of a model to questions, and the official measures of SQuAD v1.1: exact match and F1 of tokens."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from edge.datatypes import Array
+from edge.manifest import Measure
+from export.heads import SpanClassifier
+from export.tasks.metrics import interval
+from export.tasks.squad import Question, Windows
+from export.tasks.tokens import sorted_batches
+
+_BATCH = 16
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def extract(
+    model: SpanClassifier, questions: Sequence[Question], windows: Windows, *, n_best: int = 20, longest: int = 30
+) -> tuple[str, ...]:
+    """Return a model's answer to each question: the best span of all its windows, by the sum of the two logits.
+
+    Args:
+        model: in evaluation mode.
+        questions: n of them.
+        windows: of these questions, from :func:`export.tasks.squad.encode_windows`.
+        n_best: so many first and so many last tokens of a window are combined.
+        longest: tokens that an answer may have.
+
+    Returns:
+        A part of each question's context; empty where no window has a token of it.
+    """
+    best: list[tuple[float, str]] = [(-np.inf, "")] * len(questions)
+    with torch.inference_mode():
+        for indices in sorted_batches(windows.rows.lengths, _BATCH):
+            batch = windows.rows.batch(indices)
+            logits = model(batch.inputs, batch.mask, batch.segments)
+            for place, window in enumerate(indices):
+                start, end = (one[place].numpy() for one in logits)
+                question = windows.questions[window]
+                score, (begin, stop) = _best_span(start, end, windows.offsets[window], n_best, longest)
+                if score > best[question][0]:
+                    best[question] = score, questions[question].context[begin:stop]
+    return tuple(text for _, text in best)
+
+
+def exact_match(answer: str, right: Sequence[str]) -> float:
+    """Return 1 if an answer is one of the right ones after :func:`normalised`, else 0."""
+    return float(any(normalised(answer) == normalised(one) for one in right))
+
+
+def token_f1(answer: str, right: Sequence[str]) -> float:
+    """Return the F1 of an answer's words against the right answer that it fits best, after :func:`normalised`."""
+    return max(_f1(normalised(answer).split(), normalised(one).split()) for one in right)
+
+
+def normalised(text: str) -> str:
+    """Return a text in lower case without punctuation, articles and double spaces, as the official script has it."""
+    words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    return " ".join(words.split())
+
+
+def measures(split: str, questions: Sequence[Question], answers: Sequence[str]) -> tuple[Measure, Measure]:
+    """Return exact match and F1, 0 to 1, with their bootstrap intervals.
+
+    Args:
+        split: what to call the questions.
+        questions: n of them.
+        answers: to each, from :func:`extract`.
+    """
+    right = [[answer.text for answer in question.answers] for question in questions]
+    found = []
+    for name, function in (("exact_match", exact_match), ("f1", token_f1)):
+        values = np.array([function(answer, texts) for answer, texts in zip(answers, right, strict=True)])
+        bounds = interval(_mean, values)
+        found.append(Measure(metric=name, split=split, value=float(values.mean()), n=len(values), interval=bounds))
+    return found[0], found[1]
+
+
+def _best_span(start: Array, end: Array, offsets: Array, n_best: int, longest: int) -> tuple[float, tuple[int, int]]:
+    """Return the highest sum of a first and a last logit, [T] each, within the context, and its characters."""
+    context = np.flatnonzero(offsets[:, 0] >= 0)
+    firsts, lasts = (context[np.argsort(-logits[context], kind="stable")[:n_best]] for logits in (start, end))
+    length = lasts[None, :] - firsts[:, None] + 1
+    sums = np.where((length >= 1) & (length <= longest), start[firsts][:, None] + end[lasts][None, :], -np.inf)
+    if not np.isfinite(sums).any():
+        return -np.inf, (0, 0)
+    row, column = np.unravel_index(sums.argmax(), sums.shape)
+    return float(sums[row, column]), (int(offsets[firsts[row], 0]), int(offsets[lasts[column], 1]))
+
+
+def _f1(words: Sequence[str], right: Sequence[str]) -> float:
+    shared = sum((Counter(words) & Counter(right)).values())
+    return 2 * shared / (len(words) + len(right)) if shared else 0.0
+
+
+def _mean(values: Array) -> Array:
+    return np.asarray(values.mean(axis=-1))

@@ -1,0 +1,166 @@
+"""The command ``fewheads finetune``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.progress import Progress, TaskID
+
+from edge.cli.output import json_option, print_json, print_table, progress
+from export.tasks import NAMES
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from export.checkpoint import RunMetrics
+    from export.tasks.finetune import Epoch, Step
+
+#: Seconds between two lines where stderr is no terminal, and a bar would say nothing until its end.
+_LINE_EVERY = 30.0
+
+
+@click.command()
+@click.argument("task", type=click.Choice(NAMES, case_sensitive=False))
+@click.option(
+    "--model",
+    "source",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="What to start from: a Hugging Face directory, or a run; one on the same task keeps its head.",
+)
+@click.option(
+    "--data-dir",
+    default="data",
+    show_default=True,
+    envvar="FEWHEADS_DATA",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks.",
+)
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="The best of them is kept.")
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="At its peak.")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
+@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per example.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of new head and example order.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Train so many times, from --seed on, into TASK-seed0, …, and show the means over the seeds.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Train on so many examples only.")
+@click.option(
+    "--teacher",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A run on the same task, whose answers and hidden states are imitated.",
+)
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the run directories go; an earlier run of the same name is replaced, an unfinished one continued.",
+)
+@json_option
+def finetune(
+    task: str,
+    source: Path,
+    data_dir: Path,
+    epochs: int,
+    lr: float,
+    batch: int,
+    max_length: int,
+    seed: int,
+    seeds: int,
+    limit: int | None,
+    teacher: Path | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Fine-tune a model on a task of GLUE.
+
+    A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. An
+    interrupted run goes on when the same command is given again.
+    """
+    with progress() as bar:
+        loading = bar.add_task("loading torch and data", total=1, note="")
+        import torch
+
+        from export.calculator.run import pooled
+        from export.tasks.glue import TASKS
+        from export.tasks.recipe import Recipe
+        from export.tasks.run import finetune_run, prepare
+        from export.tasks.tokens import load_tokenizer
+
+        tokenizer = load_tokenizer(source)
+        data = prepare(TASKS[task], data_dir, tokenizer, max_length=max_length, limit=limit)
+        bar.advance(loading)
+    # One thread gives the same sums on every machine.
+    torch.set_num_threads(1)
+    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr)
+    trained = []
+    runs = {one: out / (task if seeds == 1 else f"{task}-seed{one}") for one in range(seed, seed + seeds)}
+    for one, run in runs.items():
+        with _watching(run.name) as watch:
+            trained.append(
+                finetune_run(
+                    TASKS[task],
+                    source,
+                    data,
+                    tokenizer,
+                    run,
+                    recipe,
+                    seed=one,
+                    max_length=max_length,
+                    teacher=teacher,
+                    on_step=watch.on_step,
+                    on_epoch=watch.on_epoch,
+                )
+            )
+    metrics = pooled(trained)
+    if as_json:
+        print_json({"task": task, "runs": [str(run) for run in runs.values()], "metrics": metrics})
+        return
+    _print_measures(task, ", ".join(map(str, runs.values())), metrics)
+
+
+class _Watch:
+    """Moves a bar of steps, and says each epoch's score."""
+
+    def __init__(self, name: str, bar: Progress, task: TaskID) -> None:
+        self._name, self._bar, self._task = name, bar, task
+        self._said = time.monotonic()
+
+    def on_step(self, step: Step) -> None:
+        note = f"loss {step.loss:.3f}, {timedelta(seconds=round(step.seconds_left))} left"
+        self._bar.update(self._task, total=step.steps, completed=step.number, note=note)
+        if not self._bar.console.is_terminal and time.monotonic() - self._said > _LINE_EVERY:
+            self._say(f"step {step.number}/{step.steps}: {note}")
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        self._say(f"epoch {epoch.number}: {epoch.score:.4f} on the hold-out")
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        self._bar.console.print(f"{self._name}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _watching(name: str) -> Iterator[_Watch]:
+    with progress() as bar:
+        yield _Watch(name, bar, bar.add_task(name, total=None, note=""))
+
+
+def _print_measures(task: str, runs: str, metrics: RunMetrics) -> None:
+    rows = []
+    for measure in metrics.measures:
+        low, high = measure.interval or (measure.value, measure.value)
+        rows.append((measure.split, measure.metric, measure.value, f"{low:.4f} … {high:.4f}", measure.n))
+    title = f"{task}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
+    print_table(title, ("split", "metric", "value", "95 % interval", "items"), rows)

@@ -1,0 +1,198 @@
+"""Fine-tuning: AdamW, warm-up and linear decay, the best epoch on a hold-out, a teacher if there is one."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from export.errors import TrainingError
+from export.tasks.objectives import (
+    Head,
+    corresponding_layers,
+    hidden_loss,
+    hidden_states,
+    imitation_loss,
+    outputs_of,
+    task_loss,
+)
+from export.tasks.recipe import Distillation, Recipe, learning_rate
+from export.tasks.state import fingerprint, load_state, save_state
+from export.tasks.tokens import Batch, Rows, shuffled_batches
+
+
+class Step(msgspec.Struct, frozen=True):
+    """How far a run is: the step of so many, its loss, and the seconds that are left if all goes on as it did."""
+
+    number: int
+    steps: int
+    loss: float
+    seconds_left: float
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """An epoch that is over: its number from 1, and its score on the hold-out, where more is better."""
+
+    number: int
+    score: float
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """What a run did: each epoch's score, the best epoch from 1, steps, and seconds over all its interruptions."""
+
+    scores: tuple[float, ...]
+    best_epoch: int
+    steps: int
+    seconds: float
+
+
+def fine_tune(
+    model: Head,
+    train: Rows,
+    recipe: Recipe,
+    *,
+    seed: int,
+    evaluate: Callable[[], float],
+    teacher: Head | None = None,
+    state: Path | None = None,
+    save_every: int = 200,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> Tuned:
+    """Train a model in place and leave it, in evaluation mode, with the weights of its best epoch.
+
+    Args:
+        model: with the head of the task.
+        train: what it learns from.
+        recipe: how.
+        seed: of the order of the rows; nothing else is random here.
+        evaluate: returns the score on the hold-out, more being better; called with the model in evaluation mode.
+        teacher: a model with outputs of the same shape, whose outputs and hidden states are followed.
+        state: a file for the state of the run. A run that finds its own there goes on from it, and ends with the same
+            bits as one that was never interrupted. The file stays after the end, for the caller to delete.
+        save_every: steps between two states; each epoch ends with one too.
+        on_step: called after each step.
+        on_epoch: called after each epoch.
+
+    Raises:
+        TrainingError: a loss or gradient is no longer finite.
+        CheckpointError: the state is malformed, of another run, or cannot be written.
+    """
+    run = _Run(model, recipe, state)
+    if state is not None:
+        models = [model] if teacher is None else [model, teacher]
+        run.go_on(fingerprint(models, train, f"{recipe} seed {seed}"))
+    per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
+    steps = recipe.epochs * per_epoch
+    while run.step < steps:
+        first, started = run.step, time.perf_counter()
+        epoch = run.step // per_epoch
+        batches = shuffled_batches(train.lengths, recipe.batch_size, seed=seed, epoch=epoch)
+        model.train()
+        for rows in batches[run.step % per_epoch :]:
+            loss = _loss(model, teacher, train.batch(rows), recipe.distillation)
+            run.update(loss, learning_rate(recipe, run.step / steps))
+            pace = (time.perf_counter() - started) / (run.step - first)
+            on_step(Step(run.step, steps, loss.item(), pace * (steps - run.step)))
+            if run.step % save_every == 0 and run.step % per_epoch:
+                run.save()
+        model.eval()
+        run.end_epoch(evaluate())
+        on_epoch(Epoch(len(run.scores), run.scores[-1]))
+        run.save()
+    model.load_state_dict(run.best_weights)
+    model.eval()
+    return Tuned(tuple(run.scores), run.best_epoch, steps, run.seconds)
+
+
+class _Run:
+    """What changes while a model is trained, in memory and on disk."""
+
+    def __init__(self, model: Head, recipe: Recipe, path: Path | None) -> None:
+        self.model, self.recipe, self.path = model, recipe, path
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in self.parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, fused=True)
+        self.step, self.best_epoch = 0, 0
+        self.scores: list[float] = []
+        self.best_weights: dict[str, Tensor] = {}
+        self._earlier_seconds, self._started = 0.0, time.perf_counter()
+        self._fingerprint = ""
+
+    @property
+    def seconds(self) -> float:
+        return self._earlier_seconds + time.perf_counter() - self._started
+
+    def go_on(self, fingerprint: str) -> None:
+        assert self.path is not None
+        self._fingerprint = fingerprint
+        state = load_state(self.path, fingerprint)
+        if state is None:
+            return
+        self.step, self.scores, self.best_epoch = state["step"], state["scores"], state["best_epoch"]
+        self.best_weights, self._earlier_seconds = state["best_weights"], state["seconds"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def update(self, loss: Tensor, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
+        self.step += 1
+        for what, value in (("loss", loss.item()), ("gradient's norm", norm.item())):
+            if not math.isfinite(value):
+                fix = "Train again with a lower --lr."
+                raise TrainingError(f"{what} in step {self.step}", given=value, expected="a finite number", fix=fix)
+        self.optimizer.step()
+
+    def end_epoch(self, score: float) -> None:
+        better = not self.scores or score > self.scores[self.best_epoch - 1]
+        self.scores.append(score)
+        if better:
+            self.best_epoch = len(self.scores)
+            self.best_weights = copy.deepcopy(self.model.state_dict())
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        state = {
+            "fingerprint": self._fingerprint,
+            "step": self.step,
+            "scores": self.scores,
+            "seconds": self.seconds,
+            "best_epoch": self.best_epoch,
+            "best_weights": self.best_weights,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        save_state(self.path, state)
+
+
+def _loss(model: Head, teacher: Head | None, batch: Batch, distillation: Distillation) -> Tensor:
+    if teacher is None:
+        return task_loss(model, outputs_of(model, batch), batch.targets)
+    ours: list[int] = []
+    theirs: list[int] = []
+    if distillation.hidden:
+        ours, theirs = corresponding_layers(model.transformer, teacher.transformer)
+    # Not inference_mode: what it returns cannot be saved for the backward pass.
+    with torch.no_grad(), hidden_states(teacher.transformer, theirs) as their_states:
+        wanted = outputs_of(teacher, batch)
+    with hidden_states(model.transformer, ours) as our_states:
+        outputs = outputs_of(model, batch)
+    loss = (1 - distillation.imitation) * task_loss(model, outputs, batch.targets)
+    loss = loss + distillation.imitation * imitation_loss(model, outputs, wanted, distillation.temperature)
+    if ours:
+        loss = loss + distillation.hidden * hidden_loss(our_states, their_states, batch.mask)
+    return loss

@@ -1,0 +1,204 @@
+"""GLUE in its official TSV layout, as it is: no quoting, a header unless it is CoLA, lines that end at a line feed.
+
+Wang et al. 2019, "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import Literally
+from export.errors import DataError
+from export.tasks.holdout import hash_order, held_out
+
+_FIX = "Get the task's files from gluebenchmark.com/tasks, and name the directory above glue/ with --data-dir."
+_LARGEST_SCORE = 5.0
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of GLUE.
+
+    Attributes:
+        name: also of its directory.
+        texts: the columns that hold one or two texts.
+        target: the column that holds the label or score.
+        labels: as the files write them, in the order of their class numbers; empty for scores from 0 to 5.
+        metrics: the official ones, names of :data:`export.tasks.metrics.METRICS`.
+        headline: the one that stands for the task, as in table 1 of Devlin et al. 2019, "BERT".
+        dev: names of the development splits.
+        header: the columns of files without a header; empty where the first line says them.
+        skips_short_rows: whether rows that lack columns are left out; the official QQP has some two dozen.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    target: str = "label"
+    labels: tuple[str, ...] = ("0", "1")
+    metrics: tuple[str, ...] = ("accuracy",)
+    headline: str = "accuracy"
+    dev: tuple[str, ...] = ("dev",)
+    header: tuple[str, ...] = ()
+    skips_short_rows: bool = False
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "not_entailment")
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(name="SST-2", texts=("sentence",)),
+        Task(
+            name="CoLA",
+            texts=("sentence",),
+            metrics=("matthews",),
+            headline="matthews",
+            header=("source", "label", "author's label", "sentence"),
+        ),
+        Task(
+            name="STS-B",
+            texts=_PAIR,
+            target="score",
+            labels=(),
+            metrics=("pearson", "spearman"),
+            headline="spearman",
+        ),
+        Task(
+            name="MRPC",
+            texts=("#1 String", "#2 String"),
+            target="Quality",
+            metrics=("accuracy", "f1"),
+            headline="f1",
+        ),
+        Task(name="RTE", texts=_PAIR, labels=_ENTAILMENT),
+        Task(name="WNLI", texts=_PAIR),
+        Task(name="QNLI", texts=("question", "sentence"), labels=_ENTAILMENT),
+        Task(
+            name="MNLI",
+            texts=_PAIR,
+            target="gold_label",
+            labels=("entailment", "neutral", "contradiction"),
+            dev=("dev_matched", "dev_mismatched"),
+        ),
+        Task(
+            name="QQP",
+            texts=("question1", "question2"),
+            target="is_duplicate",
+            metrics=("accuracy", "f1"),
+            headline="f1",
+            skips_short_rows=True,
+        ),
+    )
+}
+
+
+class Examples(msgspec.Struct, frozen=True):
+    """Texts, one or two each, and their targets [n]: class numbers (int64) or scores (float32)."""
+
+    texts: tuple[tuple[str, ...], ...]
+    targets: Array
+
+    def take(self, rows: Array) -> Examples:
+        """Return some of the examples, by their indices or by a mask [n]."""
+        chosen = np.arange(len(self.texts))[rows]
+        return Examples(tuple(self.texts[row] for row in chosen), self.targets[chosen])
+
+
+def read(task: Task, data_dir: str | Path, split: str) -> Examples:
+    """Read one split of a task.
+
+    Args:
+        task: one of :data:`TASKS`.
+        data_dir: holds ``glue/``.
+        split: ``train``, or one of ``task.dev``.
+
+    Raises:
+        DataError: the file is missing, is not UTF-8, or a line of it is malformed.
+    """
+    path = Path(data_dir) / "glue" / task.name / f"{split}.tsv"
+    lines = _lines(path)
+    columns: Sequence[str] = task.header
+    first_line = 1
+    if not columns:
+        columns, lines, first_line = lines[0].split("\t"), lines[1:], 2
+    try:
+        text_columns = [columns.index(name) for name in task.texts]
+        target_column = columns.index(task.target)
+    except ValueError:
+        expected = f"a header with {', '.join((*task.texts, task.target))}"
+        raise DataError(f"{path} line 1", given=Literally(", ".join(columns)), expected=expected, fix=_FIX) from None
+    texts: list[tuple[str, ...]] = []
+    targets: list[float] = []
+    for number, line in enumerate(lines, first_line):
+        cells = line.split("\t")
+        if len(cells) < len(columns) and task.skips_short_rows:
+            continue
+        if len(cells) != len(columns):
+            given = Literally(f"{len(cells)} columns")
+            raise DataError(f"{path} line {number}", given=given, expected=f"{len(columns)} columns", fix=_FIX)
+        texts.append(tuple(cells[column].strip() for column in text_columns))
+        targets.append(_target(task, cells[target_column], f"{path} line {number}"))
+    if not texts:
+        raise DataError(f"{path}", given=Literally("no examples"), expected="one on each line", fix=_FIX)
+    return Examples(tuple(texts), np.array(targets, dtype=np.int64 if task.labels else np.float32))
+
+
+def split_holdout(train: Examples, seed: int = 0, share: float = 0.1) -> tuple[Examples, Examples]:
+    """Split a training set into one to learn from and one to choose by, so that dev is left for the final figures.
+
+    Examples with the same first text stay together. Of SST-2 that does not keep the parts independent: its training
+    set holds phrases of the same sentences, so what is measured on its hold-out is too good.
+
+    Args:
+        train: the official training split.
+        seed: of the split, not of the training: all runs that are compared must share it.
+        share: how much of the training set is held out.
+
+    Returns:
+        What to train on, and the hold-out.
+    """
+    held = held_out([texts[0] for texts in train.texts], share, seed)
+    return train.take(~held), train.take(held)
+
+
+def limited(examples: Examples, number: int | None) -> Examples:
+    """Return ``number`` examples drawn by the hash of their texts, always the same; all of them for None."""
+    if number is None or number >= len(examples.texts):
+        return examples
+    return examples.take(np.sort(hash_order(["\t".join(texts) for texts in examples.texts])[:number]))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # utf-8-sig: MRPC begins with a byte order mark. Bytes, because text mode would take a lone "\r" for an end.
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file of GLUE", fix=_FIX) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}", given=Literally(error), expected="UTF-8", fix=_FIX) from None
+    # Not splitlines(): texts hold characters such as U+2028 that it would split at.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    while len(lines) > 1 and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _target(task: Task, cell: str, subject: str) -> float:
+    if task.labels:
+        if cell not in task.labels:
+            expected = f"{task.target} one of {', '.join(task.labels)}"
+            raise DataError(subject, given=cell, expected=expected, fix=_FIX)
+        return task.labels.index(cell)
+    try:
+        score = float(cell)
+    except ValueError:
+        score = float("nan")
+    if not 0 <= score <= _LARGEST_SCORE:  # false for NaN too
+        expected = f"{task.target} from 0 to {_LARGEST_SCORE:g}"
+        raise DataError(subject, given=cell, expected=expected, fix=_FIX)
+    return score

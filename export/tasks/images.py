@@ -1,0 +1,186 @@
+"""Images and their classes: MNIST, scikit-learn's digits, and folders as ImageNet has them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from edge.datatypes import Array
+from edge.errors import Literally
+from export.errors import DataError
+from export.tasks.tokens import Batch
+from export.transformer import LayerShape, TransformerConfig
+
+_MNIST_FIX = "Get t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz of MNIST into mnist/ of --data-dir."
+_FOLDER_FIX = "Give a directory with a directory of images for each class."
+_ENDINGS = (".jpg", ".jpeg", ".png")
+_UNSIGNED_BYTES = 8
+
+
+class Images(msgspec.Struct, frozen=True):
+    """Images in memory: pixels [n, channels, size, size] of float32 from -1 to 1, and classes [n]."""
+
+    pixels: Array
+    targets: Array
+
+    @property
+    def lengths(self) -> Array:
+        """The same for each image, [n]."""
+        return np.ones(len(self.targets), dtype=np.int64)
+
+    def take(self, rows: Array) -> Images:
+        """Return some of the images, by their indices or by a mask [n]."""
+        return Images(self.pixels[rows], self.targets[rows])
+
+    def batch(self, rows: Array) -> Batch:
+        """Return images by their indices."""
+        return Batch(torch.from_numpy(self.pixels[rows]), None, None, torch.from_numpy(self.targets[rows]))
+
+
+def mnist(data_dir: str | Path) -> Images:
+    """Read the 10,000 test images of MNIST, 28 x 28.
+
+    Args:
+        data_dir: holds ``mnist/``.
+
+    Raises:
+        DataError: a file is missing or malformed, or images and labels differ in number.
+    """
+    directory = Path(data_dir) / "mnist"
+    pixels = read_idx(directory / "t10k-images-idx3-ubyte.gz", dimensions=3)
+    labels = read_idx(directory / "t10k-labels-idx1-ubyte.gz", dimensions=1)
+    if len(pixels) != len(labels):
+        given = Literally(f"{len(labels)} labels")
+        raise DataError(f"{directory}", given=given, expected=f"{len(pixels)}, as images", fix=_MNIST_FIX)
+    return Images(_centred(pixels[:, None], 255), labels.astype(np.int64))
+
+
+def read_idx(path: Path, *, dimensions: int) -> Array:
+    """Read an IDX file of unsigned bytes, compressed with gzip.
+
+    The format, from MNIST's page: two zero bytes, a byte for the datatype, one for the number of dimensions, the
+    dimensions as big-endian 32-bit numbers, the data.
+
+    Args:
+        path: of the file.
+        dimensions: how many it must have.
+
+    Raises:
+        DataError: it is missing or malformed.
+    """
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}", given=Literally(error), expected="an IDX file in gzip", fix=_MNIST_FIX) from None
+    header = 4 + 4 * dimensions
+    shape = tuple(int(size) for size in np.frombuffer(data[4:header], dtype=">u4"))
+    expected = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
+    if data[:4] != expected or len(data) != header + np.prod(shape, dtype=np.int64):
+        given = Literally(f"{len(data)} bytes that begin with {data[:4].hex()}")
+        wanted = f"{expected.hex()}, {dimensions} sizes, and as many bytes as they say"
+        raise DataError(f"{path}", given=given, expected=wanted, fix=_MNIST_FIX)
+    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def digits() -> Images:
+    """Return scikit-learn's 1,797 digits, 8 x 8.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ImportError as error:
+        fix = "Install it with 'pip install scikit-learn'."
+        raise DataError("digits", given=Literally(error), expected="scikit-learn", fix=fix) from None
+    found = datasets.load_digits()
+    return Images(_centred(found.images[:, None], 16), found.target.astype(np.int64))
+
+
+class ImageFolder:
+    """Images on disk, ``CLASS/NAME.jpg``, read when a batch needs them: as ImageNet lays them out.
+
+    The shorter side becomes ``size`` pixels, the middle square is kept, and colours go from -1 to 1 as ViT has them.
+
+    Args:
+        directory: holds a directory for each class; sorted by name, they are numbered.
+        size: pixels of a side.
+
+    Raises:
+        DataError: Pillow is not installed, or there are no images.
+    """
+
+    def __init__(self, directory: str | Path, size: int) -> None:
+        try:
+            self._pillow = importlib.import_module("PIL.Image")
+        except ImportError as error:
+            fix = "Install it with 'pip install pillow'."
+            raise DataError("images", given=Literally(error), expected="Pillow", fix=fix) from None
+        directory = Path(directory)
+        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in _ENDINGS)
+        if not found:
+            given = Literally("no images")
+            raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
+        self.classes = tuple(sorted({path.parent.name for path in found}))
+        self.targets = np.array([self.classes.index(path.parent.name) for path in found], dtype=np.int64)
+        self.lengths = np.ones(len(found), dtype=np.int64)
+        self._paths, self._size = found, size
+
+    def batch(self, rows: Array) -> Batch:
+        """Read images by their indices: pixels [N, 3, size, size].
+
+        Raises:
+            DataError: a file is no image.
+        """
+        pixels = np.stack([self._read(self._paths[row]) for row in rows])
+        return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
+
+    def _read(self, path: Path) -> Array:
+        size = self._size
+        try:
+            with self._pillow.open(path) as image:
+                scale = size / min(image.size)
+                # At least the size: rounding must not leave a black edge.
+                width, height = (max(size, round(scale * side)) for side in image.size)
+                resized = image.convert("RGB").resize((width, height), self._pillow.Resampling.BILINEAR)
+                left, top = (width - size) // 2, (height - size) // 2
+                square = np.asarray(resized.crop((left, top, left + size, top + size)))
+        except (OSError, SyntaxError) as error:  # Pillow calls a broken PNG a syntax error
+            raise DataError(f"{path}", given=Literally(error), expected="an image", fix=_FOLDER_FIX) from None
+        return _centred(square.transpose(2, 0, 1), 255)
+
+
+def vit(
+    image_size: int, patch_size: int, channels: int, *, dim: int = 64, depth: int = 4, heads: int = 4
+) -> TransformerConfig:
+    """Return the shape of a small ViT: heads of dim / heads, feed-forward of 2 dim.
+
+    Args:
+        image_size: pixels of a side.
+        patch_size: a divisor of it.
+        channels: colours.
+        dim: width of a token.
+        depth: number of layers.
+        heads: per layer, a divisor of dim.
+    """
+    shape = LayerShape(heads, dim // heads, 2 * dim)
+    return TransformerConfig(
+        architecture="vit",
+        dim=dim,
+        layers=(shape,) * depth,
+        max_positions=(image_size // patch_size) ** 2 + 1,
+        image_size=image_size,
+        patch_size=patch_size,
+        channels=channels,
+        norm_eps=1e-6,
+    )
+
+
+def _centred(values: Array, largest: float) -> Array:
+    return (values / (largest / 2) - 1).astype(np.float32)

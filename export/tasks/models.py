@@ -1,0 +1,113 @@
+"""Models with a head, from where they are found: a Hugging Face directory, or a run that tells its task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from edge.errors import Literally, UsageError
+from export.checkpoint import WEIGHTS, RunMetrics, load
+from export.heads import Pooling, SequenceClassifier, SpanClassifier
+from export.huggingface import load_pretrained
+from export.tasks.objectives import Head
+from export.transformer import Transformer, TransformerConfig
+
+#: The standard deviation of a new head's weights, as in BERT.
+_HEAD_DEVIATION = 0.02
+
+
+class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
+
+    Attributes:
+        task: a name in :data:`export.tasks.NAMES`, or ``SQuAD``.
+        transformer: the shape of the model.
+        labels: of the classes; one, ``score``, is a regression; none is a span.
+        pooling: what the head of a sequence reads.
+        max_length: tokens that inputs were cut to.
+    """
+
+    task: str
+    transformer: TransformerConfig
+    labels: tuple[str, ...] = ()
+    pooling: Pooling = "mean"
+    max_length: int = 128
+
+    def create(self, transformer: Transformer) -> Head:
+        """Return a transformer with a new head, whose weights come from torch's generator."""
+        if not self.labels:
+            head: Head = SpanClassifier(transformer)
+        else:
+            regression = self.labels == (SCORE,)
+            head = SequenceClassifier(transformer, len(self.labels), self.pooling, regression)
+        nn.init.normal_(head.classifier.weight, std=_HEAD_DEVIATION)
+        nn.init.zeros_(head.classifier.bias)
+        return head
+
+
+#: The one label of a regression.
+SCORE = "score"
+#: What runs call a model with a head.
+MODEL = "transformer-with-head"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A model as found: a transformer, and if a run had one, the architecture, the model with its head, the metrics."""
+
+    transformer: Transformer
+    architecture: Architecture | None = None
+    head: Head | None = None
+    metrics: RunMetrics | None = None
+
+
+def find(directory: str | Path) -> Found:
+    """Read a model from a Hugging Face directory or from a run of ``fewheads finetune``.
+
+    Raises:
+        CheckpointError: it is neither, or malformed.
+    """
+    if not (Path(directory) / WEIGHTS).exists():
+        return Found(load_pretrained(directory).transformer)
+    head, config, metrics = load(directory, {MODEL: _from_arguments})
+    return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics)
+
+
+def find_tuned(directory: str | Path, task: str) -> Head:
+    """Read a model that was fine-tuned on a task.
+
+    Raises:
+        CheckpointError: the directory is no run.
+        UsageError: it is a run on another task, or of none.
+    """
+    found = find(directory)
+    if found.head is None or found.architecture is None or found.architecture.task != task:
+        given = found.architecture.task if found.architecture else Literally("a model without a task")
+        fix = f"Give a run that 'fewheads finetune {task}' wrote."
+        raise UsageError(f"task of {directory}", given=given, expected=task, fix=fix)
+    return found.head
+
+
+def with_head(found: Found, architecture: Architecture, seed: int) -> Head:
+    """Return a model to train: the run's own head where it is one for the same task, else a new one.
+
+    Args:
+        found: what to start from; it is changed in place.
+        architecture: the task, its labels and how the head pools.
+        seed: of a new head's weights.
+    """
+    if found.head is not None and found.architecture == architecture:
+        return found.head
+    torch.manual_seed(seed)
+    return architecture.create(found.transformer)
+
+
+def _from_arguments(**arguments: Any) -> Head:
+    try:
+        architecture = msgspec.convert(arguments, Architecture)
+    except msgspec.ValidationError as error:
+        raise TypeError(str(error)) from None  # what a wrong argument is to export.checkpoint
+    return architecture.create(Transformer(architecture.transformer))

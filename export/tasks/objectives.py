@@ -1,0 +1,111 @@
+"""What is minimised: the task's own loss, and the imitation of a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from export.heads import SequenceClassifier, SpanClassifier
+from export.tasks.tokens import Batch
+from export.transformer import Transformer
+
+Head: TypeAlias = "SequenceClassifier | SpanClassifier"
+Outputs: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
+
+
+def outputs_of(model: Head, batch: Batch) -> Outputs:
+    """Return what a model says of a batch: logits [N, labels], or of first and last tokens, [N, T] each."""
+    outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
+    return outputs
+
+
+def task_loss(model: Head, outputs: Outputs, targets: Tensor) -> Tensor:
+    """Return the loss of a batch as the model's head has it, a scalar.
+
+    Args:
+        model: whose outputs they are.
+        outputs: from :func:`outputs_of`.
+        targets: classes [N], scores [N], or first and last tokens [N, 2].
+    """
+    loss: Any = model.loss
+    return cast(Tensor, loss(outputs, targets.unbind(dim=1) if isinstance(model, SpanClassifier) else targets))
+
+
+def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature: float) -> Tensor:
+    """Return how far the outputs are from a teacher's, a scalar.
+
+    Of logits, the Kullback-Leibler divergence at a temperature, times its square so that the gradient keeps its size:
+    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". Of a regression, the squared error.
+
+    Args:
+        model: whose outputs they are.
+        outputs: from :func:`outputs_of`.
+        teacher: its teacher's, of the same shapes.
+        temperature: the logits are divided by it.
+    """
+    if isinstance(model, SequenceClassifier):
+        assert isinstance(outputs, Tensor)
+        assert isinstance(teacher, Tensor)
+        if model.regression:
+            return functional.mse_loss(outputs, teacher)
+        return _divergence(outputs, teacher, temperature)
+    start, end = (_divergence(*pair, temperature) for pair in zip(outputs, teacher, strict=True))
+    return (start + end) / 2
+
+
+def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """Return the mean squared error of hidden states relative to the teacher's mean square, a scalar.
+
+    Relative, because the residual stream of pre-LN models grows with depth, and the last layers would drown the first.
+
+    Args:
+        ours: [N, T, d] of each layer.
+        theirs: [N, T, d] of the corresponding layers of the teacher.
+        mask: [N, T], 1 for tokens and 0 for padding; None when nothing is padding.
+    """
+    errors = []
+    for student, teacher in zip(ours, theirs, strict=True):
+        error, size = (student - teacher).square(), teacher.square()
+        if mask is not None:
+            error, size = error * mask[:, :, None], size * mask[:, :, None]
+        errors.append(error.sum() / size.sum())
+    return torch.stack(errors).mean()
+
+
+def corresponding_layers(student: Transformer, teacher: Transformer) -> tuple[list[int], list[int]]:
+    """Return which layers of a student and a teacher are to agree, as two lists of indices of equal length.
+
+    Layer i of n corresponds to layer (i + 1) * N / n - 1 of N where n divides N; otherwise, and where the widths
+    differ, none does.
+    """
+    ours, theirs = len(student.layers), len(teacher.layers)
+    if student.config.dim != teacher.config.dim or not ours or theirs % ours:
+        return [], []
+    step = theirs // ours
+    return list(range(ours)), [(index + 1) * step - 1 for index in range(ours)]
+
+
+@contextmanager
+def hidden_states(transformer: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Yield a list that holds, after a forward pass inside the block, what the layers returned, [N, T, d] each."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
+        found.append(output)
+
+    handles = [transformer.layers[index].register_forward_hook(keep) for index in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    ours, theirs = (functional.log_softmax(one / temperature, dim=-1) for one in (logits, teacher))
+    return temperature**2 * functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)

@@ -1,0 +1,48 @@
+"""How to fine-tune: what a recipe says, and the learning rate that follows from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Distillation(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a teacher counts: (1 - imitation) * task + imitation * teacher's outputs + hidden * its hidden states.
+
+    Attributes:
+        imitation: 0 to 1.
+        temperature: of the logits.
+        hidden: of the layers that correspond; 0 leaves them alone.
+    """
+
+    imitation: float = 0.5
+    temperature: float = 2.0
+    hidden: float = 1.0
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """How to fine-tune; the defaults are those of Devlin et al. 2019, "BERT", appendix A.3.
+
+    Attributes:
+        epochs: all are run; the best is kept.
+        batch_size: rows per step.
+        peak_learning_rate: after the warm-up; from there it falls linearly to 0.
+        warmup_share: the share of all steps in which the learning rate rises from 0.
+        weight_decay: decoupled, of matrices only.
+        clip_norm: the largest norm of all gradients together.
+        distillation: how to follow a teacher; unused without one.
+    """
+
+    epochs: int = 3
+    batch_size: int = 32
+    peak_learning_rate: float = 5e-5
+    warmup_share: float = 0.1
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    distillation: Distillation = Distillation()
+
+
+def learning_rate(recipe: Recipe, progress: float) -> float:
+    """Return the learning rate after a share ``progress`` of all steps: linear warm-up, linear decay to 0."""
+    if progress < recipe.warmup_share:
+        return recipe.peak_learning_rate * progress / recipe.warmup_share
+    return recipe.peak_learning_rate * (1 - progress) / (1 - recipe.warmup_share)

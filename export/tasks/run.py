@@ -1,0 +1,135 @@
+"""One fine-tuning run on a task of GLUE, from a model and a data directory to a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
+from export.heads import SequenceClassifier
+from export.provenance import provenance
+from export.tasks.finetune import Epoch, Step, fine_tune
+from export.tasks.glue import Task, limited, read, split_holdout
+from export.tasks.metrics import METRICS, measures
+from export.tasks.models import MODEL, SCORE, Architecture, find, find_tuned, with_head
+from export.tasks.predictions import encode_predictions, predict
+from export.tasks.recipe import Recipe
+from export.tasks.tokens import Encoded, encode
+
+HOLDOUT = "holdout"
+
+
+class Data(msgspec.Struct, frozen=True):
+    """A task's data, tokenised: what is learnt from, what choices are made on, and the dev splits by name."""
+
+    train: Encoded
+    holdout: Encoded
+    dev: dict[str, Encoded]
+
+
+def prepare(task: Task, data_dir: str | Path, tokenizer: Tokenizer, *, max_length: int, limit: int | None) -> Data:
+    """Read and tokenise a task, once for all seeds.
+
+    Args:
+        task: of GLUE.
+        data_dir: holds ``glue/``.
+        tokenizer: of the model.
+        max_length: tokens of a row.
+        limit: train on so many examples only; None is all. The hold-out is the same for every limit.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    train, holdout = split_holdout(read(task, data_dir, "train"))
+    return Data(
+        encode(tokenizer, limited(train, limit), max_length),
+        encode(tokenizer, holdout, max_length),
+        {split: encode(tokenizer, read(task, data_dir, split), max_length) for split in task.dev},
+    )
+
+
+def finetune_run(
+    task: Task,
+    source: str | Path,
+    data: Data,
+    tokenizer: Tokenizer,
+    directory: str | Path,
+    recipe: Recipe,
+    *,
+    seed: int,
+    max_length: int,
+    teacher: str | Path | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> RunMetrics:
+    """Fine-tune a model, measure it on hold-out and dev, and write its run directory.
+
+    The state of an unfinished run stands beside it as ``.NAME.state``; the same call goes on from there.
+
+    Args:
+        task: of GLUE.
+        source: a Hugging Face directory, or a run: one on the same task keeps its head.
+        data: of the task, from :func:`prepare`.
+        tokenizer: it goes into the run directory.
+        directory: where the run shall stand; an earlier run there is replaced.
+        recipe: how to train.
+        seed: of a new head's weights and of the order of the examples.
+        max_length: what the data were cut to.
+        teacher: a run on the same task, to be imitated.
+        on_step: see :func:`export.tasks.finetune.fine_tune`.
+        on_epoch: likewise.
+
+    Raises:
+        CheckpointError: a model cannot be read, or the run not written.
+        UsageError: the teacher was trained on another task.
+        TrainingError: the loss is no longer finite.
+    """
+    found = find(source)
+    architecture = Architecture(
+        task=task.name,
+        transformer=found.transformer.config,
+        labels=task.labels or (SCORE,),
+        max_length=max_length,
+    )
+    model = with_head(found, architecture, seed)
+    assert isinstance(model, SequenceClassifier)  # it has labels
+    directory = Path(directory)
+    state = directory.with_name(f".{directory.name}.state")
+
+    def evaluate() -> float:
+        predicted = predict(model, data.holdout)
+        return float(METRICS[task.headline](predicted.answers, predicted.targets))
+
+    tuned = fine_tune(
+        model,
+        data.train,
+        recipe,
+        seed=seed,
+        evaluate=evaluate,
+        teacher=find_tuned(teacher, task.name) if teacher else None,
+        state=state,
+        on_step=on_step,
+        on_epoch=on_epoch,
+    )
+    predictions = {name: predict(model, rows) for name, rows in {HOLDOUT: data.holdout, **data.dev}.items()}
+    metrics = RunMetrics(
+        sum(parameter.numel() for parameter in model.parameters()),
+        recipe.epochs,
+        tuned.best_epoch,
+        tuned.seconds,
+        tuple(
+            measure
+            for name, split in predictions.items()
+            for measure in measures(task.metrics, name, split.answers, split.targets)
+        ),
+    )
+    how = f"fine-tuned from {Path(source).name}, {len(data.train.tokens)} examples, {recipe}"
+    record = provenance(trainer=how, data=f"GLUE {task.name}", seed=seed)
+    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record)
+    further = {TOKENIZER: tokenizer.to_str().encode(), PREDICTIONS: encode_predictions(predictions)}
+    save(directory, model, config, metrics, further)
+    state.unlink()
+    return metrics

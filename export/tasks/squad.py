@@ -1,0 +1,174 @@
+"""SQuAD v1.1: questions, and the windows of tokens in which a model looks for their answers.
+
+Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text". XQuAD has the same format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from edge.datatypes import Array
+from edge.errors import Literally
+from export.errors import DataError
+from export.tasks.holdout import held_out
+from export.tasks.tokens import Encoded
+
+#: Tokens of a question that are read, as in BERT.
+_LONGEST_QUESTION = 64
+_FIX = "Get a file in SQuAD v1.1 JSON from rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD."
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A right answer: where it starts in the context, in characters, and its text."""
+
+    answer_start: int
+    text: str
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A question on a paragraph of an article; the first of its answers is learnt from, all count as right."""
+
+    id: str
+    title: str
+    context: str
+    question: str
+    answers: tuple[Answer, ...]
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    question: str
+    answers: tuple[Answer, ...]
+
+
+class _Paragraph(msgspec.Struct):
+    context: str
+    qas: list[_Entry]
+
+
+class _Article(msgspec.Struct):
+    title: str
+    paragraphs: list[_Paragraph]
+
+
+class _File(msgspec.Struct):
+    data: list[_Article]
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """Questions with the parts of their contexts that fit a model.
+
+    Attributes:
+        rows: tokens and segments, and as targets the first and last token of the answer, [n, 2]; 0 and 0, the summary
+            token, where the window does not hold all of it.
+        questions: which question each window belongs to, [n].
+        offsets: of each token of a window, the characters of the context that it stands for, [T, 2] from and to; -1
+            for what is not context.
+    """
+
+    rows: Encoded
+    questions: Array
+    offsets: tuple[Array, ...]
+
+
+def read(path: str | Path) -> tuple[Question, ...]:
+    """Read a file.
+
+    Raises:
+        DataError: it is missing or malformed, or an answer does not stand where it should.
+    """
+    try:
+        articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
+    except OSError as error:
+        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file", fix=_FIX) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}", given=Literally(error), expected="SQuAD v1.1 JSON", fix=_FIX) from None
+    questions = tuple(
+        Question(entry.id, article.title, paragraph.context, entry.question, entry.answers)
+        for article in articles
+        for paragraph in article.paragraphs
+        for entry in paragraph.qas
+    )
+    for question in questions:
+        if not question.answers:
+            given = Literally("no answer")
+            raise DataError(f"{path} question {question.id!r}", given=given, expected="one at least", fix=_FIX)
+        for answer in question.answers:
+            found = question.context[answer.answer_start : answer.answer_start + len(answer.text)]
+            if found != answer.text or not found:
+                subject = f"{path} question {question.id!r} character {answer.answer_start} of the context"
+                raise DataError(subject, given=found, expected=f"the answer {answer.text!r}", fix=_FIX)
+    return questions
+
+
+def split_articles(
+    questions: Sequence[Question], share: float, seed: int = 0
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Split questions so that no article is in both parts, by the hash of its title.
+
+    Args:
+        questions: of several articles.
+        share: of the articles in the second part.
+        seed: of the split.
+
+    Returns:
+        What to train on, and the hold-out.
+    """
+    held = held_out([question.title for question in questions], share, seed)
+    pairs = list(zip(questions, held, strict=True))
+    return tuple(question for question, out in pairs if not out), tuple(question for question, out in pairs if out)
+
+
+def encode_windows(
+    tokenizer: Tokenizer, questions: Sequence[Question], *, max_length: int = 384, stride: int = 128
+) -> Windows:
+    """Tokenise questions with their contexts, and cut contexts that are too long into overlapping windows.
+
+    Args:
+        tokenizer: it joins question and context, and its first token is the summary.
+        questions: n of them.
+        max_length: tokens of a window.
+        stride: tokens that neighbouring windows share; fewer than the context has room for.
+    """
+    pairs = [(_shortened(tokenizer, question.question), question.context) for question in questions]
+    tokenizer.enable_truncation(max_length, stride=stride, strategy="only_second")
+    found = [
+        (index, window)
+        for index, encoding in enumerate(tokenizer.encode_batch(pairs))
+        for window in (encoding, *encoding.overflowing)
+    ]
+    tokenizer.no_truncation()
+    offsets = tuple(_context_offsets(window) for _, window in found)
+    spans = [_span(offset, questions[index].answers[0]) for (index, _), offset in zip(found, offsets, strict=True)]
+    rows = Encoded(
+        tuple(np.array(window.ids, dtype=np.int32) for _, window in found),
+        tuple(np.array(window.type_ids, dtype=np.int32) for _, window in found),
+        np.array(spans, dtype=np.int64).reshape(-1, 2),
+    )
+    return Windows(rows, np.array([index for index, _ in found], dtype=np.int64), offsets)
+
+
+def _shortened(tokenizer: Tokenizer, question: str) -> str:
+    ends = tokenizer.encode(question, add_special_tokens=False).offsets
+    return question if len(ends) <= _LONGEST_QUESTION else question[: ends[_LONGEST_QUESTION - 1][1]]
+
+
+def _context_offsets(window: Encoding) -> Array:
+    offsets = np.array(window.offsets, dtype=np.int64)
+    offsets[np.array([sequence != 1 for sequence in window.sequence_ids])] = -1
+    return offsets
+
+
+def _span(offsets: Array, answer: Answer) -> tuple[int, int]:
+    """Return the first and last token of an answer, or 0 and 0 where the window does not hold all of it."""
+    begin, end = answer.answer_start, answer.answer_start + len(answer.text)
+    context = np.flatnonzero(offsets[:, 0] >= 0)
+    if not len(context) or offsets[context[0], 0] > begin or offsets[context[-1], 1] < end:
+        return 0, 0
+    inside = context[(offsets[context, 1] > begin) & (offsets[context, 0] < end)]
+    return (int(inside[0]), int(inside[-1])) if len(inside) else (0, 0)

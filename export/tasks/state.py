@@ -1,0 +1,75 @@
+"""The state of a training run on disk, so that an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from edge.errors import Literally
+from export.errors import CheckpointError
+from export.tasks.tokens import Rows
+
+
+def fingerprint(models: Sequence[nn.Module], train: Rows, settings: str) -> str:
+    """Return a hash of all that a run depends on: initial weights and teacher, training set, and settings as text."""
+    digest = hashlib.sha256(settings.encode())
+    for name, tensor in (item for model in models for item in model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().contiguous().numpy().data)
+    digest.update(np.ascontiguousarray(train.lengths).data)
+    digest.update(np.ascontiguousarray(train.targets).data)
+    return digest.hexdigest()
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a state; the earlier one stays until the new one is whole.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    scratch = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(scratch, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        fix = "Free space, or choose another --out."
+        raise CheckpointError(f"{path}", given=Literally(error), expected="a writable place", fix=fix) from None
+
+
+def load_state(path: Path, expected: str) -> dict[str, Any] | None:
+    """Return what :func:`save_state` wrote, or None where there is nothing.
+
+    Args:
+        path: of the state.
+        expected: the fingerprint of the run that wants to go on.
+
+    Raises:
+        CheckpointError: it is malformed, or of a run with another fingerprint.
+    """
+    fix = "Delete it to start the run from the beginning, or choose another --out."
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        found = state["fingerprint"]
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        what = str(error).partition("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{path}", given=Literally(what), expected="the state of a training run", fix=fix
+        ) from None
+    if found != expected:
+        given = Literally("the state of a run with other weights, data or settings")
+        raise CheckpointError(f"{path}", given=given, expected="the state of this run", fix=fix)
+    return state

@@ -1,0 +1,151 @@
+"""Text to token rows, once, and rows to batches that hold little padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from edge.datatypes import Array
+from edge.errors import Literally
+from export.checkpoint import TOKENIZER
+from export.errors import CheckpointError
+from export.tasks.glue import Examples
+
+#: Batches that are cut from one length-sorted bucket; more waste less on padding, and mix the lengths less.
+_BATCHES_PER_BUCKET = 32
+
+
+class Batch(NamedTuple):
+    """What a model reads at once, and the targets.
+
+    Attributes:
+        inputs: token ids [N, T], int64, or pixels [N, channels, size, size].
+        mask: [N, T], 1 for tokens and 0 for padding; None for pixels.
+        segments: [N, T]; None for pixels.
+        targets: classes [N], scores [N], or first and last tokens of answers [N, 2].
+    """
+
+    inputs: Tensor
+    mask: Tensor | None
+    segments: Tensor | None
+    targets: Tensor
+
+
+class Rows(Protocol):
+    """A data set that a model can be trained on: how long its rows are, and any of them as a batch."""
+
+    @property
+    def lengths(self) -> Array:
+        """The number of tokens of each row, [n]."""
+
+    @property
+    def targets(self) -> Array:
+        """Of each row, [n] or [n, 2]."""
+
+    def batch(self, rows: Array) -> Batch:
+        """Return rows by their indices."""
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A tokenised data set: tokens and segments of each row, [T] of int32, and the targets [n] or [n, 2]."""
+
+    tokens: tuple[Array, ...]
+    segments: tuple[Array, ...]
+    targets: Array
+
+    @property
+    def lengths(self) -> Array:
+        """The number of tokens of each row, [n]."""
+        return np.array([len(row) for row in self.tokens])
+
+    def batch(self, rows: Array) -> Batch:
+        """Return rows, padded with zeros to the longest of them."""
+        length = max(len(self.tokens[row]) for row in rows)
+        inputs, mask, segments = np.zeros((3, len(rows), length), dtype=np.int64)
+        for place, row in enumerate(rows):
+            tokens = self.tokens[row]
+            inputs[place, : len(tokens)] = tokens
+            mask[place, : len(tokens)] = 1
+            segments[place, : len(tokens)] = self.segments[row]
+        targets = torch.from_numpy(self.targets[rows])
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(mask), torch.from_numpy(segments), targets)
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """Read the tokenizer of a Hugging Face directory or of a run, without padding or truncation.
+
+    Raises:
+        CheckpointError: there is none, or it is malformed.
+    """
+    path = Path(directory) / TOKENIZER
+    fix = "Give a directory of a model as Hugging Face's fast tokenizers save it, or a run of 'fewheads finetune'."
+    if not path.is_file():
+        raise CheckpointError(f"{path}", given=Literally("nothing there"), expected="a tokenizer", fix=fix)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{path}", given=Literally(error), expected="a tokenizer", fix=fix) from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded:
+    """Tokenise examples; of a pair that is longer than ``max_length``, the longer text is cut first.
+
+    Args:
+        tokenizer: it adds the special tokens and numbers the segments.
+        examples: one or two texts each.
+        max_length: tokens, special ones included.
+    """
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    texts = [text if len(text) > 1 else text[0] for text in examples.texts]
+    encodings = tokenizer.encode_batch(texts)
+    tokenizer.no_truncation()
+    return Encoded(
+        tuple(np.array(encoding.ids, dtype=np.int32) for encoding in encodings),
+        tuple(np.array(encoding.type_ids, dtype=np.int32) for encoding in encodings),
+        examples.targets,
+    )
+
+
+def sorted_batches(lengths: Array, batch_size: int) -> list[Array]:
+    """Return the indices of all rows, longest first, in batches: least padding, for evaluation.
+
+    Args:
+        lengths: of the rows, [n].
+        batch_size: rows per batch.
+    """
+    return _cut(np.argsort(-lengths, kind="stable"), batch_size)
+
+
+def shuffled_batches(lengths: Array, batch_size: int, *, seed: int, epoch: int) -> list[Array]:
+    """Return the indices of all rows in batches of similar length and random order, for one epoch of training.
+
+    The rows are permuted, cut into buckets, and sorted by length within each; then the batches are permuted. The order
+    depends on nothing but the arguments, so that an interrupted run can go on in the middle of an epoch.
+
+    Args:
+        lengths: of the rows, [n].
+        batch_size: rows per batch.
+        seed: of the run.
+        epoch: another epoch has another order.
+    """
+    random = np.random.default_rng((seed, epoch))
+    batches = [
+        batch
+        for bucket in _cut(random.permutation(len(lengths)), batch_size * _BATCHES_PER_BUCKET)
+        for batch in _cut(bucket[np.argsort(lengths[bucket], kind="stable")], batch_size)
+    ]
+    return [batches[index] for index in random.permutation(len(batches))]
+
+
+def _cut(rows: Sequence[int] | Array, size: int) -> list[Array]:
+    return [np.asarray(rows[start : start + size]) for start in range(0, len(rows), size)]

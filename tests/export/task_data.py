@@ -1,0 +1,122 @@
+"""What the tests of the tasks share: real data if they are there, and a task that is small enough to learn."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from export.heads import SequenceClassifier
+from export.transformer import LayerShape, Transformer, TransformerConfig
+
+POSITIVE, NEGATIVE = ["good", "fine", "nice"], ["bad", "awful", "poor"]
+NEUTRAL = ["film", "plot", "actor", "scene", "the", "a", "is", "was", "and", "not", "cat", "sat", "on", "mat"]
+
+
+def real(*parts):
+    """Return a path below the real data; the test is skipped where it is absent."""
+    root = Path(os.environ.get("FEWHEADS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    path = root.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"no {'/'.join(parts)}: set FEWHEADS_DATA to a directory as export/tasks/__init__.py describes it")
+    return path
+
+
+def make_tokenizer():
+    """Return a tokenizer of whole words that frames texts as BERT does."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *POSITIVE, *NEGATIVE, *NEUTRAL, "."])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def make_transformer(layers=2, dim=32, seed=0):
+    """Return a BERT with random weights for :func:`make_tokenizer`."""
+    torch.manual_seed(seed)
+    shape = LayerShape(num_heads=2, head_dim=dim // 2, ffn_dim=2 * dim)
+    config = TransformerConfig(
+        architecture="bert", dim=dim, layers=(shape,) * layers, vocab_size=32, max_positions=64, segments=2
+    )
+    transformer = Transformer(config)
+    # Words count for more than places, so that a toy task is learnt in few steps.
+    torch.nn.init.normal_(transformer.embeddings.position.weight, std=0.1)
+    return transformer
+
+
+def make_classifier(labels=2, seed=0, **options):
+    return SequenceClassifier(make_transformer(seed=seed), labels, **options)
+
+
+def make_sentiment(number, seed=0):
+    """Return sentences and whether one of their words is positive, [(text, label)]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(words):
+        return words[int(torch.randint(len(words), (1,), generator=generator))]
+
+    items = []
+    for index in range(number):
+        words = [pick(NEUTRAL) for _ in range(3 + index % 5)]
+        label = int(torch.randint(2, (1,), generator=generator))
+        words.insert(index % len(words), pick(POSITIVE if label else NEGATIVE))
+        items.append((" ".join(words), label))
+    return items
+
+
+def write_sst2(root, train=360, dev=40):
+    """Write SST-2 in its official layout below a data directory."""
+    folder = root / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    for name, number, seed in (("train", train, 0), ("dev", dev, 1)):
+        lines = ["sentence\tlabel", *(f"{text} \t{label}" for text, label in make_sentiment(number, seed))]
+        (folder / f"{name}.tsv").write_text("\n".join(lines))
+
+
+def write_model(directory, transformer):
+    """Write a transformer as a Hugging Face directory of BERT."""
+    from safetensors.torch import save_file
+
+    config = transformer.config
+    shape = config.layers[0]
+    directory.mkdir(parents=True)
+    fields = {
+        "model_type": "bert",
+        "hidden_size": config.dim,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": shape.num_heads,
+        "intermediate_size": shape.ffn_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.segments,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_act": "gelu",
+    }
+    (directory / "config.json").write_bytes(msgspec.json.encode(fields))
+    names = {
+        "embeddings.word": "embeddings.word_embeddings",
+        "embeddings.position": "embeddings.position_embeddings",
+        "embeddings.segment": "embeddings.token_type_embeddings",
+        "embeddings.norm": "embeddings.LayerNorm",
+        ".attention.q_proj": ".attention.self.query",
+        ".attention.k_proj": ".attention.self.key",
+        ".attention.v_proj": ".attention.self.value",
+        ".attention.output_proj": ".attention.output.dense",
+        ".attention_norm": ".attention.output.LayerNorm",
+        ".feed_forward.up": ".intermediate.dense",
+        ".feed_forward.down": ".output.dense",
+        ".feed_forward_norm": ".output.LayerNorm",
+        "layers.": "encoder.layer.",
+    }
+    tensors = {}
+    for name, tensor in transformer.state_dict().items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        tensors[name] = tensor.contiguous()
+    save_file(tensors, directory / "model.safetensors")
+    make_tokenizer().save(str(directory / "tokenizer.json"))

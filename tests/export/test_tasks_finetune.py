@@ -1,0 +1,201 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from export.errors import CheckpointError, TrainingError
+from export.heads import SequenceClassifier, SpanClassifier
+from export.tasks.finetune import fine_tune
+from export.tasks.glue import Examples
+from export.tasks.objectives import corresponding_layers, hidden_loss, hidden_states, imitation_loss, outputs_of
+from export.tasks.predictions import predict
+from export.tasks.recipe import Distillation, Recipe, learning_rate
+from export.tasks.tokens import Encoded, encode
+from tests.export.task_data import make_classifier, make_sentiment, make_tokenizer, make_transformer
+
+RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
+
+
+def rows_of(items):
+    examples = Examples(tuple((text,) for text, _ in items), np.array([label for _, label in items]))
+    return encode(make_tokenizer(), examples, 64)
+
+
+@pytest.fixture(scope="module")
+def train():
+    return rows_of(make_sentiment(320))  # 10 steps an epoch
+
+
+@pytest.fixture(scope="module")
+def holdout():
+    return rows_of(make_sentiment(64, seed=1))
+
+
+def accuracy_on(model, rows):
+    def evaluate():
+        predicted = predict(model, rows)
+        return float((predicted.answers == predicted.targets).mean())
+
+    return evaluate
+
+
+def tune(model, train, holdout, recipe=RECIPE, **options):
+    return fine_tune(model, train, recipe, seed=0, evaluate=accuracy_on(model, holdout), **options)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_thirty_steps_learn_a_separable_task(train, holdout):
+    model = make_classifier()
+    steps, epochs = [], []
+    tuned = tune(model, train, holdout, on_step=steps.append, on_epoch=epochs.append)
+    assert max(tuned.scores) > 0.95
+    assert accuracy_on(model, holdout)() == max(tuned.scores)
+    assert (tuned.steps, len(steps), steps[-1].number, steps[-1].seconds_left) == (30, 30, 30, 0)
+    assert steps[0].seconds_left > 0
+    assert steps[-1].loss < steps[0].loss / 3
+    assert [epoch.score for epoch in epochs] == list(tuned.scores)
+    assert not model.training
+
+
+def test_the_best_epoch_is_kept(train):
+    model = make_classifier()
+    found = []
+    scores = iter([0.1, 0.7, 0.7, 0.3])
+
+    def evaluate():
+        found.append(weights(model))
+        return next(scores)
+
+    tuned = fine_tune(model, train, replace(RECIPE, epochs=4), seed=0, evaluate=evaluate)
+    assert tuned.best_epoch == 2
+    assert same(weights(model), found[1])
+    assert not same(weights(model), found[3])
+
+
+@pytest.mark.parametrize("stop", [7, 13, 20])
+def test_an_interrupted_run_ends_with_the_same_bits(stop, train, holdout, tmp_path):
+    whole = make_classifier()
+    expected = tune(whole, train, holdout)
+
+    def interrupt(step):
+        if step.number == stop:
+            raise KeyboardInterrupt
+
+    state = tmp_path / "state"
+    with pytest.raises(KeyboardInterrupt):
+        tune(make_classifier(), train, holdout, state=state, save_every=3, on_step=interrupt)
+    resumed = make_classifier()
+    seen = []
+    tuned = tune(resumed, train, holdout, state=state, save_every=3, on_step=lambda step: seen.append(step.number))
+    assert seen[0] <= stop  # not from the beginning
+    assert seen[0] > stop - 4
+    assert seen[-1] == 30
+    assert same(weights(resumed), weights(whole))
+    assert tuned.scores == expected.scores
+    # What is over is not trained again.
+    assert tune(make_classifier(), train, holdout, state=state).scores == expected.scores
+
+
+def test_a_state_of_another_run_is_refused(train, holdout, tmp_path):
+    state = tmp_path / "state"
+    tune(make_classifier(), train, holdout, replace(RECIPE, epochs=1), state=state)
+    for model, recipe, teacher in (
+        (make_classifier(seed=1), replace(RECIPE, epochs=1), None),
+        (make_classifier(), RECIPE, None),
+        (make_classifier(), replace(RECIPE, epochs=1), make_classifier()),
+    ):
+        with pytest.raises(CheckpointError, match="Delete it"):
+            tune(model, train, holdout, recipe, state=state, teacher=teacher)
+    state.write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match="expected the state of a training run"):
+        tune(make_classifier(), train, holdout, state=state)
+
+
+def test_a_full_disk_is_a_checkpoint_error(train, holdout, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="writable"):
+        tune(make_classifier(), train, holdout, replace(RECIPE, epochs=1), state=tmp_path / "file" / "state")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(train, holdout):
+    model = make_classifier()
+    torch.nn.init.constant_(model.classifier.weight, math.nan)
+    with pytest.raises(TrainingError, match=r"loss in step 1: got nan.*lower --lr"):
+        tune(model, train, holdout)
+
+
+def test_learning_rate_rises_and_falls_in_lines():
+    recipe = Recipe(peak_learning_rate=1.0, warmup_share=0.2)
+    rates = [learning_rate(recipe, progress) for progress in (0, 0.1, 0.2, 0.6, 1)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert learning_rate(Recipe(warmup_share=0.0), 0.0) == Recipe().peak_learning_rate
+
+
+def test_a_student_follows_its_teacher(train, holdout):
+    teacher = make_classifier(seed=3)
+    tune(teacher, train, holdout)
+    student = SequenceClassifier(make_transformer(layers=1, seed=4), 2)
+    # No labels at all: what it learns comes from the teacher.
+    blind = Encoded(train.tokens, train.segments, np.zeros_like(train.targets))
+    before = weights(teacher)
+    recipe = replace(RECIPE, distillation=Distillation(imitation=1.0, hidden=0.1))
+    assert max(tune(student, blind, holdout, recipe, teacher=teacher).scores) > 0.9
+    assert same(weights(teacher), before)
+
+
+def test_imitation_is_zero_at_the_teacher_and_distillation_has_gradients(train):
+    batch = train.batch(np.arange(8))
+    for model in (make_classifier(), make_classifier(labels=1, regression=True), SpanClassifier(make_transformer())):
+        outputs = outputs_of(model, batch)
+        assert imitation_loss(model, outputs, outputs, 2.0).item() == pytest.approx(0, abs=1e-6)
+        other = outputs_of(copy.deepcopy(model).requires_grad_(False), batch._replace(inputs=batch.inputs.flip(0)))
+        loss = imitation_loss(model, outputs, other, 2.0)
+        loss.backward()
+        assert loss > 0
+        assert model.classifier.weight.grad.abs().sum() > 0
+
+
+def test_imitation_is_the_divergence_by_hand():
+    model = make_classifier()
+    ours, theirs = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+    p, q = (torch.softmax(logits / 2, dim=1) for logits in (theirs, ours))
+    expected = 4 * float((p * (p / q).log()).sum())
+    assert float(imitation_loss(model, ours, theirs, 2.0)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_corresponding_layers():
+    four, two, three = (make_transformer(layers=number) for number in (4, 2, 3))
+    assert corresponding_layers(four, four) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert corresponding_layers(two, four) == ([0, 1], [1, 3])
+    assert corresponding_layers(three, four) == ([], [])
+    assert corresponding_layers(make_transformer(layers=2, dim=24), four) == ([], [])
+
+
+def test_hidden_states_are_those_of_the_layers(train):
+    model = make_classifier()
+    batch = train.batch(np.arange(4))
+    with hidden_states(model.transformer, [0, 1]) as states:
+        outputs_of(model, batch)
+    hidden = model.transformer(batch.inputs, batch.mask, batch.segments)
+    assert torch.allclose(states[1], hidden)
+    assert len(states) == 2
+
+
+def test_hidden_loss_ignores_padding_and_scale():
+    torch.manual_seed(0)
+    student, teacher = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    expected = hidden_loss([student], [teacher], mask)
+    student[0, 2], teacher[1, 1] = 99, 99
+    assert torch.equal(hidden_loss([student], [teacher], mask), expected)
+    assert torch.allclose(hidden_loss([10 * student], [10 * teacher], mask), expected)

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import scipy.stats
+
+from edge.manifest import Measure
+from export.tasks.metrics import (
+    AVERAGED,
+    METRICS,
+    accuracy,
+    f1,
+    headline_average,
+    interval,
+    matthews,
+    measures,
+    paired_difference,
+    pearson,
+    spearman,
+)
+
+# tp 3, fp 1, fn 2, tn 4.
+PREDICTED = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
+TARGETS = np.array([1, 1, 1, 0, 1, 1, 0, 0, 0, 0])
+
+
+def test_classes_by_hand():
+    assert accuracy(PREDICTED, TARGETS) == pytest.approx(7 / 10)
+    assert f1(PREDICTED, TARGETS) == pytest.approx(2 * 3 / (2 * 3 + 1 + 2))
+    # (tp tn - fp fn) / sqrt((tp + fp)(tp + fn)(tn + fp)(tn + fn))
+    assert matthews(PREDICTED, TARGETS) == pytest.approx((3 * 4 - 1 * 2) / np.sqrt(4 * 5 * 5 * 6))
+
+
+def test_correlations_are_scipys():
+    random = np.random.default_rng(0)
+    targets = random.integers(0, 6, 80).astype(np.float32)  # with ties
+    predictions = (targets + random.normal(size=80)).astype(np.float32)
+    assert pearson(predictions, targets) == pytest.approx(scipy.stats.pearsonr(predictions, targets)[0], rel=1e-6)
+    assert spearman(predictions, targets) == pytest.approx(scipy.stats.spearmanr(predictions, targets)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["f1", "matthews", "pearson", "spearman"])
+def test_undefined_metrics_are_zero(name):
+    assert METRICS[name](np.full(7, 0.1), np.arange(7) % 2 * 2) == 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_of_many_rows_are_those_of_each(name):
+    random = np.random.default_rng(1)
+    predictions, targets = random.integers(0, 2, (2, 5, 30))
+    each = [float(METRICS[name](*pair)) for pair in zip(predictions, targets, strict=True)]
+    assert METRICS[name](predictions, targets) == pytest.approx(each)
+
+
+def test_interval_of_accuracy_is_the_binomials():
+    correct = np.arange(1000) < 800
+    low, high = interval(accuracy, correct, np.ones(1000, dtype=bool))
+    expected = scipy.stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000
+    assert (low, high) == pytest.approx(tuple(expected), abs=0.004)
+    assert interval(accuracy, correct, np.ones(1000, dtype=bool)) == (low, high)
+
+
+def test_pairing_finds_what_single_intervals_hide():
+    random = np.random.default_rng(2)
+    targets = random.integers(0, 2, 500)
+    theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
+    wrong = np.flatnonzero(theirs != targets)[:12]
+    ours = theirs.copy()
+    ours[wrong] = targets[wrong]
+    found = paired_difference("accuracy", ours, theirs, targets)
+    assert found.value == pytest.approx(12 / 500)
+    assert found.significant
+    assert found.interval[0] > 0
+    low, high = interval(accuracy, theirs, targets)
+    assert high - low > 2 * (found.interval[1] - found.interval[0])
+    assert paired_difference("accuracy", theirs, ours, targets).value == -found.value
+    assert not paired_difference("f1", ours, ours, targets).significant
+
+
+def test_measures():
+    (one, two) = measures(("accuracy", "f1"), "dev", PREDICTED, TARGETS)
+    assert (one.metric, one.split, one.n, one.value) == ("accuracy", "dev", 10, pytest.approx(0.7))
+    assert two.interval is not None
+    assert two.interval[0] < two.value < two.interval[1]
+
+
+def test_headline_average():
+    def run(base):
+        return {
+            task: Measure(metric="accuracy", split="dev", value=base + 0.1 * place, n=10)
+            for place, task in enumerate((*AVERAGED, "WNLI"))
+        }
+
+    single = headline_average([run(0.4)])
+    assert (single.value, single.n, single.interval) == (pytest.approx(0.6), 50, None)
+    three = headline_average([run(0.4), run(0.41), run(0.42)])
+    # Student's t of two degrees of freedom is 4.30265, the standard error 0.01 / sqrt(3).
+    assert three.seeds == 3
+    assert three.interval == pytest.approx((0.61 - 4.30265 * 0.01 / 3**0.5, 0.61 + 4.30265 * 0.01 / 3**0.5))
+    with pytest.raises(KeyError):
+        headline_average([{"RTE": run(0.4)["RTE"]}])

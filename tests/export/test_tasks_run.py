@@ -1,0 +1,145 @@
+import json
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edge.errors import UsageError
+from export.checkpoint import CONFIG
+from export.errors import CheckpointError, DataError
+from export.tasks.cli import finetune
+from export.tasks.glue import TASKS
+from export.tasks.models import find, find_tuned
+from export.tasks.predictions import compare, predict, read_predictions
+from export.tasks.run import prepare
+from export.tasks.tokens import load_tokenizer
+from tests.export.task_data import make_transformer, write_model, write_sst2
+
+OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(finetune, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with data, a model, and a run on SST-2."""
+    root = tmp_path_factory.mktemp("tasks")
+    write_sst2(root)
+    write_model(root / "model", make_transformer())
+    invoke("SST-2", "--model", root / "model", "--data-dir", root, "--out", root / "runs", *OPTIONS)
+    return root
+
+
+@pytest.fixture
+def common(place):
+    return ("--data-dir", place, *OPTIONS, "--json")
+
+
+def test_the_run_tells_and_rebuilds_what_was_trained(place):
+    run = place / "runs" / "SST-2"
+    arguments = json.loads((run / CONFIG).read_text())["arguments"]
+    assert (arguments["task"], arguments["labels"], arguments["max_length"]) == ("SST-2", ["0", "1"], 32)
+    assert not list(run.parent.glob(".*"))  # no state is left
+    data = prepare(TASKS["SST-2"], place, load_tokenizer(run), max_length=32, limit=None)
+    kept = read_predictions(run, "dev")
+    again = predict(find_tuned(run, "SST-2"), data.dev["dev"])
+    assert np.array_equal(again.logits, kept.logits)
+    assert np.array_equal(again.targets, kept.targets)
+    measures = {(m["split"], m["metric"]): m for m in json.loads((run / "metrics.json").read_text())["measures"]}
+    assert measures["dev", "accuracy"]["value"] == (kept.answers == kept.targets).mean() > 0.9
+    assert measures["holdout", "accuracy"]["n"] == 36
+
+
+def test_the_installed_command(place, tmp_path):
+    arguments = ("finetune", "sst-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--limit", 32)
+    command = [sys.executable, "-W", "error", "-m", "edge", *map(str, (*arguments, "--data-dir", place, "--json"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "SST-2: epoch 1: " in done.stderr
+    result = json.loads(done.stdout)
+    assert result["runs"] == [str(tmp_path / "SST-2")]
+    assert {(m["split"], m["metric"]) for m in result["metrics"]["measures"]} == {
+        ("holdout", "accuracy"),
+        ("dev", "accuracy"),
+    }
+
+
+def test_seeds_differ_and_are_pooled(place, common, tmp_path):
+    arguments = ("--model", place / "model", "--out", tmp_path, "--epochs", 1, "--seed", 3, "--seeds", 2)
+    result = json.loads(invoke("SST-2", *arguments, *common).stdout)
+    assert result["runs"] == [str(tmp_path / f"SST-2-seed{seed}") for seed in (3, 4)]
+    assert result["metrics"]["measures"][0]["seeds"] == 2
+    one, other = (read_predictions(run, "dev").logits for run in result["runs"])
+    assert not np.array_equal(one, other)
+
+
+def test_a_run_replaces_an_earlier_one_and_nothing_else(place, common, tmp_path):
+    arguments = ("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, *common)
+    for _ in range(2):
+        invoke(*arguments)
+    assert read_predictions(tmp_path / "SST-2", "dev").logits.shape == (40, 2)
+    (tmp_path / "SST-2" / "notes").write_text("mine")
+    with pytest.raises(CheckpointError, match="not a run"):
+        invoke(*arguments)
+
+
+def test_a_run_goes_on_with_its_own_head(place, common, tmp_path):
+    start = place / "runs" / "SST-2"
+    invoke("SST-2", "--model", start, "--out", tmp_path, "--epochs", 1, "--lr", 1e-9, *common[:2], "--max-length", 32)
+    after = read_predictions(tmp_path / "SST-2", "dev").logits
+    assert np.allclose(after, read_predictions(start, "dev").logits, atol=1e-4)
+
+
+def test_a_teacher_is_followed_and_must_know_the_task(place, common, tmp_path):
+    teacher = place / "runs" / "SST-2"
+    invoke("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--teacher", teacher, *common)
+    found = compare(TASKS["SST-2"], teacher, tmp_path / "SST-2", "dev")
+    assert set(found) == {"accuracy"}
+    for wrong in (place / "model", teacher):
+        with pytest.raises(UsageError, match="finetune RTE"):
+            find_tuned(wrong, "RTE")
+
+
+def test_the_table(place, tmp_path):
+    arguments = ("--model", place / "model", "--data-dir", place, "--out", tmp_path, "--epochs", 1, "--limit", 16)
+    table = invoke("SST-2", *arguments).stdout
+    assert "holdout" in table
+    assert "95 % interval" in table
+
+
+def test_data_that_are_absent(place, tmp_path):
+    with pytest.raises(DataError, match=r"gluebenchmark\.com/tasks"):
+        invoke("RTE", "--model", place / "model", "--data-dir", place, "--out", tmp_path)
+
+
+def test_predictions_that_do_not_fit(place, tmp_path):
+    run = place / "runs" / "SST-2"
+    with pytest.raises(CheckpointError, match="expected predictions on test"):
+        read_predictions(run, "test")
+    with pytest.raises(CheckpointError, match="expected predictions on dev"):
+        read_predictions(tmp_path, "dev")
+    (tmp_path / "predictions.npz").write_bytes((run / "predictions.npz").read_bytes())
+    assert compare(TASKS["SST-2"], run, tmp_path, "dev")["accuracy"].value == 0
+    other = read_predictions(run, "dev")
+    np.savez(tmp_path / "predictions.npz", **{"dev/logits": other.logits, "dev/targets": 1 - other.targets})
+    with pytest.raises(CheckpointError, match="other targets"):
+        compare(TASKS["SST-2"], run, tmp_path, "dev")
+
+
+def test_a_broken_architecture_is_named(place, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in (place / "runs" / "SST-2").iterdir():
+        (run / file.name).write_bytes(file.read_bytes())
+    config = msgspec.json.decode((run / CONFIG).read_bytes())
+    config["arguments"]["transformer"]["dim"] = "wide"
+    (run / CONFIG).write_bytes(msgspec.json.encode(config))
+    with pytest.raises(CheckpointError, match=r"Expected `int`, got `str`.*dim"):
+        find(run)
