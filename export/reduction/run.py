@@ -1,0 +1,124 @@
+"""A run of ``fewheads finetune``, reduced to another run, measured as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edge.errors import Literally, UsageError
+from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
+from export.heads import SequenceClassifier
+from export.provenance import provenance
+from export.reduction.latency import measure_times
+from export.reduction.layer import LayerReport
+from export.reduction.plan import check_speedup
+from export.reduction.reduce import Progress, reduce_model
+from export.reduction.search import grid_of
+from export.reduction.timing import Comparison, feeds_of, measure_models
+from export.tasks.glue import TASKS
+from export.tasks.metrics import measures
+from export.tasks.models import MODEL, find
+from export.tasks.predictions import encode_predictions, predict
+from export.tasks.run import HOLDOUT, prepare
+from export.tasks.tokens import load_tokenizer
+
+
+class Reduced(msgspec.Struct, frozen=True):
+    """What a reduction did.
+
+    Attributes:
+        directory: of the new run.
+        tokens: in the input that was timed.
+        expected_speedup: what the layers' times add up to.
+        measured: both models in turns, on ONNX Runtime, one thread.
+        bound: the most that the removed multiplications allow, before the tolerance of
+            :func:`export.reduction.plan.check_speedup`.
+        layers: a report for each.
+        metrics: of the new model, not fine-tuned yet.
+    """
+
+    directory: str
+    tokens: int
+    expected_speedup: float
+    measured: Comparison
+    bound: float
+    layers: tuple[LayerReport, ...]
+    metrics: RunMetrics
+
+
+def reduce_run(
+    source: str | Path,
+    data_dir: str | Path,
+    directory: str | Path,
+    target_speedup: float,
+    *,
+    tokens: int,
+    examples: int,
+    on_shape: Callable[[int, int], None] = lambda done, shapes: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Reduced:
+    """Reduce a fine-tuned model and write a run directory, to be fine-tuned further with the original as teacher.
+
+    Latencies, losses and unfinished layers stand beside the new run as ``.SOURCE.reduction``; the same call goes on
+    from there, and a call with another target finds them too.
+
+    Args:
+        source: a run on a task of GLUE.
+        data_dir: holds ``glue/``.
+        directory: where the new run shall stand; an earlier run there is replaced.
+        target_speedup: of the whole model.
+        tokens: in the input that times are measured with.
+        examples: of the training set, to calibrate with.
+        on_shape: see :func:`export.reduction.latency.measure_layers`.
+        on_progress: see :func:`export.reduction.reduce.reduce_model`.
+
+    Raises:
+        UsageError: the source is no run on a task of GLUE.
+        DataError: the data are missing or malformed.
+        CheckpointError: the source cannot be read, or something not be written.
+        ReductionError: the model is reduced already, or there are too few examples.
+        PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
+    """
+    started = time.perf_counter()
+    source, directory = Path(source), Path(directory)
+    found = find(source)
+    if not isinstance(found.head, SequenceClassifier) or not found.architecture or found.architecture.task not in TASKS:
+        fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
+        given = Literally("a model without a task of GLUE")
+        raise UsageError(f"{source}", given=given, expected=f"a run on one of {', '.join(TASKS)}", fix=fix)
+    model, architecture, task = found.head, found.architecture, TASKS[found.architecture.task]
+    tokenizer = load_tokenizer(source)
+    data = prepare(task, data_dir, tokenizer, max_length=architecture.max_length, limit=examples)
+    state = directory.parent / f".{source.name}.reduction"
+    config = model.transformer.config
+    grid = grid_of(config.layers[0])
+    times, rest = measure_times(model, grid, tokens, cache=state / "latency.json", on_shape=on_shape)
+    reduced = reduce_model(
+        model, data.train, target_speedup, grid=grid, times=times, rest=rest, state=state, on_progress=on_progress
+    )
+    assert isinstance(reduced.model, SequenceClassifier)
+    measured = measure_models(model, reduced.model, feeds_of(config, tokens))
+    bound = check_speedup(reduced.plan, tokens, measured.ratio)
+    predictions = {name: predict(reduced.model, rows) for name, rows in {HOLDOUT: data.holdout, **data.dev}.items()}
+    metrics = RunMetrics(
+        sum(parameter.numel() for parameter in reduced.model.parameters()),
+        0,
+        0,
+        time.perf_counter() - started,
+        tuple(
+            measure
+            for name, split in predictions.items()
+            for measure in measures(task.metrics, name, split.answers, split.targets)
+        ),
+    )
+    how = f"reduced from {source.name} for {target_speedup:g}x at {tokens} tokens, calibrated with {examples} examples"
+    record = provenance(trainer=how, data=f"GLUE {task.name}", seed=None)
+    smaller = msgspec.structs.replace(architecture, transformer=reduced.model.transformer.config)
+    further = {TOKENIZER: tokenizer.to_str().encode(), PREDICTIONS: encode_predictions(predictions)}
+    save(directory, reduced.model, RunConfig(MODEL, msgspec.to_builtins(smaller), record), metrics, further)
+    for unfinished in state.glob("layers-*.state"):
+        unfinished.unlink()
+    return Reduced(str(directory), tokens, reduced.expected_speedup, measured, bound, reduced.reports, metrics)

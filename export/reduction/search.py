@@ -1,0 +1,222 @@
+"""The plan that loses least among those that are fast enough.
+
+A layer's loss is what happens to the model's answers when only that layer is reduced, and losses are taken to add up,
+over layers and over the two halves of a layer; so are times. The sum is then least by dynamic programming over
+time, as in SPDY and ZipLM (arXiv 2302.04089).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edge.datatypes import Array
+from edge.errors import Literally
+from export.errors import PlanError
+from export.reduction.calibration import attention_statistics, feed_forward_statistics
+from export.reduction.plan import macs_per_token
+from export.reduction.states import after_attention, after_feed_forward, layers_of
+from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, Method, with_attention, with_feed_forward
+from export.tasks.objectives import Head, imitation_loss, outputs_of
+from export.tasks.tokens import Batch
+from export.transformer import LayerShape, TransformerConfig
+
+#: Widths of heads that TensorRT fuses in FP16 and in INT8.
+_RANKS = (16, 32, 64)
+#: Hidden units come in multiples of this.
+_UNITS = 64
+_HEAD_STEPS, _UNIT_STEPS = 6, 12
+_BINS = 4000
+#: Of a layer without heads and units, in units of a dense one: its normalisations stay, and times are measured apart.
+_LEAST_TIME = 0.01
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """What a layer may become.
+
+    Attributes:
+        attention: heads and their width, h and r; (0, 0) is none. The original comes first.
+        feed_forward: hidden units, f. The original comes first.
+    """
+
+    attention: tuple[tuple[int, int], ...]
+    feed_forward: tuple[int, ...]
+
+    def shape(self, attention: int, feed_forward: int, dense: LayerShape) -> LayerShape:
+        """Return the shape of two options, by their indices."""
+        heads, rank = self.attention[attention]
+        scale = dense.scale if rank == dense.head_dim else None  # W_Q of a new width is made for the usual scale
+        return LayerShape(heads, rank, self.feed_forward[feed_forward], scale)
+
+
+class Costs(NamedTuple):
+    """Something that adds up over the halves of a layer: loss, or time in units of a dense layer.
+
+    Attributes:
+        attention: of each option of the grid.
+        feed_forward: likewise.
+    """
+
+    attention: list[float]
+    feed_forward: list[float]
+
+
+def grid_of(dense: LayerShape) -> Grid:
+    """Return sensible options for a layer: sixths of its heads, widths that TensorRT fuses, twelfths of its units."""
+    heads = sorted({round(dense.num_heads * step / _HEAD_STEPS) for step in range(1, _HEAD_STEPS + 1)}, reverse=True)
+    ranks = [dense.head_dim, *(rank for rank in reversed(_RANKS) if rank < dense.head_dim)]
+    units = {-(-dense.ffn_dim * step // (_UNIT_STEPS * _UNITS)) * _UNITS for step in range(_UNIT_STEPS)}
+    return Grid(
+        (*((h, r) for h in heads if h for r in ranks), (0, 0)),
+        (dense.ffn_dim, *sorted((unit for unit in units if unit < dense.ffn_dim), reverse=True)),
+    )
+
+
+def mac_times(config: TransformerConfig, grid: Grid, tokens: int) -> Costs:
+    """Return times as if every multiplication took the same time: for a target that cannot be measured yet."""
+    dense = config.layers[0]
+    whole = macs_per_token(config.dim, dense, tokens)
+    attention = [macs_per_token(config.dim, LayerShape(h, r, 0), tokens) / whole for h, r in grid.attention]
+    return Costs(
+        attention, [macs_per_token(config.dim, LayerShape(0, 0, f), tokens) / whole for f in grid.feed_forward]
+    )
+
+
+class LossMeter:
+    """Measures the losses of one layer after the other, from the first on.
+
+    Args:
+        model: the original, with the head of its task.
+        batches: calibration inputs.
+        states: what the first layer reads, from :func:`export.reduction.calibration.embedded`.
+        grid: what each layer may become.
+        method: how heads get smaller.
+    """
+
+    def __init__(
+        self, model: Head, batches: Sequence[Batch], states: list[Tensor], grid: Grid, method: Method = "calibrated"
+    ) -> None:
+        self._batches, self._states, self._grid, self._method = batches, states, grid, method
+        self._layers = layers_of(model.transformer)
+        with torch.no_grad():
+            self._wanted = [outputs_of(model, batch) for batch in batches]
+        # The same head and later layers, behind states that are known already.
+        self._known = _Known()
+        self._tail = copy.deepcopy(model).eval()
+
+    def measure(self, number: int) -> Costs:
+        """Return the losses of each option for layer ``number``; the states become those that the next one reads."""
+        layer = self._layers[number]
+        self._tail.transformer.layers = nn.ModuleList([self._known, *self._layers[number + 1 :]])
+        statistics, after = attention_statistics(layer, self._states, self._batches)
+        assert layer.attention is not None
+        assert layer.feed_forward is not None
+        attention = AttentionReducer(layer.attention, statistics, self._method)
+        attention_losses = [0.0]
+        for heads, rank in self._grid.attention[1:]:
+            smaller = with_attention(layer, attention.reduced(heads, rank))
+            halfway = after_attention(smaller, self._states, self._batches)
+            attention_losses.append(self._loss(after_feed_forward(smaller, halfway)))
+        feed_forward = FeedForwardReducer(layer.feed_forward, feed_forward_statistics(layer, after, self._batches))
+        feed_forward_losses = [0.0]
+        for units in self._grid.feed_forward[1:]:
+            smaller = with_feed_forward(layer, feed_forward.reduced(units))
+            feed_forward_losses.append(self._loss(after_feed_forward(smaller, after)))
+        self._states = after_feed_forward(layer, after)
+        return Costs(attention_losses, feed_forward_losses)
+
+    def skip(self, number: int) -> None:
+        """Bring the states behind layer ``number`` without measuring it."""
+        layer = self._layers[number]
+        self._states = after_feed_forward(layer, after_attention(layer, self._states, self._batches))
+
+    def _loss(self, states: Sequence[Tensor]) -> float:
+        """Return the divergence of the answers from the original's, a mean over inputs."""
+        total = 0.0
+        with torch.no_grad():
+            for state, batch, wanted in zip(states, self._batches, self._wanted, strict=True):
+                self._known.state = state
+                outputs = outputs_of(self._tail, batch)
+                total += len(state) * float(imitation_loss(self._tail, outputs, wanted, temperature=1.0))
+        return total / sum(len(state) for state in states)
+
+
+class _Known(nn.Module):
+    """Stands for layers whose output is known."""
+
+    state: Tensor
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.state
+
+
+def choose_shapes(
+    dense: LayerShape, grid: Grid, losses: Sequence[Costs], times: Costs, rest: float, target_speedup: float
+) -> tuple[list[LayerShape], float]:
+    """Return the best shape of each layer, and the speed-up of the whole model that follows from the times.
+
+    Args:
+        dense: the shape that all layers have.
+        grid: what each may become.
+        losses: of each layer.
+        times: of a layer, in units of the dense one.
+        rest: the time of embeddings and task head, in the same unit.
+        target_speedup: of the whole model.
+
+    Raises:
+        PlanError: no plan is that fast; the message says which is the fastest, and how fast.
+    """
+    options = [(a, f) for a in range(len(grid.attention)) for f in range(len(grid.feed_forward))]
+    time = np.array([max(times.attention[a] + times.feed_forward[f], _LEAST_TIME) for a, f in options])
+    table = np.array([[layer.attention[a] + layer.feed_forward[f] for a, f in options] for layer in losses])
+    dense_time = rest + len(losses) * time[0]
+    fastest = int(time.argmin())
+    most = dense_time / (rest + len(losses) * time[fastest])
+    if target_speedup > most:
+        shape = grid.shape(*options[fastest], dense)
+        given = Literally(f"{target_speedup:g}x")
+        expected = f"at most {most:.2f}x, with {len(losses)} layers of {_words(shape)}"
+        raise PlanError("target speed-up", given=given, expected=expected, fix="Ask for less, or start from less.")
+    budget = dense_time / target_speedup - rest
+    chosen = least_loss(table, time, budget)
+    speedup = float(dense_time / (rest + time[chosen].sum()))
+    return [grid.shape(*options[index], dense) for index in chosen], speedup
+
+
+def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) -> list[int]:
+    """Return one option for each layer, with the least sum of losses among those whose times do not exceed the budget.
+
+    Args:
+        losses: [layers, options].
+        times: [options], the same for every layer.
+        budget: at least layers times the least time.
+        bins: the budget is cut into so many, and times are rounded up to them.
+    """
+    layers, options = losses.shape
+    # The tolerance keeps a time that is a whole number of bins from being rounded up to the next.
+    cost = np.ceil(times * bins / budget - 1e-6).astype(int)
+    best = np.zeros(bins + 1)  # the least loss of the layers so far, within so many bins
+    choices = np.zeros((layers, bins + 1), dtype=int)
+    for layer in range(layers):
+        within = np.full((options, bins + 1), np.inf)
+        for option in range(options):
+            if cost[option] <= bins:
+                within[option, cost[option] :] = best[: bins + 1 - cost[option]] + losses[layer, option]
+        choices[layer], best = within.argmin(axis=0), within.min(axis=0)
+    if not np.isfinite(best[bins]):  # it fits, but not when every time is rounded up
+        return [int(times.argmin())] * layers
+    chosen, left = [], bins
+    for layer in reversed(range(layers)):
+        chosen.append(int(choices[layer, left]))
+        left -= cost[chosen[-1]]
+    return chosen[::-1]
+
+
+def _words(shape: LayerShape) -> str:
+    return f"{shape.num_heads} heads of {shape.head_dim} and {shape.ffn_dim} hidden units"

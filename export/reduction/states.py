@@ -1,0 +1,133 @@
+"""What runs through a model's layers, half by half, and what is seen of it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from export.tasks.objectives import Head, outputs_of, task_loss
+from export.tasks.tokens import Batch
+from export.transformer import Layer, Transformer
+
+Part = Literal["attention", "feed_forward"]
+
+
+class Passed(NamedTuple):
+    """What a module read, and what it returned."""
+
+    read: Tensor
+    returned: Tensor
+
+
+def layers_of(transformer: Transformer) -> list[Layer]:
+    """Return the layers with their type."""
+    return [cast(Layer, layer) for layer in transformer.layers]
+
+
+def embedded(transformer: Transformer, batches: Sequence[Batch]) -> list[Tensor]:
+    """Return what the first layer reads, [N, T, d] for each batch."""
+    embed: Any = transformer.embeddings
+    with torch.no_grad():
+        return [embed(b.inputs) if b.segments is None else embed(b.inputs, b.segments) for b in batches]
+
+
+def after_attention(layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
+    """Return what a layer's first half makes of ``states``, [N, T, d] for each batch."""
+    with torch.no_grad():
+        return [layer.after_attention(x, batch.mask) for x, batch in zip(states, batches, strict=True)]
+
+
+def after_feed_forward(layer: Layer, states: Sequence[Tensor]) -> list[Tensor]:
+    """Return what a layer's second half makes of its first half's ``states``, [N, T, d] for each batch."""
+    with torch.no_grad():
+        return [layer.after_feed_forward(x) for x in states]
+
+
+def tokens_of(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the rows [n, w] of x [N, T, w] that are no padding."""
+    return x.flatten(0, 1) if mask is None else x[mask.bool()]
+
+
+@contextmanager
+def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
+    """Yield a dictionary that holds, after a forward pass inside the block, what passed through the modules."""
+    found: dict[nn.Module, Passed] = {}
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found[module] = Passed(inputs[0], output)
+
+    handles = [module.register_forward_hook(keep) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def relative_error(
+    before: Layer, after: Layer, part: Part, states: Sequence[Tensor], batches: Sequence[Batch]
+) -> float:
+    """Return the mean squared error of what a half adds to its input, over the variance of what the original adds.
+
+    Args:
+        before: the original layer.
+        after: the reduced one.
+        part: which half.
+        states: what that half reads, [N, T, d] for each batch.
+        batches: whose masks tell tokens from padding.
+    """
+    count, lost = 0, 0.0
+    total, squares = torch.zeros(states[0].shape[-1], dtype=torch.float64), 0.0
+    for x, batch in zip(states, batches, strict=True):
+        wanted, found = (
+            tokens_of(_added(layer, part, x, batch.mask), batch.mask).double() for layer in (before, after)
+        )
+        lost += float((found - wanted).square().sum())
+        squares += float(wanted.square().sum())
+        total += wanted.sum(dim=0).cpu()
+        count += len(wanted)
+    return lost / (squares - float(total.square().sum()) / count)
+
+
+def head_gradients(model: Head, batches: Sequence[Batch]) -> list[Tensor]:
+    """Return how much the task's loss hangs on each head: E|dL/dξ|, ξ a factor on the head's output; [H] per layer.
+
+    Michel et al. 2019, "Are Sixteen Heads Really Better than One?", equation 2. A layer without heads has [0].
+
+    Args:
+        model: with the head of the task, in evaluation mode.
+        batches: with targets.
+    """
+    attentions = [layer.attention for layer in layers_of(model.transformer)]
+    sums = [torch.zeros(attention.num_heads if attention else 0) for attention in attentions]
+    for batch in batches:
+        with recorded(attention.output_proj for attention in attentions if attention) as found:
+            loss = task_loss(model, outputs_of(model, batch), batch.targets)
+        outputs = {module: passed.read for module, passed in found.items()}  # [N, T, H * d_k] of each layer
+        gradients = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
+        for total, attention in zip(sums, attentions, strict=True):
+            if attention:
+                product = (outputs[attention.output_proj] * gradients[attention.output_proj]).detach()
+                heads = torch.unflatten(product, -1, (attention.num_heads, -1))
+                total += heads.sum(dim=(1, 3)).abs().sum(dim=0).cpu()
+    # The loss is a mean over its batch, so that the sum over a batch is one too.
+    return [total / len(batches) for total in sums]
+
+
+def _added(layer: Layer, part: Part, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what a half adds to the residual, [N, T, d]."""
+    first = part == "attention"
+    constant = layer.attention_constant if first else layer.feed_forward_constant
+    if constant is not None:
+        return constant.detach().expand_as(x)
+    last = layer.attention.output_proj if first and layer.attention else cast(Any, layer.feed_forward).down
+    with torch.no_grad(), recorded([last]) as found:
+        if first:
+            layer.after_attention(x, mask)
+        else:
+            layer.after_feed_forward(x)
+    return found[last].returned

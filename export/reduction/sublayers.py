@@ -1,0 +1,234 @@
+"""Smaller sub-layers: which heads and units stay, at which width, and what they become.
+
+The order within an attention: heads go, W_O is fitted anew for those that stay; their queries and keys, and their
+values and outputs, get rank r; W_O' is fitted once more, for all heads together. Means of what is lost go into the
+output's bias, and so does b_V, exactly, because the rows of P sum to 1. b_K adds the same to all logits of a query and
+goes without a trace. TensorRT fuses a layer whose heads all have one width, for queries, keys and values alike, so
+there is one r for both.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from export.attention import MultiHeadAttention
+from export.reduction.calibration import AttentionStatistics, FeedForwardStatistics
+from export.reduction.lowrank import (
+    Factors,
+    blocks,
+    heads_of,
+    query_key_factors,
+    sliced,
+    value_output_factors,
+    weight_statistics,
+)
+from export.reduction.removal import (
+    Removal,
+    head_removal,
+    kept_columns,
+    least_squares,
+    neuron_removal,
+    output_error,
+)
+from export.transformer import FeedForward, Layer
+
+#: How heads get smaller: by calibration; for comparison, by the weights alone, or by a slice of their coordinates.
+Method = Literal["calibrated", "weights", "slice"]
+
+
+class ReducedAttention(NamedTuple):
+    """A smaller attention.
+
+    Attributes:
+        module: what takes the attention's place; None where no head is left.
+        constant: [d], what takes its place then.
+        heads: those of the original that are left.
+        logits_error: the mean squared error of the logits that the new rank causes, over their mean square.
+        output_error: that of the output which follows from fewer heads and smaller values, over the output's variance.
+    """
+
+    module: MultiHeadAttention | None
+    constant: Tensor | None
+    heads: tuple[int, ...]
+    logits_error: float
+    output_error: float
+
+
+class ReducedFeedForward(NamedTuple):
+    """A smaller feed-forward: as :class:`ReducedAttention`, with the hidden units that are left."""
+
+    module: FeedForward | None
+    constant: Tensor | None
+    neurons: tuple[int, ...]
+    output_error: float
+
+
+class AttentionReducer:
+    """Makes an attention smaller, in as many ways as are asked for; what they share is computed once.
+
+    Args:
+        attention: the original; it is left alone.
+        statistics: of its inputs.
+        method: how its heads get smaller.
+        importance: of each head, [H]: the least important go first. None lets the error of the output decide.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        statistics: AttentionStatistics,
+        method: Method = "calibrated",
+        importance: Tensor | None = None,
+    ) -> None:
+        self._attention, self._statistics, self._method = attention, statistics, method
+        # What a method may know of the inputs; the errors below are always those on the calibration set.
+        self._known = statistics if method == "calibrated" else weight_statistics(attention)
+        self._W_O = attention.output_proj.weight.detach().cpu().double().T  # [H * d_k, d]
+        if importance is None:
+            self._removal = head_removal(self._known.C, self._W_O, attention.num_heads)
+        else:
+            self._removal = Removal(tuple(importance.argsort(stable=True).tolist()), torch.empty(0))
+
+    def reduced(self, heads: int, rank: int, scale: float | None = None) -> ReducedAttention:
+        """Return the attention with ``heads`` heads of width ``rank``, or what is left of it for 0.
+
+        Args:
+            heads: h.
+            rank: r.
+            scale: of the new module's logits, None being 1/sqrt(r); W_Q makes up for the difference to the old one.
+        """
+        return self.with_heads(self._removal.kept(heads), rank, scale)
+
+    def with_heads(self, kept: tuple[int, ...], rank: int, scale: float | None = None) -> ReducedAttention:
+        """Return the attention with these heads; other arguments as above."""
+        C, W_O = self._statistics.C, self._W_O
+        attention = self._attention
+        whole = float((W_O * (C @ W_O)).sum())
+        b_V, b_O = (p.bias.detach().cpu().double() for p in (attention.v_proj, attention.output_proj))
+        if not kept:
+            return ReducedAttention(None, (b_O + (b_V + self._known.m) @ W_O).float(), (), 0.0, 1.0)
+        B, W_small, queries_keys = self._basis(list(kept), rank)
+        b_small = b_O + b_V @ W_O + self._known.m @ (W_O - B @ W_small)
+        module = self._module(list(kept), rank, scale, B, queries_keys)
+        _fill(module.output_proj, W_small, b_small)
+        logits = self._logits_error(list(kept), queries_keys)
+        return ReducedAttention(module, None, kept, logits, _share(output_error(C, W_O, B, W_small), whole))
+
+    def _basis(self, kept: list[int], rank: int) -> tuple[Tensor, Tensor, Factors | None]:
+        """Return B [H * d_k, h * r] and W_O' [h * r, d], and F and G where the rank falls."""
+        C, W_O, width = self._known.C, self._W_O, self._attention.head_dim
+        heads = self._attention.num_heads
+        B = kept_columns(len(C), tuple(kept), width)
+        if self._method == "slice":
+            basis = sliced(len(kept), width, rank)
+            B = B @ blocks(basis)
+            factors = Factors(basis, basis, torch.zeros(len(kept))) if rank < width else None
+            return B, B.T @ W_O, factors
+        W_kept = least_squares(C, W_O, B) if len(kept) < heads else W_O
+        if rank == width:
+            return B, W_kept, None
+        covariances = torch.stack([C[h * width : (h + 1) * width, h * width : (h + 1) * width] for h in kept])
+        E = value_output_factors(covariances, torch.unflatten(W_kept, 0, (-1, width)), rank).left
+        B = B @ blocks(E)
+        return B, least_squares(C, W_O, B), query_key_factors(self._known.S_q[kept], self._known.S_k[kept], rank)
+
+    def _module(
+        self, kept: list[int], rank: int, scale: float | None, B: Tensor, queries_keys: Factors | None
+    ) -> MultiHeadAttention:
+        attention, width = self._attention, self._attention.head_dim
+        module = MultiHeadAttention(attention.dim, len(kept), rank, causal=attention.causal, scale=scale)
+        W_Q, W_K = (heads_of(p.weight, attention.num_heads)[kept] for p in (attention.q_proj, attention.k_proj))
+        b_Q = torch.unflatten(attention.q_proj.bias.detach().cpu().double(), 0, (-1, width))[kept, None]  # [h, 1, d_k]
+        if queries_keys is not None:
+            F, G = queries_keys.left, queries_keys.right
+            W_Q, b_Q, W_K = W_Q @ F, b_Q @ F, W_K @ G
+        folded = attention.scale / module.scale
+        W_Q, b_Q = W_Q * folded, b_Q * folded
+        _fill(module.q_proj, _joined(W_Q), b_Q.flatten())
+        _fill(module.k_proj, _joined(W_K), torch.zeros(len(kept) * rank))
+        _fill(module.v_proj, attention.v_proj.weight.detach().cpu().double().T @ B, torch.zeros(len(kept) * rank))
+        return module.to(attention.q_proj.weight).train(attention.training)
+
+    def _logits_error(self, kept: list[int], queries_keys: Factors | None) -> float:
+        if queries_keys is None:
+            return 0.0
+        S_q, S_k = self._statistics.S_q[kept], self._statistics.S_k[kept]
+        whole = torch.eye(S_q.shape[1], dtype=S_q.dtype).expand_as(S_q)
+        lost = whole - queries_keys.left @ queries_keys.right.transpose(1, 2)
+        return _share(_mean_square(S_q, S_k, lost), _mean_square(S_q, S_k, whole))
+
+
+class FeedForwardReducer:
+    """Makes a feed-forward smaller, likewise.
+
+    Args:
+        feed_forward: the original; it is left alone.
+        statistics: of its activations.
+    """
+
+    def __init__(self, feed_forward: FeedForward, statistics: FeedForwardStatistics) -> None:
+        self._feed_forward, self._statistics = feed_forward, statistics
+        self._W_2 = feed_forward.down.weight.detach().cpu().double().T  # [f, d]
+        self._removal = neuron_removal(statistics.A, self._W_2)
+
+    def reduced(self, neurons: int) -> ReducedFeedForward:
+        """Return the feed-forward with so many hidden units, or what is left of it for 0."""
+        return self.with_neurons(self._removal.kept(neurons))
+
+    def with_neurons(self, kept: tuple[int, ...]) -> ReducedFeedForward:
+        """Return the feed-forward with these hidden units."""
+        (A, mean), W_2, original = self._statistics, self._W_2, self._feed_forward
+        b_2 = original.down.bias.detach().cpu().double()
+        if not kept:
+            return ReducedFeedForward(None, (b_2 + mean @ W_2).float(), (), 1.0)
+        B = kept_columns(len(A), kept)
+        W_small = least_squares(A, W_2, B) if len(kept) < len(A) else W_2
+        module = FeedForward(W_2.shape[1], len(kept), original.approximate == "tanh")
+        rows = list(kept)
+        _fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
+        _fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
+        error = _share(output_error(A, W_2, B, W_small), float((W_2 * (A @ W_2)).sum()))
+        return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, error)
+
+
+def with_attention(layer: Layer, reduced: ReducedAttention) -> Layer:
+    """Return a copy of a layer with another attention."""
+    new = copy.deepcopy(layer)
+    new.attention, new.attention_constant = reduced.module, _constant(layer, reduced.constant)
+    return new
+
+
+def with_feed_forward(layer: Layer, reduced: ReducedFeedForward) -> Layer:
+    """Return a copy of a layer with another feed-forward."""
+    new = copy.deepcopy(layer)
+    new.feed_forward, new.feed_forward_constant = reduced.module, _constant(layer, reduced.constant)
+    return new
+
+
+def _constant(layer: Layer, value: Tensor | None) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(value.to(layer.attention_norm.weight))
+
+
+def _joined(W: Tensor) -> Tensor:
+    # [h, d, r] -> [d, h * r]
+    return W.transpose(0, 1).flatten(1)
+
+
+def _fill(linear: nn.Linear, weight: Tensor, bias: Tensor) -> None:
+    """Give a layer x W + b its weights, W [in, out]."""
+    with torch.no_grad():
+        linear.weight.copy_(weight.T)
+        linear.bias.copy_(bias)
+
+
+def _mean_square(S_q: Tensor, S_k: Tensor, D: Tensor) -> float:
+    """Return Σ_h E[(q D k)²] = Σ_h tr(S_q D S_k Dᵀ) for independent q and k, D [H, d_k, d_k]."""
+    return float((S_q @ D @ S_k * D).sum())
+
+
+def _share(error: float, whole: float) -> float:
+    return error / whole if whole > 0 else 0.0

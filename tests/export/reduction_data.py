@@ -1,0 +1,50 @@
+"""Small transformers and inputs whose activations have directions that matter and others that do not."""
+
+import numpy as np
+import torch
+
+from export.heads import SequenceClassifier
+from export.tasks.tokens import Encoded
+from export.transformer import LayerShape, Transformer, TransformerConfig
+
+VOCABULARY = 40
+
+
+def config(architecture="bert", layers=2, heads=4, head_dim=8, ffn_dim=48, dim=24):
+    segments = 2 if architecture == "bert" else 0
+    shape = LayerShape(heads, head_dim, ffn_dim)
+    return TransformerConfig(
+        architecture=architecture,
+        dim=dim,
+        layers=(shape,) * layers,
+        vocab_size=VOCABULARY,
+        max_positions=32,
+        segments=segments,
+    )
+
+
+def model(seed=0, **options):
+    """A classifier with large weights, and so with attention that is far from even, of anisotropic embeddings."""
+    torch.manual_seed(seed)
+    transformer = Transformer(config(**options))
+    with torch.no_grad():
+        for parameter in transformer.layers.parameters():
+            if parameter.dim() > 1:
+                parameter *= 3
+            else:
+                parameter += 0.3 * torch.randn_like(parameter)
+        embedding = transformer.embeddings.word.weight
+        embedding *= torch.logspace(1, -1.5, embedding.shape[1])
+    return SequenceClassifier(transformer, labels=3).eval()
+
+
+def inputs(rows=48, seed=0):
+    random = np.random.default_rng(seed)
+    tokens = tuple(random.integers(VOCABULARY, size=random.integers(4, 16)).astype(np.int32) for _ in range(rows))
+    segments = tuple(np.zeros(len(row), dtype=np.int32) for row in tokens)
+    return Encoded(tokens, segments, random.integers(3, size=rows))
+
+
+def batches(rows=48, seed=0):
+    encoded = inputs(rows, seed)
+    return [encoded.batch(np.arange(start, min(start + 16, rows))) for start in range(0, rows, 16)]

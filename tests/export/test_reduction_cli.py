@@ -1,0 +1,53 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from edge.errors import UsageError
+from export.reduction.cli import reduce
+from export.tasks.cli import finetune
+from export.tasks.models import find, find_tuned
+from tests.export.task_data import make_transformer, write_model, write_sst2
+
+
+def invoke(command, *arguments):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with data, a run on SST-2, and the run that it was reduced to."""
+    root = tmp_path_factory.mktemp("reduction")
+    write_sst2(root)
+    write_model(root / "model", make_transformer())
+    options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32)
+    invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options)
+    return root
+
+
+def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
+    options = ("--data-dir", place, "--calibration", 200, "--tokens", 16, "--target-speedup", 1.05)
+    result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "small", "--json"))
+    measures = {(m["split"], m["metric"]): m["value"] for m in result["metrics"]["measures"]}
+    assert measures["dev", "accuracy"] > 0.8
+    assert result["expected_speedup"] >= 1.05
+    assert result["measured"]["ratio"] > 0.7
+    small = find_tuned(place / "small", "SST-2").transformer.config
+    units = [layer["plan"]["shape"]["ffn_dim"] for layer in result["layers"]]
+    assert units == [shape.ffn_dim for shape in small.layers]
+    assert small.layers != find(place / "SST-2").transformer.config.layers
+    assert sorted(path.name for path in (place / ".SST-2.reduction").iterdir()) == ["latency.json", "losses.state"]
+    # Everything that takes long is kept for another target.
+    table = invoke(reduce, place / "SST-2", *options, "--out", place / "small")
+    assert "times faster at 16 tokens" in table
+    assert "Before any fine-tuning" in table
+    tuning = ("--data-dir", place, "--epochs", 1, "--max-length", 32, "--teacher", place / "SST-2")
+    invoke(finetune, "SST-2", "--model", place / "small", *tuning, "--out", place / "tuned")
+    assert find_tuned(place / "tuned" / "SST-2", "SST-2").transformer.config == small
+
+
+def test_a_model_without_a_task_is_refused(place, tmp_path):
+    with pytest.raises(UsageError, match=r"got a model without a task of GLUE, expected a run on one of SST-2"):
+        invoke(reduce, place / "model", "--data-dir", place, "--out", tmp_path / "new")

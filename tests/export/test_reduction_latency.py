@@ -1,0 +1,76 @@
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from export.convert import to_onnx
+from export.reduction.latency import LatencyTable, machine_key, measure_layers, measure_times
+from export.reduction.plan import check_speedup, plan_of
+from export.reduction.search import Grid
+from export.reduction.timing import compare, feeds_of, measure_models
+from export.transformer import LayerShape, TransformerConfig
+from tests.export.reduction_data import config, model
+
+DENSE, QUARTER = LayerShape(4, 32, 1024), LayerShape(1, 32, 256)
+SETTINGS = TransformerConfig(architecture="bert", dim=256, layers=(DENSE,), vocab_size=9)
+
+
+def test_smaller_layers_are_faster_and_kept_in_the_cache(tmp_path):
+    cache = tmp_path / "latency" / "table.json"
+    seen = []
+    table = measure_layers(
+        SETTINGS, [DENSE, QUARTER], [16, 64], cache=cache, calls=20, on_shape=lambda *n: seen.append(n)
+    )
+    assert seen == [(1, 2), (2, 2)]
+    for tokens in (16, 64):
+        quarter = table.find(QUARTER, tokens)
+        assert quarter.ratio > 1.3
+        assert quarter.calls == 20
+        assert quarter.milliseconds < quarter.dense_milliseconds
+    assert table.find(QUARTER, 17) is None
+    assert measure_layers(SETTINGS, [QUARTER], [64], cache=cache) == table
+    assert msgspec.json.decode(cache.read_bytes(), type=LatencyTable) == table
+
+
+@pytest.mark.parametrize("damage", ["another machine", "not JSON"])
+def test_a_cache_that_says_nothing_is_replaced(tmp_path, damage):
+    cache = tmp_path / "table.json"
+    if damage == "not JSON":
+        cache.write_text("{")
+    else:
+        cache.write_bytes(msgspec.json.encode(LatencyTable({**machine_key(SETTINGS), "cpu": "another"})))
+    table = measure_layers(SETTINGS, [QUARTER], [8], cache=cache, calls=3)
+    assert [timing.shape for timing in table.timings] == [QUARTER]
+    assert msgspec.json.decode(cache.read_bytes(), type=LatencyTable) == table
+
+
+def test_times_add_up_to_those_of_a_model():
+    classifier = model()
+    grid = Grid(((4, 8), (0, 0)), (48, 0))
+    times, rest = measure_times(classifier, grid, 16, calls=20)
+    assert times.attention[0] + times.feed_forward[0] == pytest.approx(1, abs=0.3)
+    assert times.attention[1] < times.attention[0]
+    assert rest > 0
+
+
+def test_whole_models_are_compared_and_the_bound_holds():
+    classifier = model(dim=128, heads=4, head_dim=32, ffn_dim=512)
+    smaller = model(dim=128, heads=2, head_dim=32, ffn_dim=256)
+    comparison = measure_models(classifier, smaller, feeds_of(config(), 32), calls=30)
+    plan = plan_of(classifier.transformer.config, smaller.transformer.config.layers)
+    assert comparison.ratio > 1
+    assert check_speedup(plan, 32, comparison.ratio, tolerance=0.25) == pytest.approx(2)
+
+
+def test_a_model_beside_itself():
+    linear = torch.nn.Linear(64, 64)
+    onnx = to_onnx(linear, {"x": torch.randn(8, 64)}, ["y"], {})
+    found = compare(onnx, onnx, {"x": np.zeros((8, 64), dtype=np.float32)}, calls=50)
+    assert found.ratio == pytest.approx(1, abs=0.4)
+
+
+def test_images_have_no_mask():
+    settings = msgspec.structs.replace(SETTINGS, architecture="vit", image_size=8, patch_size=2, channels=3)
+    table = measure_layers(settings, [QUARTER], [17], calls=3)
+    assert table.find(QUARTER, 17)
+    assert feeds_of(settings, 17)["inputs"].shape == (1, 3, 8, 8)

@@ -1,0 +1,197 @@
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from edge.manifest import Provenance
+from export.checkpoint import RunConfig, RunMetrics, load, save
+from export.errors import CheckpointError, PlanError, ReductionError
+from export.heads import SequenceClassifier
+from export.reduction.plan import plan_of
+from export.reduction.reduce import apply_plan, reduce_model
+from export.reduction.search import Grid, mac_times
+from export.transformer import LayerShape, Transformer, TransformerConfig
+from tests.export.reduction_data import config, inputs, model
+
+GRID = Grid(((4, 8), (4, 4), (2, 8), (2, 4), (0, 0)), (48, 24, 8, 0))
+TARGET = 1.7
+
+
+def reduced(classifier, **options):
+    settings = classifier.transformer.config
+    return reduce_model(classifier, inputs(), TARGET, grid=GRID, times=mac_times(settings, GRID, 10), **options)
+
+
+def rebuilt(config, labels):
+    return SequenceClassifier(Transformer(msgspec.convert(config, TransformerConfig)), labels)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return reduced(model(layers=3))
+
+
+def test_target_is_met_and_the_answers_stay_near(result):
+    original = model(layers=3)
+    assert result.expected_speedup >= TARGET
+    plan = result.plan
+    assert plan.dense_macs(10) / plan.macs(10) == pytest.approx(result.expected_speedup, rel=0.02)
+    assert result.model.transformer.config.layers == tuple(layer.shape for layer in plan.layers)
+    batch = inputs(seed=1).batch(np.arange(48))  # others than those of the calibration
+    with torch.no_grad():
+        wanted, found = (one(*batch[:3]) for one in (original, result.model))
+    assert (found - wanted).square().mean() < 0.5 * wanted.var()
+
+
+def test_reports_say_what_was_kept_and_lost(result):
+    for report, layer in zip(result.reports, result.plan.layers, strict=True):
+        assert report.plan == layer
+        assert len(layer.heads) == layer.shape.num_heads
+        assert len(layer.neurons) == layer.shape.ffn_dim
+        assert report.measured_feed_forward_error == pytest.approx(report.feed_forward_error, rel=1e-2, abs=1e-6)
+        if not report.logits_error:
+            assert report.measured_attention_error == pytest.approx(report.attention_error, rel=1e-2, abs=1e-6)
+        else:
+            assert report.measured_attention_error > 0
+
+
+def test_the_original_is_left_alone(result):
+    classifier = model(layers=3)
+    before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
+    apply_plan(classifier, inputs(), result.plan)
+    assert classifier.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in classifier.state_dict().items())
+
+
+def test_a_plan_with_its_choices_gives_the_same_model(result):
+    again, _ = apply_plan(model(layers=3), inputs(), result.plan)
+    assert_same_bits(again, result.model)
+
+
+def test_reduced_checkpoint_loads_at_its_own_shapes(result, tmp_path):
+    arguments = {"config": msgspec.to_builtins(result.model.transformer.config), "labels": 3}
+    record = Provenance(created="now", trainer="reduction", data="none")
+    save(tmp_path / "run", result.model, RunConfig("classifier", arguments, record), RunMetrics(1, 0, 0, 0.0, ()))
+    loaded, _, _ = load(tmp_path / "run", {"classifier": rebuilt})
+    assert loaded.transformer.config == result.model.transformer.config
+    batch = inputs().batch(np.arange(8))
+    with torch.no_grad():
+        assert torch.equal(loaded(*batch[:3]), result.model(*batch[:3]))
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_an_interrupted_reduction_goes_on_to_the_same_bits(result, tmp_path, stop):
+    seen = []
+
+    def interrupt(progress):
+        seen.append(progress)
+        if len(seen) == stop:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        reduced(model(layers=3), state=tmp_path / "state", on_progress=interrupt)
+    again = reduced(model(layers=3), state=tmp_path / "state", on_progress=seen.append)
+    assert [(step.stage, step.done) for step in seen] == [
+        (stage, n) for stage in ("losses", "layers") for n in (1, 2, 3)
+    ]
+    assert again.plan == result.plan
+    assert again.reports == result.reports
+    assert_same_bits(again.model, result.model)
+
+
+def test_another_models_state_is_refused(tmp_path):
+    reduced(model(), state=tmp_path)
+    with pytest.raises(CheckpointError, match="the state of a run with other weights"):
+        reduced(model(seed=1), state=tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["losses*", "layers-*"])
+def test_broken_state_is_refused(tmp_path, pattern):
+    reduced(model(), state=tmp_path)
+    [state] = tmp_path.glob(pattern)
+    state.write_bytes(b"no state")
+    with pytest.raises(CheckpointError, match=state.name):
+        reduced(model(), state=tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "vit"])
+def test_other_architectures(architecture):
+    shapes = [LayerShape(2, 8, 24), LayerShape(0, 0, 48)]
+    if architecture == "gpt2":
+        classifier, rows = model(architecture="gpt2"), _NoSegments()
+    else:
+        classifier, rows = _image_classifier(), _Images()
+    settings = classifier.transformer.config
+    smaller, reports = apply_plan(classifier, rows, plan_of(settings, shapes))
+    assert smaller.transformer.config.layers == tuple(shapes)
+    assert reports[0].measured_attention_error == pytest.approx(reports[0].attention_error, rel=1e-2)
+    assert reports[1].plan.heads == ()
+
+
+def test_weights_that_are_not_numbers_are_refused_first(tmp_path):
+    classifier = model()
+    with torch.no_grad():
+        classifier.transformer.layers[1].feed_forward.up.weight[0, 0] = torch.nan
+    message = r"weights transformer.layers.1.feed_forward.up.weight: got NaN or Inf, expected finite numbers"
+    with pytest.raises(ReductionError, match=message):
+        reduced(classifier, state=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reduced_model_is_no_start(result):
+    with pytest.raises(ReductionError, match=r"got 3 layers of \d shapes, expected layers of one shape"):
+        reduced(result.model)
+
+
+def test_too_few_inputs_are_refused_first():
+    settings = config()
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens without padding in 2 inputs"):
+        reduce_model(model(), inputs(rows=2), TARGET, grid=GRID, times=mac_times(settings, GRID, 10))
+
+
+def test_a_target_out_of_reach_is_refused():
+    settings = config()
+    with pytest.raises(PlanError, match="got 1000x, expected at most"):
+        reduce_model(model(), inputs(), 1000, grid=GRID, times=mac_times(settings, GRID, 10))
+
+
+def test_a_plan_of_another_model_is_refused(result):
+    with pytest.raises(PlanError, match="the plan of another model"):
+        apply_plan(model(layers=2), inputs(), result.plan)
+
+
+class _NoSegments:
+    """Text without segments, as GPT-2 has it."""
+
+    def __init__(self):
+        self._rows = inputs()
+        self.lengths, self.targets = self._rows.lengths, self._rows.targets
+
+    def batch(self, rows):
+        return self._rows.batch(rows)._replace(segments=None)
+
+
+class _Images:
+    lengths = np.full(40, 17)
+    targets = np.zeros(40, dtype=np.int64)
+    _pixels = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def batch(self, rows):
+        targets = torch.from_numpy(self.targets[rows])
+        return inputs().batch(rows[:1])._replace(inputs=self._pixels[rows], mask=None, segments=None, targets=targets)
+
+
+def _image_classifier():
+    torch.manual_seed(0)
+    settings = msgspec.structs.replace(config("vit"), image_size=8, patch_size=2, channels=1)
+    return SequenceClassifier(Transformer(settings), 3).eval()
+
+
+def assert_same_bits(one, other):
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
