@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from edge import __version__
 from edge.datatypes import Array
 from edge.device import DeviceThread
-from edge.errors import InvalidRequest, Literally, RequestError
+from edge.errors import InvalidRequest, RequestError
 from edge.model import Model
+from edge.parameters import TIER, Parameters, parse
 from edge.pb import inference_pb2 as pb
 from edge.repository import Entry, Repository
 from edge.statistics import Timings
@@ -19,29 +19,6 @@ from edge.wire import decode_inputs, encode_outputs, requested_outputs
 
 #: What ServerMetadata claims: only what is there.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
-
-_TIMINGS = "timings"
-_TIER = "tier"
-#: Request parameters with a meaning, and the kinds of value that each may have. Others are the client's own business.
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "timeout": ("int64_param", "uint64_param"),
-    "priority": ("int64_param", "uint64_param"),
-    "sequence_id": ("int64_param", "uint64_param", "string_param"),
-    "sequence_start": ("bool_param",),
-    "sequence_end": ("bool_param",),
-    "triton_enable_empty_final_response": ("bool_param",),
-    "binary_data_output": ("bool_param",),
-    _TIMINGS: ("bool_param",),
-    _TIER: ("string_param",),
-}
-
-
-class Parameters(NamedTuple):
-    """What a request's parameters ask for; None and False where they do not."""
-
-    timeout_seconds: float | None = None
-    timings: bool = False
-    tier: str | None = None
 
 
 @dataclass(slots=True)
@@ -92,7 +69,7 @@ class InferenceService:
         started_ns = time.perf_counter_ns()
         entry, model = self._repository.ready(request.model_name, request.model_version)
         try:
-            parameters = _parameters(request)
+            parameters = parse(request)
             tier = parameters.tier or model.full_tier
             runner = model.tier(tier)
             names = requested_outputs(request, model.outputs)
@@ -128,7 +105,7 @@ class InferenceService:
         timings.compute_output_ns = now_ns - begun_ns
         timings.request_ns = now_ns - call.started_ns
         if len(call.model.tiers) > 1:
-            response.parameters[_TIER].string_param = call.tier
+            response.parameters[TIER].string_param = call.tier
         if call.parameters.timings:
             for stage in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns"):
                 response.parameters[stage].int64_param = getattr(timings, stage)
@@ -220,40 +197,6 @@ class InferenceService:
             if entry.state == "READY" or not request.ready:
                 response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
         return response
-
-
-def _parameters(request: pb.ModelInferRequest) -> Parameters:
-    """Check the request's parameters and return those that matter."""
-    if not request.parameters:
-        return Parameters()
-    values: dict[str, object] = {}
-    for name, parameter in request.parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        allowed = _PARAMETERS.get(name)
-        subject = f"parameter {name!r}"
-        if allowed is None:
-            if name.startswith("triton_"):
-                fix = "Names that start with triton_ are the protocol's; choose another one."
-                raise InvalidRequest(subject, given="a reserved name", expected="a known one", fix=fix)
-            continue
-        if kind not in allowed:
-            fix = "Send it with that type."
-            raise InvalidRequest(subject, given=kind, expected=" or ".join(allowed), fix=fix)
-        values[name] = getattr(parameter, kind)
-    for name in ("timeout", "priority"):
-        value = values.get(name, 0)
-        if not isinstance(value, int) or value < 0:
-            raise InvalidRequest(f"parameter {name!r}", given=value, expected="0 or more", fix="0 is the default.")
-    if values.get("sequence_id") or values.get("sequence_start") or values.get("sequence_end"):
-        given = Literally("a request of a sequence")
-        fix = "Leave the sequence parameters out."
-        raise InvalidRequest("parameter 'sequence_id'", given=given, expected="none: no model keeps state", fix=fix)
-    timeout_us, tier = values.get("timeout"), values.get(_TIER)
-    return Parameters(
-        timeout_seconds=timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us else None,
-        timings=bool(values.get(_TIMINGS)),
-        tier=tier if isinstance(tier, str) else None,
-    )
 
 
 def _data_type(datatype: str) -> pb.DataType:

@@ -7,6 +7,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from edge import __version__
+from export.reduction.plan import amdahl_bound, macs_per_token
+from export.transformer import LayerShape
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -42,3 +44,25 @@ def test_the_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake (\w+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_limits_page_computes_what_it_says() -> None:
+    page = (ROOT / "export" / "reduction" / "LIMITS.md").read_text()
+    d, lengths = 768, (128, 384, 512, 2048)
+    layer = LayerShape(12, 64, 3072)
+    parts = {
+        "35 %": lambda n: 0.35 * n * d,
+        "all logits": lambda n: n * d,
+        "logits and weighted": lambda n: 2 * n * d,
+        "logits with": lambda n: n * d + 2 * d * d,
+        "the whole": lambda n: 2 * n * d + 4 * d * d,
+    }
+    for name, part in parts.items():
+        (row,) = re.findall(rf"^\| {name}.*$", page, re.MULTILINE)
+        bounds = [amdahl_bound(part(n) / macs_per_token(d, layer, n)) for n in lengths]
+        assert re.findall(r"\d\.\d{3}", row) == [f"{bound:.3f}" for bound in bounds]
+    for heads, width, units in ((12, 32, 3072), (8, 64, 2048), (6, 64, 1536), (3, 64, 768)):
+        (row,) = re.findall(rf"^\| {heads} heads of {width}, {units:,} units.*$", page, re.MULTILINE)
+        smaller = LayerShape(heads, width, units)
+        ratios = [macs_per_token(d, layer, n) / macs_per_token(d, smaller, n) for n in (128, 512)]
+        assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]

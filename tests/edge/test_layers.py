@@ -37,7 +37,14 @@ OWNERS = {
     "rich": ("edge/cli/",),
 }
 #: The protocol's messages stop at the modules that translate them.
-USERS_OF_MESSAGES = ("edge/wire.py", "edge/service.py", "edge/telemetry.py", "edge/grpc_server.py", "edge/client.py")
+USERS_OF_MESSAGES = (
+    "edge/wire.py",
+    "edge/parameters.py",
+    "edge/service.py",
+    "edge/telemetry.py",
+    "edge/grpc_server.py",
+    "edge/client.py",
+)
 #: The workstation hands bundles over; it neither serves nor asks a server.
 NOT_FOR_EXPORT = (
     "edge.grpc_server",
