@@ -29,10 +29,13 @@ def busy(steps: int, timeout_us: int = 0) -> pb.ModelInferRequest:
 def steps_per_second(url: str) -> float:
     with grpc.insecure_channel(url) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stub.ModelInfer(busy(50))
-        begun = time.perf_counter()
-        stub.ModelInfer(busy(400))
-        return 400 / (time.perf_counter() - begun)
+        return max(_steps_per_second(stub) for _ in range(5))  # the fastest: a neighbour may go away at any time
+
+
+def _steps_per_second(stub: Stub) -> float:
+    begun = time.perf_counter()
+    stub.ModelInfer(busy(200))
+    return 200 / (time.perf_counter() - begun)
 
 
 @pytest.fixture
@@ -84,7 +87,8 @@ def test_time_runs_out_in_the_queue_and_not_after_it(stub: Stub, take: Callable[
 
 
 def test_the_earlier_of_two_deadlines_wins(stub: Stub, take: Callable[[float], int]) -> None:
-    long = stub.ModelInfer.future(busy(take(1.0)))
+    long = stub.ModelInfer.future(busy(take(1.5)))
+    time.sleep(0.1)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(busy(1, timeout_us=60_000_000), timeout=0.1)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

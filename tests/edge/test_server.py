@@ -153,11 +153,11 @@ def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Si
     with running_server(only) as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(busy(1))
-        flying = stub.ModelInfer.future(busy(2000))
-        time.sleep(0.1)
+        flying = stub.ModelInfer.future(busy(8000))
+        time.sleep(0.3)
         assert not flying.done()
         os.kill(ready.process_id, number)
-        assert flying.result().raw_output_contents[0] == np.int64(2000).tobytes()
+        assert flying.result().raw_output_contents[0] == np.int64(8000).tobytes()
     # running_server fails unless the exit code is 0.
 
 
