@@ -147,10 +147,10 @@ class InferenceServicer:
         try:
             waiting = asyncio.wrap_future(call.future)
             if call.parameters.timeout_seconds is None:  # the client's own deadline cancels this coroutine
-                outputs = await waiting
+                answer = await waiting
             else:
-                outputs = await asyncio.wait_for(waiting, call.parameters.timeout_seconds)
-            return self._service.finish(call, outputs)
+                answer = await asyncio.wait_for(waiting, call.parameters.timeout_seconds)
+            return self._service.finish(call, answer)
         except asyncio.CancelledError:
             self._service.failed(call, "Cancelled")
             raise

@@ -120,6 +120,24 @@ class LabelPostprocess(_Struct, frozen=True, tag="label", tag_field="type"):
     labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
 
 
+class CascadeRouter(_Struct, frozen=True, tag="cascade", tag_field="type"):
+    """The tier ``auto``: ``lean`` answers, and ``full`` answers again where ``lean`` was not sure.
+
+    Attributes:
+        lean: the tier that answers first.
+        full: the tier that answers where the two largest probabilities of ``logits`` are closer than ``margin``.
+        logits: an output of the graph, FP32 [-1, labels].
+        margin: 0 to 1; chosen on data that nothing was trained on.
+        default: whether a request that names no tier is answered like this; only where that was measured to be better.
+    """
+
+    lean: ModelName
+    full: ModelName
+    logits: TensorName
+    margin: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    default: bool = False
+
+
 class Measure(_Struct, frozen=True):
     """One measured accuracy: the value, on what, from how many items and seeds, and its 95 % interval if known."""
 
@@ -159,6 +177,7 @@ class Manifest(_Struct, frozen=True):
     provenance: Provenance
     preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None
     postprocess: LabelPostprocess | None = None
+    router: CascadeRouter | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
     def input(self, name: str) -> TensorSpec | None:
@@ -230,6 +249,7 @@ def check(manifest: Manifest, subject: str) -> None:
     _check_profile(manifest, subject)
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
+    _check_router(manifest, subject)
 
 
 def _check_profile(manifest: Manifest, subject: str) -> None:
@@ -273,6 +293,20 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
         raise _broken(subject, "postprocess logits", step.logits, expected)
     if any(step.output == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
         raise _broken(subject, "postprocess output", step.output, "a name that no tensor of the graph has")
+
+
+def _check_router(manifest: Manifest, subject: str) -> None:
+    router, tiers = manifest.router, [tier.name for tier in manifest.tiers]
+    if router is None:
+        return
+    if router.lean not in tiers or router.full not in tiers or router.lean == router.full or "auto" in tiers:
+        given = (router.lean, router.full)
+        raise _broken(subject, "router tiers", given, f"two of {tiers}, none of which is called auto")
+    logits = next((spec for spec in manifest.outputs if spec.name == router.logits), None)
+    has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in manifest.outputs)
+    if logits is None or logits.datatype != "FP32" or len(logits.shape) != 2 or not has_batch:
+        expected = "an FP32 output of shape [-1, labels] of a model with batches"
+        raise _broken(subject, "router logits", router.logits, expected)
 
 
 def _unique(subject: str, what: str, names: list[str]) -> None:

@@ -11,6 +11,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.postprocess import postprocessor
 from edge.preprocess import preprocessor
+from edge.router import AUTO, cascade
 from edge.runner import Runner
 
 
@@ -53,8 +54,13 @@ class Model:
 
     @property
     def full_tier(self) -> str:
-        """The name of the tier that answers when a request names none."""
+        """The name of the largest tier."""
         return self.manifest.tiers[0].name
+
+    @property
+    def default_tier(self) -> str:
+        """The name of the tier that answers when a request names none: ``auto`` where the manifest says so."""
+        return AUTO if self.manifest.router and self.manifest.router.default else self.full_tier
 
     @property
     def runner(self) -> Runner:
@@ -66,16 +72,31 @@ class Model:
         """The largest difference of any tier from its golden outputs."""
         return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
 
-    def tier(self, name: str) -> Runner:
-        """Return the runner of a tier.
+    def check_tier(self, name: str) -> None:
+        """Check that a request may name a tier.
 
         Raises:
             InvalidRequest: there is no such tier.
         """
-        if name not in self.tiers:
-            expected = f"one of {', '.join(self.tiers)}"
-            raise self._invalid("parameter 'tier'", name, expected, f"Leave it out for {self.full_tier}.")
-        return self.tiers[name].runner
+        known = [*self.tiers, *([AUTO] if self.manifest.router else [])]
+        if name not in known:
+            expected = f"one of {', '.join(known)}"
+            raise self._invalid("parameter 'tier'", name, expected, f"Leave it out for {self.default_tier}.")
+
+    def infer(self, tier: str, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], str]:
+        """Compute a tier, or let the router choose; on the device thread.
+
+        Returns:
+            The outputs of the graph, and the name of the tier that gave them, or of both with a comma between.
+
+        Raises:
+            RequestError: as the runner's.
+        """
+        router = self.manifest.router
+        if tier == AUTO and router:
+            lean, full = (self.tiers[name].runner.infer for name in (router.lean, router.full))
+            return cascade(router, lean, full, inputs)
+        return self.tiers[tier].runner.infer(inputs), tier
 
     def complete(self, outputs: dict[str, Array]) -> dict[str, Array]:
         """Return the outputs of the graph and what the manifest makes of them, such as labels."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge import __version__
 from edge.datatypes import Array
@@ -21,19 +22,25 @@ from edge.wire import decode_inputs, encode_outputs, requested_outputs
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
 
 
+class Answer(NamedTuple):
+    """The outputs of the graph, and which tiers gave them."""
+
+    outputs: dict[str, Array]
+    tier: str
+
+
 @dataclass(slots=True)
 class Call:
-    """One ModelInfer on its way. ``future`` gives the outputs; then :meth:`InferenceService.finish` the response."""
+    """One ModelInfer on its way. ``future`` gives the answer; then :meth:`InferenceService.finish` the response."""
 
     request: pb.ModelInferRequest
     entry: Entry
     model: Model
-    tier: str
     output_names: list[str]
     rows: int
     started_ns: int
     parameters: Parameters
-    future: Future[dict[str, Array]]
+    future: Future[Answer]
     timings: Timings = field(default_factory=Timings)
 
 
@@ -70,8 +77,8 @@ class InferenceService:
         entry, model = self._repository.ready(request.model_name, request.model_version)
         try:
             parameters = parse(request)
-            tier = parameters.tier or model.full_tier
-            runner = model.tier(tier)
+            tier = parameters.tier or model.default_tier
+            model.check_tier(tier)
             names = requested_outputs(request, model.outputs)
             feeds = model.prepare(decode_inputs(request, model.inputs))
             if parameters.timeout_seconds is not None:
@@ -80,32 +87,32 @@ class InferenceService:
             timings = Timings(compute_input_ns=time.perf_counter_ns() - started_ns)
             queued_ns = time.perf_counter_ns()
 
-            def compute() -> dict[str, Array]:
+            def compute() -> Answer:
                 begun_ns = time.perf_counter_ns()
-                outputs = runner.infer(feeds.inputs)
+                answer = Answer(*model.infer(tier, feeds.inputs))
                 timings.queue_ns = begun_ns - queued_ns
                 timings.compute_infer_ns = time.perf_counter_ns() - begun_ns
-                return outputs
+                return answer
 
             future = self._device.submit(compute, deadline)
         except RequestError as error:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns)
             raise
-        return Call(request, entry, model, tier, names, feeds.rows, started_ns, parameters, future, timings)
+        return Call(request, entry, model, names, feeds.rows, started_ns, parameters, future, timings)
 
-    def finish(self, call: Call, outputs: dict[str, Array]) -> pb.ModelInferResponse:
-        """Return the response of a call whose outputs are there, and count it."""
+    def finish(self, call: Call, answer: Answer) -> pb.ModelInferResponse:
+        """Return the response of a call whose answer is there, and count it."""
         begun_ns = time.perf_counter_ns()
         response = pb.ModelInferResponse(
             model_name=call.model.name, model_version=call.model.version, id=call.request.id
         )
-        encode_outputs(response, call.model.complete(outputs), call.output_names)
+        encode_outputs(response, call.model.complete(answer.outputs), call.output_names)
         timings = call.timings
         now_ns = time.perf_counter_ns()
         timings.compute_output_ns = now_ns - begun_ns
         timings.request_ns = now_ns - call.started_ns
         if len(call.model.tiers) > 1:
-            response.parameters[TIER].string_param = call.tier
+            response.parameters[TIER].string_param = answer.tier
         if call.parameters.timings:
             for stage in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns"):
                 response.parameters[stage].int64_param = getattr(timings, stage)

@@ -15,6 +15,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.golden import Golden
 from edge.manifest import (
     Artifact,
+    CascadeRouter,
     LabelPostprocess,
     Manifest,
     Profile,
@@ -120,6 +121,7 @@ def manifest() -> Manifest:
             max_text_bytes=200,
         ),
         postprocess=LabelPostprocess(logits="logits", output="label", labels=LABELS),
+        router=CascadeRouter(lean="lean", full="full", logits="logits", margin=0.5),
     )
 
 

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from hypothesis import given
+from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.build import load_runner
@@ -16,8 +18,10 @@ from edge.bundle import write_bundle
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.launch import running_server
-from edge.manifest import Manifest
+from edge.manifest import CascadeRouter, Manifest
+from edge.model import Model
 from edge.preprocess import TokenizerPreprocessor
+from edge.router import margins
 from tests.edge import sentiment
 from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json
 
@@ -63,6 +67,45 @@ def test_the_tiers_differ(client: triton.InferenceServerClient) -> None:
     assert answers == [b"positive", b"negative"]
 
 
+def ask(client: triton.InferenceServerClient, *texts: str) -> tuple[list[bytes], str]:
+    result = client.infer("sentiment", [text(*texts)], parameters={"tier": "auto"})
+    return result.as_numpy("label")[:, 0].tolist(), result.get_response().parameters["tier"].string_param
+
+
+def test_the_cascade_asks_the_full_tier_only_where_the_lean_one_is_unsure(client: triton.InferenceServerClient) -> None:
+    # The margin of one word is tanh(1/2) = 0.46, below the manifest's 0.5; that of two is tanh(1) = 0.76.
+    assert ask(client, "good good") == ([b"positive"], "lean")
+    assert ask(client, "good") == ([b"positive"], "full")
+    # The lean tier does not know "fine", and would say negative.
+    assert ask(client, "fine fine bad") == ([b"positive"], "full")
+    assert ask(client, "good good", "fine fine bad", "bad bad") == (
+        [b"positive", b"positive", b"negative"],
+        "lean,full",
+    )
+
+
+def test_the_cascade_may_be_the_default(tmp_path: Path) -> None:
+    changed, files = _with(lambda m: msgspec.structs.replace(m, router=_router(default=True)))
+    bundle = write_bundle(tmp_path / "b", changed, files)
+    loaded = {tier: load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
+    model = Model(bundle, loaded, load_memory_bytes=0)
+    assert (model.default_tier, model.full_tier) == ("auto", "full")
+    model.close()
+
+
+@given(st.lists(st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_margins_are_those_of_the_probabilities(rows: list[list[float]]) -> None:
+    logits = np.array(rows, np.float32)
+    probabilities = softmax(logits.astype(np.float64))
+    two = np.sort(probabilities, axis=1)[:, -2:]
+    np.testing.assert_allclose(margins(logits), two[:, 1] - two[:, 0], atol=1e-6)
+
+
+def softmax(logits: Array) -> Array:
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
 def test_tokens_are_accepted_too(client: triton.InferenceServerClient) -> None:
     inputs = golden("full").inputs
     result = client.infer("sentiment", [tokens(name, values) for name, values in inputs.items()])
@@ -98,7 +141,7 @@ def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
 @pytest.mark.parametrize(
     ("inputs", "parameters", "message"),
     [
-        ([text("good")], {"tier": "huge"}, "one of full, lean"),
+        ([text("good")], {"tier": "huge"}, "one of full, lean, auto"),
         ([text(b"\xff")], None, "UTF-8"),
         ([text("x" * 201)], None, "201 bytes"),
         ([text("good"), tokens("input_ids", np.ones((1, 2), np.int64))], None, "stands for"),
@@ -130,6 +173,12 @@ def _with(change: Callable[[Manifest], Manifest], **files: bytes) -> tuple[Manif
     return change(manifest()), contents | {name.replace("__", "."): data for name, data in files.items()}
 
 
+def _router(**fields: object) -> CascadeRouter:
+    router = manifest().router
+    assert router
+    return msgspec.structs.replace(router, **fields)
+
+
 def _post(**fields: object) -> Callable[[Manifest], Manifest]:
     def change(m: Manifest) -> Manifest:
         assert m.postprocess
@@ -155,6 +204,9 @@ def _pre(**fields: object) -> Callable[[Manifest], Manifest]:
         (_pre(file="zz.json"), "'zz.json'"),
         (_pre(mask="zz"), "preprocess output"),
         (_pre(input="logits"), "preprocess input"),
+        (lambda m: msgspec.structs.replace(m, router=_router(lean="zz")), "router tiers"),
+        (lambda m: msgspec.structs.replace(m, router=_router(lean="full")), "router tiers"),
+        (lambda m: msgspec.structs.replace(m, router=_router(logits="zz")), "router logits"),
     ],
 )
 def test_manifests_that_contradict_themselves(

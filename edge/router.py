@@ -1,0 +1,50 @@
+"""The cascade: the lean tier answers first, and the full tier answers again where the lean one was not sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.manifest import CascadeRouter
+
+#: The tier that a request names to let the router choose.
+AUTO = "auto"
+
+Infer = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+def cascade(
+    config: CascadeRouter, lean: Infer, full: Infer, inputs: Mapping[str, Array]
+) -> tuple[dict[str, Array], str]:
+    """Compute a request through the cascade.
+
+    Args:
+        config: what the manifest says.
+        lean: computes the lean tier.
+        full: computes the full tier.
+        inputs: of the graph, rows first.
+
+    Returns:
+        The outputs, and which tiers gave them: the lean one's name, the full one's, or both with a comma between.
+    """
+    outputs = lean(inputs)
+    unsure = margins(outputs[config.logits]) < config.margin
+    if not unsure.any():
+        return outputs, config.lean
+    second = full({name: array[unsure] for name, array in inputs.items()})
+    if unsure.all():
+        return second, config.full
+    merged = {name: array.copy() for name, array in outputs.items()}
+    for name, array in merged.items():
+        array[unsure] = second[name]
+    return merged, f"{config.lean},{config.full}"
+
+
+def margins(logits: Array) -> Array:
+    """Return how much more likely the first label is than the second, [N] from 0 to 1, for logits [N, labels]."""
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    two = np.sort(exponentials / exponentials.sum(axis=1, keepdims=True), axis=1)[:, -2:]
+    difference: Array = two[:, 1] - two[:, 0]
+    return difference
