@@ -1,0 +1,116 @@
+"""The command ``fewheads route``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, progress, stdout
+from edge.errors import Literally, UsageError
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.routing.report import Route, SplitReport
+    from export.tasks.metrics import Difference
+
+_CONTROLS = ("static", "random", "length", "shuffled", "oracle")
+
+
+@click.command()
+@click.argument("full", metavar="FULL_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("lean", metavar="LEAN_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--data-dir",
+    default="data",
+    show_default=True,
+    envvar="FEWHEADS_DATA",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks.",
+)
+@click.option(
+    "--cost-ratio",
+    type=float,
+    required=True,
+    help="LEAN_RUN's time over FULL_RUN's; the inverse of the speed-up that 'fewheads reduce' measured.",
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there, as JSON.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves, .png, .svg or .pdf.")
+@json_option
+def route(
+    full: Path, lean: Path, data_dir: Path, cost_ratio: float, out: Path | None, plot: Path | None, as_json: bool
+) -> None:
+    """Find out whether to decide for each input which of two tiers answers.
+
+    A cascade asks the full tier where the lean one hesitates; a linear router decides beforehand. Each is compared with
+    controls at the same mean cost. Half of the hold-out fits, the other half chooses and decides, dev is only reported.
+    """
+    with progress() as bar:
+        loading = bar.add_task("routing", total=1, note="")
+        import torch
+
+        from export.routing.run import route_run
+
+        # One thread gives the same sums on every machine.
+        torch.set_num_threads(1)
+        found = route_run(full, lean, data_dir, cost_ratio)
+        bar.advance(loading)
+    if out:
+        _write(found, out)
+    if as_json:
+        print_json(found)
+    else:
+        for split in found.splits:
+            _print(found.task, split)
+        stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
+    if plot:  # last, so that nothing is lost where it cannot be drawn
+        from export.routing.plot import draw
+
+        draw(found, plot)
+
+
+def _write(found: Route, out: Path) -> None:
+    try:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    except OSError as error:
+        fix = "Choose another --out."
+        given = Literally(error.strerror)
+        raise UsageError(f"--out {out}", given=given, expected="a file to write", fix=fix) from None
+
+
+def _print(task: str, split: SplitReport) -> None:
+    title = (
+        f"{task}, {split.split}: {split.items} items, lean {split.lean_accuracy:.4f}, full {split.full_accuracy:.4f}, "
+        f"{split.differing:.1%} answered differently; accuracies at the same mean cost"
+    )
+    accuracies = [
+        (
+            policy.judged.policy,
+            policy.judged.threshold,
+            policy.judged.mean_cost,
+            policy.judged.accuracy,
+            *(policy.controls[name] for name in _CONTROLS),
+        )
+        for policy in split.policies
+    ]
+    print_table(title, ("policy", "full below", "mean cost", "accuracy", *_CONTROLS), accuracies)
+    gains = [
+        (
+            policy.judged.policy,
+            _interval(policy.judged.over_static),
+            _interval(policy.judged.over_shuffled),
+            policy.area,
+            _interval(policy.auc),
+        )
+        for policy in split.policies
+    ]
+    columns = ("policy", "gain over static", "gain over shuffled", "area over static", "AUC for 'lean is right'")
+    print_table("95 % intervals", columns, gains)
+
+
+def _interval(difference: Difference) -> str:
+    low, high = difference.interval
+    return f"{difference.value:.4f} ({low:.4f} … {high:.4f})"

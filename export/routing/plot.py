@@ -1,0 +1,63 @@
+"""The curves of a :class:`export.routing.run.Route`, as a picture; it needs no display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.errors import Literally, UsageError
+from export.routing.report import Route, SplitReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: A line style for each curve: what is compared is drawn strong, what it is compared with weak.
+_STYLES: dict[str, dict[str, Any]] = {
+    "cascade": {"color": "C0", "linewidth": 2},
+    "linear": {"color": "C1", "linewidth": 2},
+    "static": {"color": "black", "linewidth": 1.2, "linestyle": "--"},
+    "length": {"color": "C2", "linewidth": 1, "linestyle": "-."},
+    "random": {"color": "0.6", "linewidth": 1},
+    "oracle": {"color": "C3", "linewidth": 1, "linestyle": ":"},
+}
+
+
+def draw(route: Route, path: str | Path) -> None:
+    """Write accuracy over mean cost, a panel for each split; dots are the policies at their thresholds.
+
+    Args:
+        route: what to draw.
+        path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
+
+    Raises:
+        UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
+        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
+    panels = len(route.splits)
+    figure = Figure(figsize=(5.5 * panels, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, split in zip(figure.subplots(1, panels, squeeze=False)[0], route.splits, strict=True):
+        _panel(axes, split)
+    figure.suptitle(f"{route.task}: a lean tier that takes {route.cost_ratio:.3g} of the full tier's time")
+    # One legend beside the panels: inside, it would cover the oracle.
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: an unknown format
+        fix = "Choose another --plot."
+        raise UsageError(f"--plot {path}", given=Literally(error), expected="a file to write", fix=fix) from None
+
+
+def _panel(axes: Axes, split: SplitReport) -> None:
+    for name, accuracies in split.curves.items():
+        axes.plot(split.costs, accuracies, label=name, **_STYLES[name])
+    for policy in split.policies:
+        judged = policy.judged
+        axes.plot(judged.mean_cost, judged.accuracy, "o", color=_STYLES[judged.policy]["color"])
+    axes.set(title=f"{split.split}, {split.items} items", xlabel="mean cost (full tier = 1)", ylabel="accuracy")
+    axes.grid(alpha=0.3)

@@ -1,0 +1,172 @@
+"""Two runs on one task, and the decision whether to route between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import Literally, UsageError
+from edge.router import margins
+from export.errors import CheckpointError
+from export.heads import SequenceClassifier
+from export.routing import policies
+from export.routing.diagnose import Judged, auc, choose, diagnose, judge, thresholds
+from export.routing.linear import Linear, fit, pooled_embeddings
+from export.routing.policies import Items, Policy
+from export.routing.report import Cascade, PolicyReport, Route, SplitReport
+from export.tasks.glue import TASKS, Examples, read, split_holdout
+from export.tasks.holdout import held_out
+from export.tasks.metrics import Difference, interval
+from export.tasks.models import Architecture, find, find_tuned
+from export.tasks.predictions import Predictions, read_predictions
+from export.tasks.run import HOLDOUT
+from export.tasks.tokens import encode, load_tokenizer
+
+#: The half of the hold-out that thresholds are chosen on.
+CHOOSING = "choosing half"
+#: Another seed than the hold-out's own, so that its halves are independent of how it was drawn.
+_HALVES_SEED = 1
+
+
+class _Split(NamedTuple):
+    """Items of a split, how many of them the tiers answer differently, and what routers read, [n, …]."""
+
+    name: str
+    items: Items
+    differing: Array
+    margins: Array
+    embeddings: Array
+    lengths: Array
+
+    def take(self, name: str, rows: Array) -> _Split:
+        items = Items(*(column[rows] for column in msgspec.structs.astuple(self.items)))
+        return _Split(name, items, *(column[rows] for column in self[2:]))
+
+    @property
+    def features(self) -> Array:
+        return np.column_stack([self.embeddings, self.lengths])
+
+
+def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_ratio: float) -> Route:
+    """Fit routers, choose their thresholds, and report whether any is worth it.
+
+    Half of the hold-out fits the linear router, the other half chooses thresholds and decides; dev is only reported.
+    The linear router reads what the lean tier's embeddings give; its own time is not counted. The intervals take items
+    as independent, and a hold-out for as hard as new data; of SST-2 neither is quite so, see
+    :func:`export.tasks.glue.split_holdout`.
+
+    Args:
+        full: a run of ``fewheads finetune``.
+        lean: a faster run on the same task, of ``fewheads reduce`` or ``fewheads finetune``.
+        data_dir: holds ``glue/``.
+        cost_ratio: the lean tier's time over the full tier's, for every length.
+
+    Raises:
+        UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of one task of GLUE.
+        CheckpointError: a run cannot be read, or has no predictions of these items.
+        DataError: the task's data cannot be read.
+    """
+    if not 0 < cost_ratio < 1:
+        fix = "Give the inverse of the speed-up that 'fewheads reduce' measured, for example 0.5 for 2 times faster."
+        raise UsageError("cost ratio", given=cost_ratio, expected="lean time / full time, between 0 and 1", fix=fix)
+    full, lean = Path(full), Path(lean)
+    model, architecture = _classifier(lean)
+    task = TASKS[architecture.task]
+    find_tuned(full, task.name)
+    tokenizer = load_tokenizer(lean)
+
+    def prepared(split: str, examples: Examples) -> _Split:
+        rows = encode(tokenizer, examples, architecture.max_length)
+        ours, theirs = (_predictions(run, split, examples) for run in (lean, full))
+        cost = np.ones(len(examples.targets))
+        items = Items(_right(ours), _right(theirs), cost_ratio * cost, cost)
+        differing = ours.answers != theirs.answers
+        return _Split(split, items, differing, margins(ours.logits), pooled_embeddings(model, rows), rows.lengths)
+
+    holdout = split_holdout(read(task, data_dir, "train"))[1]
+    fits = held_out([texts[0] for texts in holdout.texts], 0.5, _HALVES_SEED)
+    both = prepared(HOLDOUT, holdout)
+    fitting, choosing = both.take("fitting half", fits), both.take(CHOOSING, ~fits)
+    enough = np.maximum(fitting.items.lean_right, 1 - fitting.items.full_right)  # lean is right, or both are wrong
+    linear, length = fit(fitting.features, enough), fit(fitting.lengths[:, None], enough)
+
+    candidates = [(policy, one) for policy in _policies(choosing, linear) for one in thresholds(policy)]
+    chosen = choose(judge(choosing.items, candidates))
+    reports = [_report(choosing, linear, length, chosen)]
+    for split in task.dev:
+        dev = prepared(split, read(task, data_dir, split))
+        fixed = [(policy, chosen[policy.name].threshold) for policy in _policies(dev, linear)]
+        reports.append(_report(dev, linear, length, choose(judge(dev.items, fixed))))
+    return Route(
+        task.name,
+        str(full),
+        str(lean),
+        cost_ratio,
+        diagnose(list(chosen.values())),
+        Cascade(lean.name.lower(), "full", chosen["cascade"].threshold),
+        tuple(reports),
+    )
+
+
+def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture]:
+    found = find(run)
+    head, architecture = found.head, found.architecture
+    if (
+        not isinstance(head, SequenceClassifier)
+        or head.regression
+        or not architecture
+        or architecture.task not in TASKS
+    ):
+        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task with classes."
+        expected = "a classifier of a task of GLUE"
+        raise UsageError(f"run {run}", given=Literally("no classifier"), expected=expected, fix=fix)
+    return head, architecture
+
+
+def _predictions(run: Path, split: str, examples: Examples) -> Predictions:
+    predictions = read_predictions(run, split)
+    if not np.array_equal(predictions.targets, examples.targets):
+        fix = "Give the --data-dir that the run was trained with."
+        given = Literally(f"{len(predictions.targets)} items with other targets")
+        expected = f"the {len(examples.targets)} items of the data"
+        raise CheckpointError(f"{run} split {split}", given=given, expected=expected, fix=fix)
+    return predictions
+
+
+def _right(predictions: Predictions) -> Array:
+    return np.asarray(predictions.answers == predictions.targets, dtype=np.float64)
+
+
+def _policies(split: _Split, linear: Linear) -> list[Policy]:
+    return [Policy("cascade", split.margins, cascade=True), Policy("linear", linear.scores(split.features))]
+
+
+def _report(split: _Split, linear: Linear, length: Linear, chosen: dict[str, Judged]) -> SplitReport:
+    items = split.items
+    routers = _policies(split, linear)
+    by_length = Policy("length", length.scores(split.lengths[:, None]))
+    controls = [policies.static(items), policies.random(items), by_length, policies.oracle(items)]
+    return SplitReport(
+        split.name,
+        len(split.differing),
+        float(items.lean_right.mean()),
+        float(items.full_right.mean()),
+        float(split.differing.mean()),
+        tuple(policies.mean_costs(items).tolist()),
+        {policy.name: tuple(policies.curve(items, policy).tolist()) for policy in [*routers, *controls]},
+        tuple(_policy_report(items, policy, chosen[policy.name], controls) for policy in routers),
+    )
+
+
+def _policy_report(items: Items, policy: Policy, judged: Judged, controls: Sequence[Policy]) -> PolicyReport:
+    cost = judged.mean_cost
+    at_same_cost = {one.name: float(policies.at_cost(items, one, cost).right.mean()) for one in controls}
+    at_same_cost["shuffled"] = float(policies.shuffled_at_cost(items, policy, cost).right.mean())
+    scores = (policy.scores, items.lean_right)
+    measured = Difference(float(auc(*scores)), interval(auc, *scores))
+    return PolicyReport(judged, at_same_cost, measured, policies.area(items, policy))

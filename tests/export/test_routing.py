@@ -1,0 +1,259 @@
+import json
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+import scipy.stats
+from click.testing import CliRunner
+
+from edge.errors import UsageError
+from export.checkpoint import CONFIG, PREDICTIONS
+from export.errors import CheckpointError
+from export.routing.cli import route as command
+from export.routing.diagnose import auc, choose, diagnose, judge, thresholds
+from export.routing.linear import fit, pooled_embeddings
+from export.routing.policies import (
+    Items,
+    Policy,
+    area,
+    at_cost,
+    curve,
+    mean_costs,
+    oracle,
+    random,
+    route,
+    shuffled_at_cost,
+    static,
+)
+from export.tasks.cli import finetune
+from export.tasks.glue import TASKS, read
+from export.tasks.models import find_tuned
+from export.tasks.predictions import encode_predictions, read_predictions
+from export.tasks.tokens import encode, load_tokenizer
+from tests.export.task_data import make_transformer, write_model, write_sst2
+
+RATIO = 0.4
+
+
+def make_items(number=2000, ratio=RATIO):
+    """Items of which the lean tier answers 80 % right and the full one 90 %, independently."""
+    generator = np.random.default_rng(5)
+    lean, full = generator.random((2, number)) < [[0.8], [0.9]]
+    return Items(lean.astype(float), full.astype(float), np.full(number, ratio), np.ones(number))
+
+
+def judged_best(items, *policies):
+    candidates = [(policy, threshold) for policy in policies for threshold in thresholds(policy)]
+    return choose(judge(items, candidates))
+
+
+def test_the_cost_of_a_cascade_includes_both_tiers():
+    items = Items(np.array([1.0, 0, 0, 1]), np.array([1.0, 1, 0, 0]), np.full(4, 0.25), np.ones(4))
+    scores = np.array([0.9, 0.1, 0.2, 0.8])
+    cascade = route(items, Policy("cascade", scores, cascade=True), 0.5)
+    assert cascade.cost.tolist() == [0.25, 1.25, 1.25, 0.25]
+    assert cascade.right.tolist() == [1, 1, 0, 1]
+    assert route(items, Policy("linear", scores), 0.5).cost.tolist() == [0.25, 1, 1, 0.25]
+
+
+def test_mean_costs_are_met_exactly_through_ties_and_lengths():
+    generator = np.random.default_rng(0)
+    items = make_items()
+    full = generator.uniform(0.5, 1.5, len(items.lean_right))
+    items = msgspec.structs.replace(items, lean_cost=0.3 * full, full_cost=full)
+    coarse = generator.integers(4, size=len(full)).astype(float)
+    for policy in (Policy("a", coarse), Policy("b", coarse, cascade=True), static(items), random(items)):
+        for cost in np.linspace(full.mean() * 0.3, full.mean(), 7):
+            assert at_cost(items, policy, cost).cost.mean() == pytest.approx(cost, abs=1e-12)
+            assert shuffled_at_cost(items, policy, cost).cost.mean() == pytest.approx(cost, abs=1e-12)
+
+
+def test_static_is_the_line_between_the_tiers_and_never_pays_for_a_worse_one():
+    items = make_items()
+    costs = mean_costs(items)
+    lean, full = items.lean_right.mean(), items.full_right.mean()
+    assert np.allclose(curve(items, static(items)), np.interp(costs, [RATIO, 1], [lean, full]))
+    assert area(items, static(items)) == 0
+    worse = msgspec.structs.replace(items, lean_right=items.full_right, full_right=items.lean_right)
+    assert np.allclose(curve(worse, static(worse)), full)
+    assert at_cost(worse, static(worse), 1).cost.mean() == pytest.approx(RATIO)
+
+
+def test_a_perfect_router_reaches_the_oracle_and_is_recommended():
+    items = make_items()
+    perfect = Policy("linear", 1 - (items.advantage > 0).astype(float))
+    best = judged_best(items, perfect)["linear"]
+    assert best.accuracy == np.maximum(items.lean_right, items.full_right).mean()
+    assert best.accuracy == at_cost(items, oracle(items), best.mean_cost).right.mean()
+    told = diagnose([best])
+    assert (told.adaptive, told.recommendation) == (True, "linear")
+    assert "above 0" in told.reason
+    assert area(items, perfect) > 0.03
+
+
+def test_a_useless_score_is_not_recommended():
+    items = make_items()
+    for seed in range(5):
+        useless = Policy("linear", np.random.default_rng(100 + seed).random(len(items.lean_right)))
+        best = judged_best(items, useless)["linear"]
+        low, high = best.over_static.interval
+        assert low < 0 < high
+        told = diagnose([best])
+        assert (told.adaptive, told.recommendation) == (False, "ship static tiers")
+
+
+def test_choosing_among_useless_candidates_seldom_passes_for_knowledge():
+    items = make_items(500)
+    draws = np.random.default_rng(7).random((40, 500))
+    passed = sum(diagnose(list(judged_best(items, Policy("p", draw)).values())).adaptive for draw in draws)
+    assert passed <= 4  # 2.5 % of 40 is 1; more than 4 has a chance below 1 in 250
+
+
+def test_gains_are_over_the_static_mix_and_shuffled_scores_have_none():
+    items = make_items()
+    policy = Policy("linear", items.lean_right + np.random.default_rng(1).normal(size=len(items.lean_right)))
+    one = judge(items, [(policy, 0.5)])[0]
+    cost = one.mean_cost
+    assert one.over_static.value == pytest.approx(one.accuracy - at_cost(items, static(items), cost).right.mean())
+    without = shuffled_at_cost(items, policy, cost).right.mean()
+    assert one.over_shuffled.value == pytest.approx(one.accuracy - without)
+    assert without == pytest.approx(at_cost(items, static(items), cost).right.mean(), abs=0.005)
+    assert one.over_static.interval[0] > 0
+
+
+def test_a_cascade_that_costs_more_than_the_full_tier_is_compared_with_it():
+    items = make_items()
+    told = judge(items, [(Policy("cascade", np.zeros(len(items.lean_right)), cascade=True), 1.0)])[0]
+    assert told.mean_cost == pytest.approx(1 + RATIO)
+    assert told.over_static.value == pytest.approx(0)
+
+
+def test_auc_is_the_share_of_pairs_in_order():
+    assert auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == 0.75
+    assert auc(np.array([1.0, 1, 1]), np.array([0, 1, 1])) == 0.5
+    assert auc(np.array([1.0, 2]), np.array([1, 1])) == 0.5
+    generator = np.random.default_rng(0)
+    scores, positive = generator.integers(9, size=80), generator.integers(2, size=80)
+    u = scipy.stats.mannwhitneyu(scores[positive == 1], scores[positive == 0]).statistic
+    expected = u / (positive.sum() * (1 - positive).sum())
+    assert auc(np.array([scores, -scores]), np.array([positive] * 2)) == pytest.approx([expected, 1 - expected])
+
+
+def test_the_regression_finds_what_is_there_and_ignores_constants():
+    generator = np.random.default_rng(0)
+    features = np.column_stack([generator.normal(size=(600, 5)), np.ones(600)])
+    targets = (generator.random(600) < 1 / (1 + np.exp(-3 * features[:, 2] - 1))).astype(float)
+    linear = fit(features, targets)
+    assert np.argmax(np.abs(linear.weights)) == 2
+    assert linear.weights[5] == 0
+    assert linear.weights[2] == pytest.approx(3, rel=0.3)
+    assert auc(linear.scores(features), targets) > 0.85
+    assert np.isfinite(fit(features, np.ones(600)).bias)
+
+
+def invoke(one, *arguments):
+    result = CliRunner().invoke(one, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with data, a full run, and a lean run that saw little."""
+    root = tmp_path_factory.mktemp("routing")
+    write_sst2(root)
+    write_model(root / "model", make_transformer())
+    write_model(root / "small", make_transformer(layers=1, seed=1))
+    options = ("--data-dir", root, "--max-length", 32, "--epochs", 2)
+    invoke(finetune, "SST-2", "--model", root / "model", "--out", root / "full", "--lr", 2e-2, *options)
+    invoke(finetune, "SST-2", "--model", root / "small", "--out", root, "--lr", 1e-3, "--limit", 32, *options)
+    (root / "SST-2").rename(root / "Half")
+    return root
+
+
+@pytest.fixture
+def arguments(place):
+    return (place / "full" / "SST-2", place / "Half", "--data-dir", place, "--cost-ratio", 0.5)
+
+
+def copied(run, to, **splits):
+    """Return a copy of a run with other predictions."""
+    to.mkdir()
+    for file in run.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    (to / PREDICTIONS).write_bytes(encode_predictions(splits))
+    return to
+
+
+def test_the_command_tells_and_writes_what_it_found(arguments, tmp_path):
+    table = invoke(command, *arguments, "--out", tmp_path / "route.json")
+    assert "choosing half" in table
+    assert "ship static tiers" in table or "Both gains" in table
+    printed = json.loads(invoke(command, *arguments, "--json"))
+    assert printed == json.loads((tmp_path / "route.json").read_text())
+    assert [split["split"] for split in printed["splits"]] == ["choosing half", "dev"]
+    for split in printed["splits"]:
+        assert set(split["curves"]) == {"cascade", "linear", "static", "random", "length", "oracle"}
+        assert split["curves"]["static"][0] == pytest.approx(split["lean_accuracy"])
+        assert [policy["judged"]["policy"] for policy in split["policies"]] == ["cascade", "linear"]
+        assert set(split["policies"][0]["controls"]) == {"static", "random", "length", "shuffled", "oracle"}
+    margin = printed["splits"][0]["policies"][0]["judged"]["threshold"]
+    assert printed["cascade"] == {"type": "cascade", "lean": "half", "full": "full", "margin": margin}
+    assert printed["splits"][1]["policies"][0]["judged"]["threshold"] == margin
+
+
+def test_dev_decides_nothing(place, arguments, tmp_path):
+    full, lean = arguments[:2]
+    kept = {split: read_predictions(lean, split) for split in ("holdout", "dev")}
+    worse = msgspec.structs.replace(kept["dev"], logits=-kept["dev"].logits)
+    other = copied(lean, tmp_path / "Half", holdout=kept["holdout"], dev=worse)
+    here, there = (json.loads(invoke(command, full, run, *arguments[2:], "--json")) for run in (lean, other))
+    assert (here["diagnosis"], here["cascade"]) == (there["diagnosis"], there["cascade"])
+    assert here["splits"][0] == there["splits"][0]
+    assert here["splits"][1]["lean_accuracy"] == pytest.approx(1 - there["splits"][1]["lean_accuracy"])
+
+
+def test_the_linear_router_reads_embeddings_without_padding(place):
+    run = place / "Half"
+    model = find_tuned(run, "SST-2")
+    rows = encode(load_tokenizer(run), read(TASKS["SST-2"], place, "dev"), 32)
+    pooled = pooled_embeddings(model, rows)
+    first = rows.batch(np.array([0]))
+    expected = model.transformer.embeddings(first.inputs, first.segments)[0].mean(dim=0).detach().numpy()
+    assert pooled[0] == pytest.approx(expected, abs=1e-5)
+    assert len(model.transformer.layers) == 1
+
+
+def test_the_plot(arguments, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    invoke(command, *arguments, "--plot", tmp_path / "route.png")
+    assert (tmp_path / "route.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match=r"--plot .*a file to write"):
+        invoke(command, *arguments, "--plot", tmp_path / "route.nonsense")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"got no matplotlib.*fewheads\[plot\]"):
+        invoke(command, *arguments, "--plot", tmp_path / "other.png")
+
+
+def test_what_cannot_be_routed(place, arguments, tmp_path):
+    full, lean = arguments[:2]
+    data = ("--data-dir", place)
+    for ratio in (0, 1, 2, "nan"):
+        with pytest.raises(UsageError, match=r"cost ratio: .* lean time / full time.*fewheads reduce"):
+            invoke(command, full, lean, *data, "--cost-ratio", ratio)
+    with pytest.raises(UsageError, match="got no classifier"):
+        invoke(command, full, place / "model", *data, "--cost-ratio", 0.5)
+    other_task = copied(full, tmp_path / "other")
+    config = (other_task / CONFIG).read_text()
+    (other_task / CONFIG).write_text(config.replace('"task": "SST-2"', '"task": "CoLA"'))
+    holdout = read_predictions(lean, "holdout")
+    with pytest.raises(UsageError, match="got 'CoLA', expected SST-2"):
+        invoke(command, other_task, lean, *data, "--cost-ratio", 0.5)
+    with pytest.raises(CheckpointError, match="expected predictions on holdout"):
+        invoke(command, full, copied(lean, tmp_path / "without"), *data, "--cost-ratio", 0.5)
+    turned = msgspec.structs.replace(holdout, targets=1 - holdout.targets)
+    with pytest.raises(CheckpointError, match="items with other targets"):
+        invoke(command, full, copied(lean, tmp_path / "turned", holdout=turned), *data, "--cost-ratio", 0.5)
+    with pytest.raises(UsageError, match=r"--out .*a file to write"):
+        invoke(command, *arguments, "--out", tmp_path / "nowhere" / "route.json")
