@@ -16,6 +16,7 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import UsageError
 from export.calculator import NAMES
+from export.options import data_dir_option, seeds_option
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
@@ -29,13 +30,7 @@ _ADAPTIVE = "calculator-transformer4"
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of weights and item order.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Train so many times, from --seed on, into MODEL-seed0, …, and show the means over the seeds.",
-)
+@seeds_option
 @click.option("--epochs", type=click.IntRange(1), help="At most so many, instead of the recipe's number.")
 @click.option(
     "--loss",
@@ -97,15 +92,7 @@ def train(
 )
 @click.option("--replace", is_flag=True, help="Replace bundles that stand there.")
 @click.option("--name", help="Make one bundle of this name: a tier of each run, fine-tuned on one task, fullest first.")
-@click.option(
-    "--data-dir",
-    default="data",
-    show_default=True,
-    envvar="FEWHEADS_DATA",
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="With --name: holds glue/TASK; golden and calibration texts come from its training set.",
-)
+@data_dir_option
 @json_option
 def export(
     runs: tuple[Path, ...], repository: Path, replace: bool, name: str | None, data_dir: Path, as_json: bool

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress
+from export.options import data_dir_option
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -33,15 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Examples to measure with.",
 )
-@click.option(
-    "--data-dir",
-    default="data",
-    show_default=True,
-    envvar="FEWHEADS_DATA",
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks.",
-)
+@data_dir_option
 @click.option(
     "--out",
     required=True,

@@ -10,6 +10,7 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, stdout
 from edge.errors import Literally, UsageError
+from export.options import data_dir_option
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -22,15 +23,7 @@ _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
 @click.command()
 @click.argument("full", metavar="FULL_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("lean", metavar="LEAN_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--data-dir",
-    default="data",
-    show_default=True,
-    envvar="FEWHEADS_DATA",
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks.",
-)
+@data_dir_option
 @click.option(
     "--cost-ratio",
     type=float,

@@ -13,6 +13,7 @@ import click
 from rich.progress import Progress, TaskID
 
 from edge.cli.output import json_option, print_json, print_table, progress
+from export.options import data_dir_option, seeds_option
 from export.tasks import NAMES
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -33,27 +34,13 @@ _LINE_EVERY = 30.0
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="What to start from: a Hugging Face directory, or a run; one on the same task keeps its head.",
 )
-@click.option(
-    "--data-dir",
-    default="data",
-    show_default=True,
-    envvar="FEWHEADS_DATA",
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks.",
-)
+@data_dir_option
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="The best of them is kept.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="At its peak.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
 @click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per example.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of new head and example order.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Train so many times, from --seed on, into TASK-seed0, …, and show the means over the seeds.",
-)
+@seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on so many examples only.")
 @click.option(
     "--teacher",
