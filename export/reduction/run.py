@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edge.errors import Literally, UsageError
-from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
+from export.checkpoint import RunMetrics
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.reduction.latency import measure_times
@@ -19,10 +19,8 @@ from export.reduction.reduce import Progress, reduce_model
 from export.reduction.search import grid_of
 from export.reduction.timing import Comparison, feeds_of, measure_models
 from export.tasks.glue import TASKS
-from export.tasks.metrics import measures
-from export.tasks.models import MODEL, find
-from export.tasks.predictions import encode_predictions, predict
-from export.tasks.run import HOLDOUT, prepare
+from export.tasks.models import find
+from export.tasks.run import predict_splits, prepare, save_run
 from export.tasks.tokens import load_tokenizer
 
 
@@ -102,23 +100,19 @@ def reduce_run(
     assert isinstance(reduced.model, SequenceClassifier)
     measured = measure_models(model, reduced.model, feeds_of(config, tokens))
     bound = check_speedup(reduced.plan, tokens, measured.ratio)
-    predictions = {name: predict(reduced.model, rows) for name, rows in {HOLDOUT: data.holdout, **data.dev}.items()}
-    metrics = RunMetrics(
-        sum(parameter.numel() for parameter in reduced.model.parameters()),
-        0,
-        0,
-        time.perf_counter() - started,
-        tuple(
-            measure
-            for name, split in predictions.items()
-            for measure in measures(task.metrics, name, split.answers, split.targets)
-        ),
-    )
+    predictions = predict_splits(reduced.model, data)
     how = f"reduced from {source.name} for {target_speedup:g}x at {tokens} tokens, calibrated with {examples} examples"
-    record = provenance(trainer=how, data=f"GLUE {task.name}", seed=None)
-    smaller = msgspec.structs.replace(architecture, transformer=reduced.model.transformer.config)
-    further = {TOKENIZER: tokenizer.to_str().encode(), PREDICTIONS: encode_predictions(predictions)}
-    save(directory, reduced.model, RunConfig(MODEL, msgspec.to_builtins(smaller), record), metrics, further)
+    metrics = save_run(
+        directory,
+        reduced.model,
+        msgspec.structs.replace(architecture, transformer=reduced.model.transformer.config),
+        tokenizer,
+        predictions,
+        record=provenance(trainer=how, data=f"GLUE {task.name}", seed=None),
+        epochs=0,
+        best_epoch=0,
+        seconds=time.perf_counter() - started,
+    )
     for unfinished in state.glob("layers-*.state"):
         unfinished.unlink()
     return Reduced(str(directory), tokens, reduced.expected_speedup, measured, bound, reduced.reports, metrics)

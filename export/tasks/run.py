@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
 
+from edge.manifest import Provenance
 from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.tasks.finetune import Epoch, Step, fine_tune
-from export.tasks.glue import Task, limited, read, split_holdout
+from export.tasks.glue import TASKS, Task, limited, read, split_holdout
 from export.tasks.metrics import METRICS, measures
 from export.tasks.models import MODEL, SCORE, Architecture, find, find_tuned, with_head
-from export.tasks.predictions import encode_predictions, predict
+from export.tasks.predictions import Predictions, encode_predictions, predict
 from export.tasks.recipe import Recipe
 from export.tasks.tokens import Encoded, encode
 
@@ -114,22 +115,67 @@ def finetune_run(
         on_step=on_step,
         on_epoch=on_epoch,
     )
-    predictions = {name: predict(model, rows) for name, rows in {HOLDOUT: data.holdout, **data.dev}.items()}
+    predictions = predict_splits(model, data)
+    how = f"fine-tuned from {Path(source).name}, {len(data.train.tokens)} examples, {recipe}"
+    metrics = save_run(
+        directory,
+        model,
+        architecture,
+        tokenizer,
+        predictions,
+        record=provenance(trainer=how, data=f"GLUE {task.name}", seed=seed),
+        epochs=recipe.epochs,
+        best_epoch=tuned.best_epoch,
+        seconds=tuned.seconds,
+    )
+    state.unlink()
+    return metrics
+
+
+def predict_splits(model: SequenceClassifier, data: Data) -> dict[str, Predictions]:
+    """Return what a model says of the hold-out and of each dev split, by name."""
+    return {name: predict(model, rows) for name, rows in {HOLDOUT: data.holdout, **data.dev}.items()}
+
+
+def save_run(
+    directory: str | Path,
+    model: SequenceClassifier,
+    architecture: Architecture,
+    tokenizer: Tokenizer,
+    predictions: Mapping[str, Predictions],
+    *,
+    record: Provenance,
+    epochs: int,
+    best_epoch: int,
+    seconds: float,
+) -> RunMetrics:
+    """Measure a model by its predictions and write its run directory.
+
+    Args:
+        directory: where the run shall stand; an earlier run there is replaced.
+        model: its weights are written.
+        architecture: what rebuilds it; its task tells the metrics.
+        tokenizer: it goes into the run directory.
+        predictions: from :func:`predict_splits`; they go there too.
+        record: where the weights come from.
+        epochs: of training.
+        best_epoch: the one that was kept.
+        seconds: that the making took.
+
+    Raises:
+        CheckpointError: the run cannot be written.
+    """
     metrics = RunMetrics(
         sum(parameter.numel() for parameter in model.parameters()),
-        recipe.epochs,
-        tuned.best_epoch,
-        tuned.seconds,
+        epochs,
+        best_epoch,
+        seconds,
         tuple(
             measure
             for name, split in predictions.items()
-            for measure in measures(task.metrics, name, split.answers, split.targets)
+            for measure in measures(TASKS[architecture.task].metrics, name, split.answers, split.targets)
         ),
     )
-    how = f"fine-tuned from {Path(source).name}, {len(data.train.tokens)} examples, {recipe}"
-    record = provenance(trainer=how, data=f"GLUE {task.name}", seed=seed)
-    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record)
     further = {TOKENIZER: tokenizer.to_str().encode(), PREDICTIONS: encode_predictions(predictions)}
-    save(directory, model, config, metrics, further)
-    state.unlink()
+    save(directory, model, RunConfig(MODEL, msgspec.to_builtins(architecture), record), metrics, further)
     return metrics

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from export.heads import SequenceClassifier
@@ -22,6 +23,13 @@ def real(*parts):
     if not path.exists():
         pytest.skip(f"no {'/'.join(parts)}: set FEWHEADS_DATA to a directory as export/tasks/__init__.py describes it")
     return path
+
+
+def invoke(command, *arguments):
+    """Run a command in this process and return what it prints; it must succeed."""
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
 
 
 def make_tokenizer():

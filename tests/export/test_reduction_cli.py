@@ -1,19 +1,12 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from edge.errors import UsageError
 from export.reduction.cli import reduce
 from export.tasks.cli import finetune
 from export.tasks.models import find, find_tuned
-from tests.export.task_data import make_transformer, write_model, write_sst2
-
-
-def invoke(command, *arguments):
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
+from tests.export.task_data import invoke, make_transformer, write_model, write_sst2
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from click.testing import CliRunner
 
 from edge.build import build
 from edge.bundle import Bundle
@@ -15,15 +14,9 @@ from export.tasks.cli import finetune
 from export.tasks.models import find_tuned
 from export.tasks.tokens import load_tokenizer
 from tests.edge.marks import with_rtx
-from tests.export.task_data import make_transformer, write_model, write_sst2
+from tests.export.task_data import invoke, make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
-
-
-def invoke(command, *arguments):
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
