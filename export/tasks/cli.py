@@ -20,6 +20,7 @@ from export.tasks import NAMES
 if TYPE_CHECKING:
     from export.checkpoint import RunMetrics
     from export.tasks.finetune import Epoch, Step
+    from export.tasks.recipe import Precision
 
 #: Seconds between two lines where stderr is no terminal, and a bar would say nothing until its end.
 _LINE_EVERY = 30.0
@@ -38,6 +39,13 @@ _LINE_EVERY = 30.0
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="The best of them is kept.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="At its peak.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Of the multiplications; bf16 takes half the time where the processor has it.",
+)
 @click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per example.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of new head and example order.")
 @seeds_option
@@ -62,6 +70,7 @@ def finetune(
     epochs: int,
     lr: float,
     batch: int,
+    precision: Precision,
     max_length: int,
     seed: int,
     seeds: int,
@@ -90,7 +99,7 @@ def finetune(
         bar.advance(loading)
     # One thread gives the same sums on every machine.
     torch.set_num_threads(1)
-    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr)
+    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision)
     trained = []
     runs = {one: out / (task if seeds == 1 else f"{task}-seed{one}") for one in range(seed, seed + seeds)}
     for one, run in runs.items():

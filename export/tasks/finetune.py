@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from export.errors import TrainingError
 from export.tasks.objectives import (
     Head,
+    Outputs,
     corresponding_layers,
     hidden_loss,
     hidden_states,
@@ -22,8 +23,9 @@ from export.tasks.objectives import (
     outputs_of,
     task_loss,
 )
-from export.tasks.recipe import Distillation, Recipe, learning_rate
+from export.tasks.recipe import Recipe, learning_rate
 from export.tasks.state import fingerprint, load_state, save_state
+from export.tasks.teacher import Lesson, Teacher
 from export.tasks.tokens import Batch, Rows, shuffled_batches
 
 
@@ -88,6 +90,13 @@ def fine_tune(
     if state is not None:
         models = [model] if teacher is None else [model, teacher]
         run.go_on(fingerprint(models, train, f"{recipe} seed {seed}"))
+    followed: list[int] = []
+    lessons = None
+    if teacher is not None:
+        theirs: list[int] = []
+        if recipe.distillation.hidden:
+            followed, theirs = corresponding_layers(model.transformer, teacher.transformer)
+        lessons = Teacher(teacher, train, theirs)
     per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
     steps = recipe.epochs * per_epoch
     while run.step < steps:
@@ -96,7 +105,9 @@ def fine_tune(
         batches = shuffled_batches(train.lengths, recipe.batch_size, seed=seed, epoch=epoch)
         model.train()
         for rows in batches[run.step % per_epoch :]:
-            loss = _loss(model, teacher, train.batch(rows), recipe.distillation)
+            batch = train.batch(rows)
+            lesson = lessons.lesson(rows, batch) if lessons else None
+            loss = _loss(model, batch, recipe, lesson, followed)
             run.update(loss, learning_rate(recipe, run.step / steps))
             pace = (time.perf_counter() - started) / (run.step - first)
             on_step(Step(run.step, steps, loss.item(), pace * (steps - run.step)))
@@ -179,20 +190,21 @@ class _Run:
         save_state(self.path, state)
 
 
-def _loss(model: Head, teacher: Head | None, batch: Batch, distillation: Distillation) -> Tensor:
-    if teacher is None:
-        return task_loss(model, outputs_of(model, batch), batch.targets)
-    ours: list[int] = []
-    theirs: list[int] = []
-    if distillation.hidden:
-        ours, theirs = corresponding_layers(model.transformer, teacher.transformer)
-    # Not inference_mode: what it returns cannot be saved for the backward pass.
-    with torch.no_grad(), hidden_states(teacher.transformer, theirs) as their_states:
-        wanted = outputs_of(teacher, batch)
-    with hidden_states(model.transformer, ours) as our_states:
-        outputs = outputs_of(model, batch)
-    loss = (1 - distillation.imitation) * task_loss(model, outputs, batch.targets)
-    loss = loss + distillation.imitation * imitation_loss(model, outputs, wanted, distillation.temperature)
-    if ours:
-        loss = loss + distillation.hidden * hidden_loss(our_states, their_states, batch.mask)
+def _loss(model: Head, batch: Batch, recipe: Recipe, lesson: Lesson | None, followed: Sequence[int]) -> Tensor:
+    """Return the loss of a batch: the task's alone without a lesson, else the mixture that the recipe has."""
+    bf16 = recipe.precision == "bf16"
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16), hidden_states(model.transformer, followed) as states:
+        outputs = _float32(outputs_of(model, batch))
+    loss = task_loss(model, outputs, batch.targets)
+    if lesson is None:
+        return loss
+    how = recipe.distillation
+    imitation = imitation_loss(model, outputs, lesson.outputs, how.temperature)
+    loss = (1 - how.imitation) * loss + how.imitation * imitation
+    if followed:
+        loss = loss + how.hidden * hidden_loss([x.float() for x in states], lesson.states, batch.mask)
     return loss
+
+
+def _float32(outputs: Outputs) -> Outputs:
+    return outputs.float() if isinstance(outputs, Tensor) else (outputs[0].float(), outputs[1].float())

@@ -199,3 +199,11 @@ def test_hidden_loss_ignores_padding_and_scale():
     student[0, 2], teacher[1, 1] = 99, 99
     assert torch.equal(hidden_loss([student], [teacher], mask), expected)
     assert torch.allclose(hidden_loss([10 * student], [10 * teacher], mask), expected)
+
+
+def test_bfloat16_learns_the_task_too_and_takes_other_steps(train, holdout):
+    models = {precision: make_classifier() for precision in ("fp32", "bf16")}
+    scores = {p: tune(model, train, holdout, replace(RECIPE, precision=p)).scores for p, model in models.items()}
+    assert max(scores["bf16"]) > 0.9
+    assert not same(weights(models["fp32"]), weights(models["bf16"]))
+    assert all(tensor.dtype == torch.float32 for tensor in models["bf16"].state_dict().values())

@@ -1,0 +1,86 @@
+"""What a teacher says of a training set: computed once and kept, where memory allows, because it never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from edge.datatypes import Array
+from export.tasks.objectives import Head, Outputs, hidden_states, outputs_of
+from export.tasks.tokens import Batch, Rows, sorted_batches
+
+#: Hidden states are kept up to this size, and computed again for each batch above it.
+MOST_KEPT_BYTES = 4 << 30
+_KEPT = torch.bfloat16
+_BATCH = 64
+#: The logit of padding as an answer's first or last token: exp() of it is 0.
+_UNLIKELY = -1e4
+
+
+class Lesson(NamedTuple):
+    """What a teacher says of a batch.
+
+    Attributes:
+        outputs: of its head, float32; see :func:`export.tasks.objectives.outputs_of`.
+        states: [N, T, d] behind each layer that is followed.
+    """
+
+    outputs: Outputs
+    states: list[Tensor]
+
+
+class Teacher:
+    """A model to be imitated on a training set.
+
+    Args:
+        model: with the head of the task.
+        rows: the training set.
+        layers: whose outputs are followed too.
+        most_kept_bytes: of hidden states, which are kept as bfloat16.
+    """
+
+    def __init__(self, model: Head, rows: Rows, layers: Sequence[int], most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
+        self._model, self._layers = model.eval(), layers
+        config = model.transformer.config
+        tokens = len(rows.targets) * config.max_positions if config.architecture == "vit" else int(rows.lengths.sum())
+        needed = tokens * config.dim * len(layers) * _KEPT.itemsize
+        self._kept = _keep(self._model, rows, layers) if needed <= most_kept_bytes else None
+
+    def lesson(self, rows: Array, batch: Batch) -> Lesson:
+        """Return what the teacher says of rows of the training set, which are also given as a batch."""
+        if self._kept is None:
+            return _ask(self._model, batch, self._layers)
+        lessons = [self._kept[row] for row in rows]
+        states = [pad_sequence([one.states[i] for one in lessons], True) for i in range(len(self._layers))]
+        if isinstance(lessons[0].outputs, Tensor):
+            return Lesson(torch.stack([cast(Tensor, one.outputs) for one in lessons]), states)
+        first, last = (pad_sequence([one.outputs[i] for one in lessons], True, _UNLIKELY) for i in (0, 1))
+        return Lesson((first, last), states)
+
+
+def _keep(model: Head, rows: Rows, layers: Sequence[int]) -> list[Lesson]:
+    """Return the lesson of each row alone: outputs [labels] or two of [T], and states [T, d]."""
+    kept: list[Lesson | None] = [None] * len(rows.targets)
+    for indices in sorted_batches(rows.lengths, _BATCH):
+        batch = rows.batch(indices)
+        outputs, states = _ask(model, batch, layers)
+        for place, row in enumerate(indices):
+            length = None if batch.mask is None else int(rows.lengths[row])  # images have no padding
+            one: Outputs
+            if isinstance(outputs, Tensor):
+                one = outputs[place].clone()
+            else:
+                one = outputs[0][place, :length].clone(), outputs[1][place, :length].clone()
+            # Copies, because a view would keep the whole batch.
+            kept[row] = Lesson(one, [state[place, :length].to(_KEPT, copy=True) for state in states])
+    return [lesson for lesson in kept if lesson is not None]
+
+
+def _ask(model: Head, batch: Batch, layers: Sequence[int]) -> Lesson:
+    # Not inference_mode: what it returns cannot be saved for the backward pass.
+    with torch.no_grad(), hidden_states(model.transformer, layers) as states:
+        return Lesson(outputs_of(model, batch), states)
