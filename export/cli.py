@@ -20,8 +20,8 @@ from export.options import data_dir_option, seeds_option
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.calculator.bundle import Exported
     from export.checkpoint import RunMetrics
+    from export.exported import Exported
 
 _ALL = "calculator"
 _ADAPTIVE = "calculator-transformer4"
@@ -58,8 +58,9 @@ def train(
     with _working("loading torch"):
         import torch
 
-        from export.calculator.run import pooled, train_run
+        from export.calculator.run import train_run
         from export.calculator.train import recipe_of
+        from export.seeds import pooled
 
     # Matrices this small gain nothing from a second thread, and one gives the same sums on every machine.
     torch.set_num_threads(1)

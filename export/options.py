@@ -13,7 +13,7 @@ data_dir_option = click.option(
     envvar="FEWHEADS_DATA",
     show_envvar=True,
     type=click.Path(path_type=Path),
-    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks.",
+    help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks, and squad/, mnist/ and imagenet/.",
 )
 seeds_option = click.option(
     "--seeds",

@@ -20,8 +20,8 @@ from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import MODELS, ORACLE_MAX_OPERAND, Regressor, Transformer4
 from export.checkpoint import load as load_run
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.exported import VERSION, Exported
 
-VERSION = 1
 MAX_BATCH_SIZE = 256
 DESCRIPTIONS = {
     "calculator-oracle": "Sums of up to 8 operands, right by construction: a known answer to check a device with",
@@ -40,14 +40,6 @@ _MAX_OPERANDS = {"calculator-oracle": float(ORACLE_MAX_OPERAND)}
 _ANY_OPERAND = 1e6
 _GOLDEN_SPLITS = ("val", "in_range", "out_of_range", "long")
 _GOLDEN_PER_SPLIT = 12
-
-
-class Exported(msgspec.Struct, frozen=True):
-    """A bundle that was written, and the largest difference of its ONNX model to torch over all splits."""
-
-    bundle: str
-    largest_difference: float
-    onnx_bytes: int
 
 
 def export_run(run: str | Path, repository: str | Path, *, replace: bool = False) -> Exported:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import scipy.stats
 import torch
 
 from edge.datatypes import Array
@@ -64,31 +63,6 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
         if name == "long":
             measures += _long(split, errors)
     return tuple(measures)
-
-
-def across_seeds(runs: Sequence[Sequence[Measure]]) -> tuple[Measure, ...]:
-    """Return the mean of each measure over runs that differ in their seed, with Student's interval over the seeds.
-
-    Args:
-        runs: the measures of two or more runs, alike in metrics and splits.
-    """
-    pooled = []
-    for same in zip(*runs, strict=True):
-        values = [measure.value for measure in same]
-        mean, error = float(np.mean(values)), float(scipy.stats.sem(values))
-        half = float(scipy.stats.t.ppf(0.975, len(values) - 1)) * error
-        first = same[0]
-        pooled.append(
-            Measure(
-                metric=first.metric,
-                split=first.split,
-                value=mean,
-                n=first.n,
-                seeds=len(values),
-                interval=(mean - half, mean + half),
-            )
-        )
-    return tuple(pooled)
 
 
 def head_use(model: Transformer4, splits: Mapping[str, Split]) -> tuple[Measure, ...]:

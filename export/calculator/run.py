@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from export.attention import AdaptiveMode
 from export.calculator.data import DESCRIPTION, load
-from export.calculator.evaluate import across_seeds, evaluate, head_use
+from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import Transformer4, create
 from export.calculator.train import fit, recipe_of
 from export.checkpoint import RunConfig, RunMetrics, save
@@ -56,16 +56,3 @@ def train_run(
     record = provenance(trainer=trained, data=DESCRIPTION, seed=seed if recipe else None)
     save(directory, model, RunConfig(name, arguments, record), metrics)
     return metrics
-
-
-def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:
-    """Return the metrics of runs that differ in their seed: means of the measures, sums of epochs and seconds."""
-    if len(runs) == 1:
-        return runs[0]
-    return RunMetrics(
-        runs[0].parameters,
-        sum(run.epochs for run in runs),
-        sum(run.best_epoch for run in runs),
-        sum(run.seconds for run in runs),
-        across_seeds([run.measures for run in runs]),
-    )

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the whole model, at --tokens, on ONNX Runtime with one thread.",
 )
-@click.option("--tokens", type=click.IntRange(1, 512), default=32, show_default=True, help="In the input to be timed.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 512),
+    default=32,
+    show_default=True,
+    help="In the input to be timed; images have their own.",
+)
 @click.option(
     "--calibration",
     "examples",
@@ -41,9 +47,21 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="The new run directory; an earlier run there is replaced, an unfinished one continued.",
 )
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw what stays of each layer, and what it costs, .png, .svg or .pdf.",
+)
 @json_option
 def reduce(
-    run: Path, target_speedup: float, tokens: int, examples: int, data_dir: Path, out: Path, as_json: bool
+    run: Path,
+    target_speedup: float,
+    tokens: int,
+    examples: int,
+    data_dir: Path,
+    out: Path,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Make a fine-tuned model smaller, until it is so many times faster.
 
@@ -82,8 +100,12 @@ def reduce(
         )
     if as_json:
         print_json(reduced)
-        return
-    _print(reduced)
+    else:
+        _print(reduced)
+    if plot:  # last, so that nothing is lost where it cannot be drawn
+        from export.reduction.plot import draw
+
+        draw(reduced, plot)
 
 
 def _print(reduced: Reduced) -> None:

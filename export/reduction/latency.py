@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.datatypes import Array
+from edge.files import write_whole
 from export.convert import to_onnx
 from export.reduction.search import Costs, Grid
 from export.reduction.timing import Comparison, compare, cpu_name, feeds_of, measure_models
@@ -173,7 +174,4 @@ def _cached(cache: Path | None, key: dict[str, str]) -> LatencyTable:
 def _store(cache: Path | None, table: LatencyTable) -> None:
     if cache is None:
         return
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    scratch = cache.with_name(f"{cache.name}.new")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
-    scratch.replace(cache)
+    write_whole(cache, msgspec.json.format(msgspec.json.encode(table), indent=1))

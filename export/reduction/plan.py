@@ -43,6 +43,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dense: tuple[LayerShape, ...]
     layers: tuple[LayerPlan, ...]
 
+    @classmethod
+    def between(cls, dense: TransformerConfig, reduced: TransformerConfig) -> Plan:
+        """Return what became of a model that was reduced already; which heads and neurons stayed is not known."""
+        return cls(dense.dim, dense.layers, tuple(LayerPlan(shape) for shape in reduced.layers))
+
     def macs(self, tokens: int) -> int:
         """Return the multiplications of all layers for one input of ``tokens`` tokens."""
         return tokens * sum(macs_per_token(self.dim, layer.shape, tokens) for layer in self.layers)

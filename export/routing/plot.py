@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.errors import Literally, UsageError
+from export.figures import new_figure, write_figure
 from export.routing.report import Route, SplitReport
 
 if TYPE_CHECKING:
@@ -32,25 +32,14 @@ def draw(route: Route, path: str | Path) -> None:
     Raises:
         UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
-        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
     panels = len(route.splits)
-    figure = Figure(figsize=(5.5 * panels, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.5 * panels, 4.5)
     for axes, split in zip(figure.subplots(1, panels, squeeze=False)[0], route.splits, strict=True):
         _panel(axes, split)
     figure.suptitle(f"{route.task}: a lean tier that takes {route.cost_ratio:.3g} of the full tier's time")
     # One legend beside the panels: inside, it would cover the oracle.
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: an unknown format
-        fix = "Choose another --plot."
-        raise UsageError(f"--plot {path}", given=Literally(error), expected="a file to write", fix=fix) from None
+    write_figure(figure, path)
 
 
 def _panel(axes: Axes, split: SplitReport) -> None:

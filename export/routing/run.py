@@ -19,12 +19,13 @@ from export.routing.diagnose import Judged, auc, choose, diagnose, judge, thresh
 from export.routing.linear import Linear, fit, pooled_embeddings
 from export.routing.policies import Items, Policy
 from export.routing.report import Cascade, PolicyReport, Route, SplitReport
-from export.tasks.glue import TASKS, Examples, read, split_holdout
+from export.tasks.examples import Examples, split_holdout
+from export.tasks.glue import TASKS, read
 from export.tasks.holdout import held_out
 from export.tasks.metrics import Difference, interval
 from export.tasks.models import Architecture, find, find_tuned
 from export.tasks.predictions import Predictions, read_predictions
-from export.tasks.run import HOLDOUT
+from export.tasks.task import HOLDOUT
 from export.tasks.tokens import encode, load_tokenizer
 
 #: The half of the hold-out that thresholds are chosen on.

@@ -5,12 +5,20 @@ own sites say where each comes from:
 
 ======================  ===========================================================================================
 ``glue/RTE/train.tsv``  and ``dev.tsv``, likewise for the other tasks: gluebenchmark.com/tasks
-``squad/``              files in SQuAD v1.1 JSON: rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD
-``mnist/``              ``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz`` of MNIST
+``squad/``              ``train-v1.1.json`` and ``dev-v1.1.json``: rajpurkar.github.io/SQuAD-explorer; or
+                        ``xquad.en.json`` of XQuAD, of which a quarter of the articles becomes dev
+``mnist/``              ``train-images-idx3-ubyte.gz``, ``train-labels-idx1-ubyte.gz`` and the same of ``t10k``; or
+                        the latter alone, of which a fifth becomes dev
+``imagenet/train/``     a directory of images for each class, and likewise ``imagenet/val/``: image-net.org
 ======================  ===========================================================================================
+
+The digits come with scikit-learn.
 """
 
 from __future__ import annotations
 
-#: The tasks of :mod:`export.tasks.glue`, here so that a command line can name them without NumPy or torch.
-NAMES = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "QNLI", "MNLI", "QQP")
+#: The tasks of :mod:`export.tasks.registry`, here so that a command line can name them without NumPy or torch.
+NAMES = (
+    *("SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "QNLI", "MNLI", "QQP"),
+    *("SQuAD", "MNIST", "digits", "ImageNet"),
+)

@@ -13,12 +13,73 @@ import torch
 from edge.datatypes import Array
 from edge.manifest import Measure
 from export.heads import SpanClassifier
-from export.tasks.metrics import interval
+from export.tasks.metrics import Difference, interval
+from export.tasks.predictions import Predicted
 from export.tasks.squad import Question, Windows
 from export.tasks.tokens import sorted_batches
 
 _BATCH = 16
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Answers(Predicted, frozen=True):
+    """Answers to questions, and how right each is.
+
+    Attributes:
+        questions: their ids, [n].
+        texts: the answers, [n].
+        exact_match: 0 or 1 for each, from :func:`exact_match`.
+        f1: 0 to 1, from :func:`token_f1`.
+    """
+
+    questions: Array
+    texts: Array
+    exact_match: Array
+    f1: Array
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], texts: Sequence[str]) -> Answers:
+        """Return answers, judged by the questions' right ones."""
+        right = [[answer.text for answer in question.answers] for question in questions]
+        pairs = list(zip(texts, right, strict=True))
+        return cls(
+            np.array([question.id for question in questions], dtype=np.str_),
+            np.array(texts, dtype=np.str_),
+            np.array([exact_match(*pair) for pair in pairs]),
+            np.array([token_f1(*pair) for pair in pairs]),
+        )
+
+    @property
+    def items(self) -> Array:
+        """The questions' ids."""
+        return self.questions
+
+    def score(self, metric: str) -> float:
+        """Return the mean of ``exact_match`` or ``f1``, 0 to 1."""
+        return float(self._each(metric).mean())
+
+    def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
+        """Return means with their bootstrap intervals."""
+        return tuple(
+            Measure(
+                metric=metric,
+                split=split,
+                value=self.score(metric),
+                n=len(self.questions),
+                interval=interval(_mean, self._each(metric)),
+            )
+            for metric in metrics
+        )
+
+    def difference(self, metric: str, other: Predicted) -> Difference:
+        """Return the mean difference over the questions with its bootstrap interval."""
+        assert isinstance(other, Answers)
+        differences = self._each(metric) - other._each(metric)
+        return Difference(float(differences.mean()), interval(_mean, differences))
+
+    def _each(self, metric: str) -> Array:
+        values: Array = getattr(self, metric)
+        return values
 
 
 def extract(
@@ -64,23 +125,6 @@ def normalised(text: str) -> str:
     """Return a text in lower case without punctuation, articles and double spaces, as the official script has it."""
     words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join(words.split())
-
-
-def measures(split: str, questions: Sequence[Question], answers: Sequence[str]) -> tuple[Measure, Measure]:
-    """Return exact match and F1, 0 to 1, with their bootstrap intervals.
-
-    Args:
-        split: what to call the questions.
-        questions: n of them.
-        answers: to each, from :func:`extract`.
-    """
-    right = [[answer.text for answer in question.answers] for question in questions]
-    found = []
-    for name, function in (("exact_match", exact_match), ("f1", token_f1)):
-        values = np.array([function(answer, texts) for answer, texts in zip(answers, right, strict=True)])
-        bounds = interval(_mean, values)
-        found.append(Measure(metric=name, split=split, value=float(values.mean()), n=len(values), interval=bounds))
-    return found[0], found[1]
 
 
 def _best_span(start: Array, end: Array, offsets: Array, n_best: int, longest: int) -> tuple[float, tuple[int, int]]:

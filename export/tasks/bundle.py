@@ -1,4 +1,4 @@
-"""From fine-tuned runs to one bundle that takes text: a tier for each run, and one more for each in INT8."""
+"""From fine-tuned runs to one bundle that takes text or pairs of it: a tier for each run, and its twin in INT8."""
 
 from __future__ import annotations
 
@@ -12,26 +12,44 @@ import numpy as np
 from edge.bundle import write_bundle
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
-from edge.golden import Golden
-from edge.manifest import Artifact, LabelPostprocess, Manifest, Measure, Profile, Tier, TokenizerPreprocess
+from edge.manifest import (
+    Artifact,
+    LabelPostprocess,
+    Manifest,
+    Measure,
+    Profile,
+    ScorePostprocess,
+    Tier,
+    TokenizerPreprocess,
+)
 from edge.preprocess import TokenizerPreprocessor
-from export.calculator.bundle import VERSION, Exported
 from export.checkpoint import TOKENIZER
 from export.convert import golden_of
+from export.exported import VERSION, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.runtimes import ExportedArtifact, export_tier
-from export.tasks.glue import TASKS, Task, limited, read, split_holdout
-from export.tasks.models import Architecture, find
+from export.tasks.examples import limited, split_holdout
+from export.tasks.glue import TASKS, GlueTask, read
+from export.tasks.models import SCORE, Architecture, find
 from export.tasks.tokens import load_tokenizer
 
 MAX_BATCH_SIZE = 32
 GOLDEN_ROWS, CALIBRATION_ROWS = 32, 128
 _MAX_TEXT_BYTES = 16 * 1024
 _PAD_ID = 0
-_IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
-#: What the class numbers of the files mean (Wang et al. 2019).
-LABELS = {"SST-2": ("negative", "positive"), "CoLA": ("unacceptable", "acceptable")}
+_TEXTS = ("text", "text_pair")
+_IDS, _MASK, _SEGMENTS, _LOGITS = "input_ids", "attention_mask", "token_type_ids", "logits"
+#: What each text of a row has in tokens, more or less: what runtimes tune for.
+_USUAL_TOKENS = 32
+#: What the class numbers of the files mean, where the files hold numbers (Wang et al. 2019).
+LABELS = {
+    "SST-2": ("negative", "positive"),
+    "CoLA": ("unacceptable", "acceptable"),
+    "MRPC": ("not_equivalent", "equivalent"),
+    "WNLI": ("not_entailment", "entailment"),
+    "QQP": ("not_duplicate", "duplicate"),
+}
 
 
 class _Source(NamedTuple):
@@ -60,7 +78,7 @@ def export_classifier(
     Raises:
         CheckpointError: a run cannot be read.
         DataError: the task's data cannot be read.
-        UsageError: the runs are of different tasks, or of one that is no single text with labels.
+        UsageError: a run is no classifier or regression of texts, or the runs are of different tasks.
         GoldenError: an ONNX file computes something else than torch does.
         BundleError: the bundle cannot be written.
     """
@@ -68,20 +86,25 @@ def export_classifier(
     first = sources[0]
     task = _one_task(sources)
     definition = load_tokenizer(first.path).to_str().encode()
+    pair = len(task.texts) == 2
     config = TokenizerPreprocess(
-        input="text",
+        input=_TEXTS[0],
         file=TOKENIZER,
         ids=_IDS,
         mask=_MASK,
         max_length=first.architecture.max_length,
         pad_id=_PAD_ID,
         max_text_bytes=_MAX_TEXT_BYTES,
+        pair=_TEXTS[1] if pair else None,
+        # One text lies in segment 0, which the graph has as a constant.
+        segments=_SEGMENTS if pair and first.architecture.transformer.segments else None,
     )
     tokenize = TokenizerPreprocessor(config, definition, str(first.path / TOKENIZER))
     train, holdout = split_holdout(read(task, data_dir, "train"))
-    texts = _texts(limited(holdout, GOLDEN_ROWS).texts)
-    inputs = tokenize(texts)
-    calibration = tokenize(_texts(limited(train, CALIBRATION_ROWS).texts))
+    texts = _columns(limited(holdout, GOLDEN_ROWS).texts)
+    raw = {name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)}
+    inputs = tokenize(*texts)
+    calibration = tokenize(*_columns(limited(train, CALIBRATION_ROWS).texts))
     files = {TOKENIZER: definition}
     tiers: list[Tier] = []
     largest = 0.0
@@ -89,18 +112,20 @@ def export_classifier(
         exported = export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier)
         golden = golden_of(source.model, inputs, [_LOGITS])
         golden_file = f"{source.tier}.golden.npz"
-        files[golden_file] = Golden(golden.inputs, golden.outputs, {"text": texts.astype(np.bytes_)}).encode()
+        files[golden_file] = msgspec.structs.replace(golden, raw=raw).encode()
         files |= {one.artifact.file: one.data for one in exported}
         tiers += _tiers(source.tier, exported, golden_file)
         largest = max(largest, *(one.largest_difference for one in exported))
-    shape = Profile(min=(1, 1), opt=(1, 32), max=(MAX_BATCH_SIZE, config.max_length))
+    usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
+    shape = Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length))
+    labels = LABELS.get(task.name, task.labels)
     manifest = Manifest(
         format_version=1,
         name=name,
         version=VERSION,
-        description=f"{task.name} of GLUE: {' or '.join(LABELS[task.name])}",
+        description=f"{task.name} of GLUE: {' or '.join(labels) or 'a score from 0 to 5'}",
         inputs=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
-        outputs=(TensorSpec(_LOGITS, "FP32", (-1, len(task.labels))),),
+        outputs=(TensorSpec(_LOGITS, "FP32", (-1, len(labels) or 1)),),
         max_batch_size=MAX_BATCH_SIZE,
         profile={tensor: shape for tensor in config.outputs},
         tiers=tuple(tiers),
@@ -108,7 +133,11 @@ def export_classifier(
         files={},
         provenance=provenance(trainer=", ".join(run.name for run in runs), data=f"GLUE {task.name}", seed=None),
         preprocess=config,
-        postprocess=LabelPostprocess(logits=_LOGITS, output="label", labels=LABELS[task.name]),
+        postprocess=(
+            LabelPostprocess(logits=_LOGITS, output="label", labels=labels)
+            if labels
+            else ScorePostprocess(logits=_LOGITS, output=SCORE)
+        ),
         measures=tuple(measure for source in sources for measure in _measures(source)),
     )
     written = write_bundle(Path(repository) / f"{name}-{VERSION}", manifest, files, replace=replace)
@@ -120,23 +149,22 @@ def export_classifier(
 def _source(run: Path, tier: str) -> _Source:
     found = find(run)
     if found.architecture is None or not isinstance(found.head, SequenceClassifier):
-        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on SST-2 or CoLA."
+        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task of GLUE."
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier of texts", fix=fix)
     return _Source(tier, run, found.head, found.architecture, found.metrics.measures if found.metrics else ())
 
 
-def _one_task(sources: Sequence[_Source]) -> Task:
+def _one_task(sources: Sequence[_Source]) -> GlueTask:
     names = sorted({source.architecture.task for source in sources})
-    if len(names) > 1 or names[0] not in LABELS:
-        fix = "Pairs of texts and regressions are not served as text yet; export runs of one task of these."
-        raise UsageError("task of the runs", given=names, expected=f"one of {', '.join(LABELS)}", fix=fix)
+    if len(names) > 1 or names[0] not in TASKS:
+        fix = "Export runs of one task of these; runs of another become a bundle of their own."
+        raise UsageError("task of the runs", given=names, expected=f"one of {', '.join(TASKS)}", fix=fix)
     return TASKS[names[0]]
 
 
-def _texts(pairs: Sequence[tuple[str, ...]]) -> Array:
-    texts = np.empty((len(pairs), 1), np.object_)
-    texts[:, 0] = [pair[0].encode() for pair in pairs]
-    return texts
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
+    """Return the first texts of all rows, and of pairs the second, as BYTES [rows, 1]."""
+    return [np.array([[text.encode()] for text in column], np.object_) for column in zip(*rows, strict=True)]
 
 
 def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:

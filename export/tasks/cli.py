@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.progress import Progress, TaskID
 
 from edge.cli.output import json_option, print_json, print_table, progress
 from export.options import data_dir_option, seeds_option
 from export.tasks import NAMES
+from export.tasks.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from export.checkpoint import RunMetrics
-    from export.tasks.finetune import Epoch, Step
     from export.tasks.recipe import Precision
-
-#: Seconds between two lines where stderr is no terminal, and a bar would say nothing until its end.
-_LINE_EVERY = 30.0
 
 
 @click.command()
 @click.argument("task", type=click.Choice(NAMES, case_sensitive=False))
 @click.option(
     "--model",
-    "source",
-    required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What to start from: a Hugging Face directory, or a run; one on the same task keeps its head.",
+    help="What to start from: a Hugging Face directory, or a run; one on the same task keeps its head. "
+    "Without it, images are learnt by a new ViT.",
 )
+@click.option("--dim", type=click.IntRange(1), show_default="64", help="Of a new ViT: the width of a token.")
+@click.option("--depth", type=click.IntRange(1), show_default="4", help="Of a new ViT: layers.")
+@click.option("--heads", type=click.IntRange(1), show_default="4", help="Of a new ViT: heads of each layer.")
 @data_dir_option
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="The best of them is kept.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="At its peak.")
@@ -65,7 +59,10 @@ _LINE_EVERY = 30.0
 @json_option
 def finetune(
     task: str,
-    source: Path,
+    model: Path | None,
+    dim: int | None,
+    depth: int | None,
+    heads: int | None,
     data_dir: Path,
     epochs: int,
     lr: float,
@@ -79,7 +76,7 @@ def finetune(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Fine-tune a model on a task of GLUE.
+    """Fine-tune a model on a task: of GLUE, SQuAD's questions, or images.
 
     A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. An
     interrupted run goes on when the same command is given again.
@@ -88,14 +85,15 @@ def finetune(
         loading = bar.add_task("loading torch and data", total=1, note="")
         import torch
 
-        from export.calculator.run import pooled
-        from export.tasks.glue import TASKS
+        from export.seeds import pooled
         from export.tasks.recipe import Recipe
+        from export.tasks.registry import TASKS
         from export.tasks.run import finetune_run, prepare
-        from export.tasks.tokens import load_tokenizer
 
-        tokenizer = load_tokenizer(source)
-        data = prepare(TASKS[task], data_dir, tokenizer, max_length=max_length, limit=limit)
+        shape = {"dim": dim, "depth": depth, "heads": heads}
+        source = TASKS[task].source(model, {name: value for name, value in shape.items() if value is not None})
+        reader = TASKS[task].reader(source)
+        data = prepare(TASKS[task], data_dir, reader, max_length=max_length, limit=limit)
         bar.advance(loading)
     # One thread gives the same sums on every machine.
     torch.set_num_threads(1)
@@ -103,13 +101,13 @@ def finetune(
     trained = []
     runs = {one: out / (task if seeds == 1 else f"{task}-seed{one}") for one in range(seed, seed + seeds)}
     for one, run in runs.items():
-        with _watching(run.name) as watch:
+        with watching(run.name) as watch:
             trained.append(
                 finetune_run(
                     TASKS[task],
                     source,
                     data,
-                    tokenizer,
+                    reader,
                     run,
                     recipe,
                     seed=one,
@@ -124,33 +122,6 @@ def finetune(
         print_json({"task": task, "runs": [str(run) for run in runs.values()], "metrics": metrics})
         return
     _print_measures(task, ", ".join(map(str, runs.values())), metrics)
-
-
-class _Watch:
-    """Moves a bar of steps, and says each epoch's score."""
-
-    def __init__(self, name: str, bar: Progress, task: TaskID) -> None:
-        self._name, self._bar, self._task = name, bar, task
-        self._said = time.monotonic()
-
-    def on_step(self, step: Step) -> None:
-        note = f"loss {step.loss:.3f}, {timedelta(seconds=round(step.seconds_left))} left"
-        self._bar.update(self._task, total=step.steps, completed=step.number, note=note)
-        if not self._bar.console.is_terminal and time.monotonic() - self._said > _LINE_EVERY:
-            self._say(f"step {step.number}/{step.steps}: {note}")
-
-    def on_epoch(self, epoch: Epoch) -> None:
-        self._say(f"epoch {epoch.number}: {epoch.score:.4f} on the hold-out")
-
-    def _say(self, text: str) -> None:
-        self._said = time.monotonic()
-        self._bar.console.print(f"{self._name}: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _watching(name: str) -> Iterator[_Watch]:
-    with progress() as bar:
-        yield _Watch(name, bar, bar.add_task(name, total=None, note=""))
 
 
 def _print_measures(task: str, runs: str, metrics: RunMetrics) -> None:

@@ -8,19 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
+from tokenizers import Tokenizer
 
-from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import DataError
-from export.tasks.holdout import hash_order, held_out
+from export.tasks.examples import Examples, limited, split_holdout
+from export.tasks.models import SCORE, Architecture
+from export.tasks.objectives import Head
+from export.tasks.predictions import Predictions, predict
+from export.tasks.task import Data, Reader, TextTask
+from export.tasks.tokens import Rows, encode
+from export.transformer import TransformerConfig
 
 _FIX = "Get the task's files from gluebenchmark.com/tasks, and name the directory above glue/ with --data-dir."
 _LARGEST_SCORE = 5.0
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class GlueTask(TextTask, frozen=True, kw_only=True):
     """A task of GLUE.
 
     Attributes:
@@ -35,7 +40,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         skips_short_rows: whether rows that lack columns are left out; the official QQP has some two dozen.
     """
 
-    name: str
     texts: tuple[str, ...]
     target: str = "label"
     labels: tuple[str, ...] = ("0", "1")
@@ -44,6 +48,31 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     dev: tuple[str, ...] = ("dev",)
     header: tuple[str, ...] = ()
     skips_short_rows: bool = False
+    predicted = Predictions
+
+    @property
+    def origin(self) -> str:
+        """See :class:`export.tasks.task.Task`, as for the methods that follow."""
+        return f"GLUE {self.name}"
+
+    def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
+        """Read and tokenise training set, hold-out and dev."""
+        assert isinstance(reader, Tokenizer)
+        train, holdout = split_holdout(read(self, data_dir, "train"))
+        return Data(
+            self.labels or (SCORE,),
+            encode(reader, limited(train, limit), max_length),
+            encode(reader, holdout, max_length),
+            {split: encode(reader, read(self, data_dir, split), max_length) for split in self.dev},
+        )
+
+    def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
+        """Return a classifier or a regression over the mean of the tokens."""
+        return Architecture(task=self.name, transformer=transformer, labels=labels, max_length=max_length)
+
+    def predict(self, model: Head, rows: Rows) -> Predictions:
+        """Return the logits."""
+        return predict(model, rows)
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -52,15 +81,15 @@ _ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {
     task.name: task
     for task in (
-        Task(name="SST-2", texts=("sentence",)),
-        Task(
+        GlueTask(name="SST-2", texts=("sentence",)),
+        GlueTask(
             name="CoLA",
             texts=("sentence",),
             metrics=("matthews",),
             headline="matthews",
             header=("source", "label", "author's label", "sentence"),
         ),
-        Task(
+        GlueTask(
             name="STS-B",
             texts=_PAIR,
             target="score",
@@ -68,24 +97,24 @@ TASKS = {
             metrics=("pearson", "spearman"),
             headline="spearman",
         ),
-        Task(
+        GlueTask(
             name="MRPC",
             texts=("#1 String", "#2 String"),
             target="Quality",
             metrics=("accuracy", "f1"),
             headline="f1",
         ),
-        Task(name="RTE", texts=_PAIR, labels=_ENTAILMENT),
-        Task(name="WNLI", texts=_PAIR),
-        Task(name="QNLI", texts=("question", "sentence"), labels=_ENTAILMENT),
-        Task(
+        GlueTask(name="RTE", texts=_PAIR, labels=_ENTAILMENT),
+        GlueTask(name="WNLI", texts=_PAIR),
+        GlueTask(name="QNLI", texts=("question", "sentence"), labels=_ENTAILMENT),
+        GlueTask(
             name="MNLI",
             texts=_PAIR,
             target="gold_label",
             labels=("entailment", "neutral", "contradiction"),
             dev=("dev_matched", "dev_mismatched"),
         ),
-        Task(
+        GlueTask(
             name="QQP",
             texts=("question1", "question2"),
             target="is_duplicate",
@@ -97,19 +126,7 @@ TASKS = {
 }
 
 
-class Examples(msgspec.Struct, frozen=True):
-    """Texts, one or two each, and their targets [n]: class numbers (int64) or scores (float32)."""
-
-    texts: tuple[tuple[str, ...], ...]
-    targets: Array
-
-    def take(self, rows: Array) -> Examples:
-        """Return some of the examples, by their indices or by a mask [n]."""
-        chosen = np.arange(len(self.texts))[rows]
-        return Examples(tuple(self.texts[row] for row in chosen), self.targets[chosen])
-
-
-def read(task: Task, data_dir: str | Path, split: str) -> Examples:
+def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     """Read one split of a task.
 
     Args:
@@ -148,31 +165,6 @@ def read(task: Task, data_dir: str | Path, split: str) -> Examples:
     return Examples(tuple(texts), np.array(targets, dtype=np.int64 if task.labels else np.float32))
 
 
-def split_holdout(train: Examples, seed: int = 0, share: float = 0.1) -> tuple[Examples, Examples]:
-    """Split a training set into one to learn from and one to choose by, so that dev is left for the final figures.
-
-    Examples with the same first text stay together. Of SST-2 that does not keep the parts independent: its training
-    set holds phrases of the same sentences, so what is measured on its hold-out is too good.
-
-    Args:
-        train: the official training split.
-        seed: of the split, not of the training: all runs that are compared must share it.
-        share: how much of the training set is held out.
-
-    Returns:
-        What to train on, and the hold-out.
-    """
-    held = held_out([texts[0] for texts in train.texts], share, seed)
-    return train.take(~held), train.take(held)
-
-
-def limited(examples: Examples, number: int | None) -> Examples:
-    """Return ``number`` examples drawn by the hash of their texts, always the same; all of them for None."""
-    if number is None or number >= len(examples.texts):
-        return examples
-    return examples.take(np.sort(hash_order(["\t".join(texts) for texts in examples.texts])[:number]))
-
-
 def _lines(path: Path) -> list[str]:
     try:
         # utf-8-sig: MRPC begins with a byte order mark. Bytes, because text mode would take a lone "\r" for an end.
@@ -188,7 +180,7 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def _target(task: Task, cell: str, subject: str) -> float:
+def _target(task: GlueTask, cell: str, subject: str) -> float:
     if task.labels:
         if cell not in task.labels:
             expected = f"{task.target} one of {', '.join(task.labels)}"

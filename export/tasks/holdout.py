@@ -30,3 +30,8 @@ def hash_order(keys: Sequence[str], seed: int = 0) -> Array:
     """Return the order of the keys by their hash with the seed, as indices [n]; equal keys keep their order."""
     digests = [hashlib.sha256(f"{seed}\n{key}".encode()).digest() for key in keys]
     return np.array(sorted(range(len(keys)), key=digests.__getitem__), dtype=np.int64)
+
+
+def drawn(keys: Sequence[str], number: int | None) -> Array:
+    """Return the indices of ``number`` items drawn by the hash of their keys, ascending; of all of them for None."""
+    return np.sort(hash_order(keys)[:number])

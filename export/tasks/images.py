@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import importlib
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,12 +14,14 @@ import numpy as np
 import torch
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Literally, UsageError
 from export.errors import DataError
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
 
-_MNIST_FIX = "Get t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz of MNIST into mnist/ of --data-dir."
+#: What the files of MNIST's two sets begin with.
+TRAIN, TEST = "train", "t10k"
+_MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into mnist/ of --data-dir."
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
 _ENDINGS = (".jpg", ".jpeg", ".png")
 _UNSIGNED_BYTES = 8
@@ -34,6 +38,11 @@ class Images(msgspec.Struct, frozen=True):
         """The same for each image, [n]."""
         return np.ones(len(self.targets), dtype=np.int64)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The number of each image, which it is drawn and held out by."""
+        return tuple(map(str, range(len(self.targets))))
+
     def take(self, rows: Array) -> Images:
         """Return some of the images, by their indices or by a mask [n]."""
         return Images(self.pixels[rows], self.targets[rows])
@@ -43,18 +52,26 @@ class Images(msgspec.Struct, frozen=True):
         return Batch(torch.from_numpy(self.pixels[rows]), None, None, torch.from_numpy(self.targets[rows]))
 
 
-def mnist(data_dir: str | Path) -> Images:
-    """Read the 10,000 test images of MNIST, 28 x 28.
+def has_mnist(data_dir: str | Path, part: str) -> bool:
+    """Return whether the images of a part of MNIST are there."""
+    return _mnist_file(data_dir, part, "images-idx3").exists()
+
+
+def mnist(data_dir: str | Path, part: str = TEST) -> Images:
+    """Read the 60,000 training or 10,000 test images of MNIST, 28 x 28.
 
     Args:
         data_dir: holds ``mnist/``.
+        part: :data:`TRAIN` or :data:`TEST`.
 
     Raises:
-        DataError: a file is missing or malformed, or images and labels differ in number.
+        DataError: a file is missing or malformed, images and labels differ in number, or a label is no digit.
     """
     directory = Path(data_dir) / "mnist"
-    pixels = read_idx(directory / "t10k-images-idx3-ubyte.gz", dimensions=3)
-    labels = read_idx(directory / "t10k-labels-idx1-ubyte.gz", dimensions=1)
+    pixels = read_idx(_mnist_file(data_dir, part, "images-idx3"), dimensions=3)
+    labels = read_idx(_mnist_file(data_dir, part, "labels-idx1"), dimensions=1)
+    if labels.max(initial=0) > 9:
+        raise DataError(f"{directory}", given=int(labels.max()), expected="labels 0 to 9", fix=_MNIST_FIX)
     if len(pixels) != len(labels):
         given = Literally(f"{len(labels)} labels")
         raise DataError(f"{directory}", given=given, expected=f"{len(pixels)}, as images", fix=_MNIST_FIX)
@@ -111,12 +128,13 @@ class ImageFolder:
     Args:
         directory: holds a directory for each class; sorted by name, they are numbered.
         size: pixels of a side.
+        classes: those of another folder, to number these alike; None numbers those that are here.
 
     Raises:
-        DataError: Pillow is not installed, or there are no images.
+        DataError: Pillow is not installed, there are no images, or one is of none of the classes.
     """
 
-    def __init__(self, directory: str | Path, size: int) -> None:
+    def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
         try:
             self._pillow = importlib.import_module("PIL.Image")
         except ImportError as error:
@@ -127,10 +145,32 @@ class ImageFolder:
         if not found:
             given = Literally("no images")
             raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
-        self.classes = tuple(sorted({path.parent.name for path in found}))
-        self.targets = np.array([self.classes.index(path.parent.name) for path in found], dtype=np.int64)
-        self.lengths = np.ones(len(found), dtype=np.int64)
-        self._paths, self._size = found, size
+        here = sorted({path.parent.name for path in found})
+        self.classes = classes or tuple(here)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        for name in here:
+            if name not in numbers:
+                expected = f"one of the {len(numbers)} classes to learn"
+                raise DataError(
+                    f"{directory}", given=name, expected=expected, fix="Give both folders the same classes."
+                )
+        self._size = size
+        self._keep(found, np.array([numbers[path.parent.name] for path in found], dtype=np.int64))
+
+    def _keep(self, paths: Sequence[Path], targets: Array) -> None:
+        self._paths, self.targets = paths, targets
+        self.lengths = np.ones(len(paths), dtype=np.int64)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Class and name of each image, which it is drawn and held out by."""
+        return tuple(f"{path.parent.name}/{path.name}" for path in self._paths)
+
+    def take(self, rows: Array) -> ImageFolder:
+        """Return some of the images, by their indices or by a mask [n]."""
+        taken = copy.copy(self)
+        taken._keep([self._paths[row] for row in np.arange(len(self._paths))[rows]], self.targets[rows])
+        return taken
 
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, 3, size, size].
@@ -168,7 +208,13 @@ def vit(
         dim: width of a token.
         depth: number of layers.
         heads: per layer, a divisor of dim.
+
+    Raises:
+        UsageError: it is no divisor.
     """
+    if dim % heads:
+        expected, fix = f"a divisor of the width, {dim}", "Choose another --heads or --dim."
+        raise UsageError("--heads", given=heads, expected=expected, fix=fix)
     shape = LayerShape(heads, dim // heads, 2 * dim)
     return TransformerConfig(
         architecture="vit",
@@ -180,6 +226,10 @@ def vit(
         channels=channels,
         norm_eps=1e-6,
     )
+
+
+def _mnist_file(data_dir: str | Path, part: str, kind: str) -> Path:
+    return Path(data_dir) / "mnist" / f"{part}-{kind}-ubyte.gz"
 
 
 def _centred(values: Array, largest: float) -> Array:

@@ -10,7 +10,7 @@ import scipy.stats
 
 from edge.datatypes import Array
 from edge.manifest import Measure
-from export.calculator.evaluate import across_seeds
+from export.seeds import across_seeds
 
 #: The tasks whose headline metrics are averaged. WNLI stands apart: its dev set contradicts its training set, so that
 #: what learns is worse than chance on it. The others are too large to be trained by everyone.

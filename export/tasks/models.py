@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -16,15 +16,18 @@ from export.huggingface import load_pretrained
 from export.tasks.objectives import Head
 from export.transformer import Transformer, TransformerConfig
 
-#: The standard deviation of a new head's weights, as in BERT.
-_HEAD_DEVIATION = 0.02
+#: The standard deviation of a new head's weights, as in BERT, and of a new ViT's positions.
+_DEVIATION = 0.02
+
+#: What training starts from: a Hugging Face directory, a run, or the shape of a new model.
+Source: TypeAlias = "str | Path | TransformerConfig"
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
 
     Attributes:
-        task: a name in :data:`export.tasks.NAMES`, or ``SQuAD``.
+        task: a name in :data:`export.tasks.NAMES`.
         transformer: the shape of the model.
         labels: of the classes; one, ``score``, is a regression; none is a span.
         pooling: what the head of a sequence reads.
@@ -44,7 +47,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         else:
             regression = self.labels == (SCORE,)
             head = SequenceClassifier(transformer, len(self.labels), self.pooling, regression)
-        nn.init.normal_(head.classifier.weight, std=_HEAD_DEVIATION)
+        nn.init.normal_(head.classifier.weight, std=_DEVIATION)
         nn.init.zeros_(head.classifier.bias)
         return head
 
@@ -74,6 +77,27 @@ def find(directory: str | Path) -> Found:
         return Found(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
     return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics)
+
+
+def found_or_new(source: Source, seed: int) -> Found:
+    """Return the model of a directory, or a new one of a shape.
+
+    Args:
+        source: a directory as :func:`find` reads it, or a shape.
+        seed: of a new model's weights.
+
+    Raises:
+        CheckpointError: the directory is malformed.
+    """
+    if not isinstance(source, TransformerConfig):
+        return find(source)
+    torch.manual_seed(seed)
+    transformer = Transformer(source)
+    # torch's own choice for embeddings, 1, would drown the patches.
+    position = transformer.embeddings.get_submodule("position")
+    assert isinstance(position, nn.Embedding)
+    nn.init.normal_(position.weight, std=_DEVIATION)
+    return Found(transformer)
 
 
 def find_tuned(directory: str | Path, task: str) -> Head:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.heads import SequenceClassifier, SpanClassifier
+from export.tasks.recipe import Precision
 from export.tasks.tokens import Batch
 from export.transformer import Transformer
 
@@ -19,9 +20,14 @@ Outputs: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
 
 
 def outputs_of(model: Head, batch: Batch) -> Outputs:
-    """Return what a model says of a batch: logits [N, labels], or of first and last tokens, [N, T] each."""
+    """Return what a model says of a batch, FP32: logits [N, labels], or of first and last tokens, [N, T] each."""
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
-    return outputs
+    return outputs.float() if isinstance(outputs, Tensor) else (outputs[0].float(), outputs[1].float())
+
+
+def multiplying_in(precision: Precision) -> torch.autocast:
+    """Return a context in which matrices are multiplied in a precision; all other arithmetic is as it was."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
 
 
 def task_loss(model: Head, outputs: Outputs, targets: Tensor) -> Tensor:

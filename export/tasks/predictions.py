@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,19 +15,46 @@ from torch import Tensor
 
 from edge.datatypes import Array
 from edge.errors import Literally
+from edge.manifest import Measure
 from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
-from export.tasks.glue import Task
-from export.tasks.metrics import Difference, paired_difference
-from export.tasks.objectives import outputs_of
+from export.tasks.metrics import METRICS, Difference, measures, paired_difference
+from export.tasks.objectives import Head, outputs_of
 from export.tasks.tokens import Rows, sorted_batches
+
+if TYPE_CHECKING:
+    from export.tasks.task import Task
 
 _BATCH = 64
 
 
-class Predictions(msgspec.Struct, frozen=True):
-    """Logits [n, labels] of float32 and targets [n], in the order of the file that the items come from."""
+class Predicted(msgspec.Struct, frozen=True):
+    """What a model said of the items of a split, in their order. Fields are arrays [n, …] that an ``.npz`` can hold."""
+
+    @property
+    def items(self) -> Array:
+        """What tells the items apart, [n]; it must be equal for a comparison in pairs."""
+        raise NotImplementedError
+
+    def score(self, metric: str) -> float:
+        """Return one of the task's metrics, more being better."""
+        raise NotImplementedError
+
+    def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
+        """Return metrics with their bootstrap intervals; ``split`` is what to call the items."""
+        raise NotImplementedError
+
+    def difference(self, metric: str, other: Predicted) -> Difference:
+        """Return how much higher a metric is here than for another model on the same items."""
+        raise NotImplementedError
+
+
+PredictedT = TypeVar("PredictedT", bound=Predicted)
+
+
+class Predictions(Predicted, frozen=True):
+    """Logits [n, labels] of float32 and targets [n]."""
 
     logits: Array
     targets: Array
@@ -36,9 +64,28 @@ class Predictions(msgspec.Struct, frozen=True):
         """The classes, or for a single output its values, [n]."""
         return self.logits[:, 0] if self.logits.shape[1] == 1 else self.logits.argmax(axis=1)
 
+    @property
+    def items(self) -> Array:
+        """The targets: all that is kept of the items themselves."""
+        return self.targets
 
-def predict(model: SequenceClassifier, rows: Rows) -> Predictions:
-    """Return what a model says of rows; batches are sorted by length, so that little of them is padding."""
+    def score(self, metric: str) -> float:
+        """Return a metric of :data:`export.tasks.metrics.METRICS`."""
+        return float(METRICS[metric](self.answers, self.targets))
+
+    def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
+        """See :func:`export.tasks.metrics.measures`."""
+        return measures(metrics, split, self.answers, self.targets)
+
+    def difference(self, metric: str, other: Predicted) -> Difference:
+        """See :func:`export.tasks.metrics.paired_difference`."""
+        assert isinstance(other, Predictions)
+        return paired_difference(metric, self.answers, other.answers, self.targets)
+
+
+def predict(model: Head, rows: Rows) -> Predictions:
+    """Return what a classifier says of rows; batches are sorted by length, so that little of them is padding."""
+    assert isinstance(model, SequenceClassifier)
     logits = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
     with torch.inference_mode():
         for indices in sorted_batches(rows.lengths, _BATCH):
@@ -48,17 +95,28 @@ def predict(model: SequenceClassifier, rows: Rows) -> Predictions:
     return Predictions(logits, rows.targets)
 
 
-def encode_predictions(splits: Mapping[str, Predictions]) -> bytes:
+def encode_predictions(splits: Mapping[str, Predicted]) -> bytes:
     """Return the predictions on some splits as the bytes of an ``.npz``."""
     buffer = io.BytesIO()
-    arrays = {f"{name}/logits": split.logits for name, split in splits.items()}
-    arrays |= {f"{name}/targets": split.targets for name, split in splits.items()}
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    arrays = {
+        f"{name}/{field}": a for name, split in splits.items() for field, a in msgspec.structs.asdict(split).items()
+    }
+    np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 
 def read_predictions(run: str | Path, split: str) -> Predictions:
+    """Read the logits of a run on a split; see :func:`read_predicted`."""
+    return read_predicted(Predictions, run, split)
+
+
+def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> PredictedT:
     """Read the predictions of a run on a split.
+
+    Args:
+        kind: what the run's task keeps them as.
+        run: its directory.
+        split: ``holdout``, or one of the task's dev splits.
 
     Raises:
         CheckpointError: the run has none, or they are malformed.
@@ -66,7 +124,7 @@ def read_predictions(run: str | Path, split: str) -> Predictions:
     path = Path(run) / PREDICTIONS
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return Predictions(arrays[f"{split}/logits"], arrays[f"{split}/targets"])
+            return kind(**{field: arrays[f"{split}/{field}"] for field in kind.__struct_fields__})
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         fix = "Give a run of 'fewheads finetune' and a split that it was measured on."
         expected = f"predictions on {split}"
@@ -80,14 +138,14 @@ def compare(task: Task, run: str | Path, other: str | Path, split: str) -> dict[
         task: of both.
         run: the one directory.
         other: the other.
-        split: ``holdout``, or one of ``task.dev``.
+        split: ``holdout``, or one of the task's dev splits.
 
     Raises:
         CheckpointError: predictions are missing, malformed, or of other items.
     """
-    ours, theirs = read_predictions(run, split), read_predictions(other, split)
-    if not np.array_equal(ours.targets, theirs.targets):
+    ours, theirs = (read_predicted(task.predicted, one, split) for one in (run, other))
+    if not np.array_equal(ours.items, theirs.items):
         fix = "Compare runs that held out the same items."
-        given = Literally(f"{len(theirs.targets)} items with other targets")
+        given = Literally(f"{len(theirs.items)} items with other targets")
         raise CheckpointError(f"{other} split {split}", given=given, expected=f"the items of {run}", fix=fix)
-    return {metric: paired_difference(metric, ours.answers, theirs.answers, ours.targets) for metric in task.metrics}
+    return {metric: ours.difference(metric, theirs) for metric in task.metrics}

@@ -1,4 +1,4 @@
-"""One fine-tuning run on a task of GLUE, from a model and a data directory to a run directory."""
+"""One fine-tuning run, from a model and a data directory to a run directory."""
 
 from __future__ import annotations
 
@@ -8,55 +8,47 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from edge.errors import Literally, UsageError
 from edge.manifest import Provenance
 from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
-from export.heads import SequenceClassifier
+from export.errors import DataError
 from export.provenance import provenance
 from export.tasks.finetune import Epoch, Step, fine_tune
-from export.tasks.glue import TASKS, Task, limited, read, split_holdout
-from export.tasks.metrics import METRICS, measures
-from export.tasks.models import MODEL, SCORE, Architecture, find, find_tuned, with_head
-from export.tasks.predictions import Predictions, encode_predictions, predict
+from export.tasks.models import MODEL, Architecture, Source, find_tuned, found_or_new, with_head
+from export.tasks.objectives import Head
+from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
-from export.tasks.tokens import Encoded, encode
-
-HOLDOUT = "holdout"
-
-
-class Data(msgspec.Struct, frozen=True):
-    """A task's data, tokenised: what is learnt from, what choices are made on, and the dev splits by name."""
-
-    train: Encoded
-    holdout: Encoded
-    dev: dict[str, Encoded]
+from export.tasks.task import Data, Reader, Task
+from export.transformer import TransformerConfig
 
 
-def prepare(task: Task, data_dir: str | Path, tokenizer: Tokenizer, *, max_length: int, limit: int | None) -> Data:
-    """Read and tokenise a task, once for all seeds.
+def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
+    """Read a task's data as a model wants them, once for all seeds.
 
     Args:
-        task: of GLUE.
-        data_dir: holds ``glue/``.
-        tokenizer: of the model.
-        max_length: tokens of a row.
+        task: one of :data:`export.tasks.registry.TASKS`.
+        data_dir: holds the data in the layout that :mod:`export.tasks` shows.
+        reader: of the model, from :meth:`export.tasks.task.Task.reader`.
+        max_length: tokens of a row; images have no use for it.
         limit: train on so many examples only; None is all. The hold-out is the same for every limit.
 
     Raises:
-        DataError: a file is missing or malformed.
+        DataError: a file is missing or malformed, or there is too little for a training set and a hold-out.
+        UsageError: the task cannot be read in rows of this length, or the model reads other images.
     """
-    train, holdout = split_holdout(read(task, data_dir, "train"))
-    return Data(
-        encode(tokenizer, limited(train, limit), max_length),
-        encode(tokenizer, holdout, max_length),
-        {split: encode(tokenizer, read(task, data_dir, split), max_length) for split in task.dev},
-    )
+    data = task.prepare(data_dir, reader, max_length=max_length, limit=limit)
+    for name, rows in {"training set": data.train, **data.measured}.items():
+        if not len(rows.targets):
+            given, fix = Literally("no examples"), "Give more data."
+            raise DataError(f"{task.name} {name}", given=given, expected="one at least", fix=fix)
+    return data
 
 
 def finetune_run(
     task: Task,
-    source: str | Path,
+    source: Source,
     data: Data,
-    tokenizer: Tokenizer,
+    reader: Reader,
     directory: str | Path,
     recipe: Recipe,
     *,
@@ -71,59 +63,55 @@ def finetune_run(
     The state of an unfinished run stands beside it as ``.NAME.state``; the same call goes on from there.
 
     Args:
-        task: of GLUE.
-        source: a Hugging Face directory, or a run: one on the same task keeps its head.
+        task: one of :data:`export.tasks.registry.TASKS`.
+        source: a Hugging Face directory; a run, which keeps its head if it is on the same task; or a new model's shape.
         data: of the task, from :func:`prepare`.
-        tokenizer: it goes into the run directory.
+        reader: what they were prepared with; a tokenizer goes into the run directory.
         directory: where the run shall stand; an earlier run there is replaced.
         recipe: how to train.
-        seed: of a new head's weights and of the order of the examples.
-        max_length: what the data were cut to.
+        seed: of new weights and of the order of the examples.
+        max_length: what texts were cut to.
         teacher: a run on the same task, to be imitated.
         on_step: see :func:`export.tasks.finetune.fine_tune`.
         on_epoch: likewise.
 
     Raises:
         CheckpointError: a model cannot be read, or the run not written.
-        UsageError: the teacher was trained on another task.
+        UsageError: a row is longer than the model can read, or the teacher was trained on another task or reads
+            something else.
         TrainingError: the loss is no longer finite.
     """
-    found = find(source)
-    architecture = Architecture(
-        task=task.name,
-        transformer=found.transformer.config,
-        labels=task.labels or (SCORE,),
-        max_length=max_length,
-    )
+    found = found_or_new(source, seed)
+    config = found.transformer.config
+    _check_lengths(data, config)
+    architecture = task.architecture(config, data.labels, max_length)
     model = with_head(found, architecture, seed)
-    assert isinstance(model, SequenceClassifier)  # it has labels
     directory = Path(directory)
     state = directory.with_name(f".{directory.name}.state")
-
-    def evaluate() -> float:
-        predicted = predict(model, data.holdout)
-        return float(METRICS[task.headline](predicted.answers, predicted.targets))
-
     tuned = fine_tune(
         model,
         data.train,
         recipe,
         seed=seed,
-        evaluate=evaluate,
-        teacher=find_tuned(teacher, task.name) if teacher else None,
+        evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
+        teacher=_teacher(task, teacher, model) if teacher else None,
         state=state,
         on_step=on_step,
         on_epoch=on_epoch,
     )
-    predictions = predict_splits(model, data)
-    how = f"fine-tuned from {Path(source).name}, {len(data.train.tokens)} examples, {recipe}"
+    start = "random weights" if isinstance(source, TransformerConfig) else Path(source).name
     metrics = save_run(
+        task,
         directory,
         model,
         architecture,
-        tokenizer,
-        predictions,
-        record=provenance(trainer=how, data=f"GLUE {task.name}", seed=seed),
+        reader,
+        predict_splits(task, model, data),
+        record=provenance(
+            trainer=f"fine-tuned from {start}, {len(data.train.targets)} examples, {recipe}",
+            data=task.origin,
+            seed=seed,
+        ),
         epochs=recipe.epochs,
         best_epoch=tuned.best_epoch,
         seconds=tuned.seconds,
@@ -132,17 +120,18 @@ def finetune_run(
     return metrics
 
 
-def predict_splits(model: SequenceClassifier, data: Data) -> dict[str, Predictions]:
+def predict_splits(task: Task, model: Head, data: Data) -> dict[str, Predicted]:
     """Return what a model says of the hold-out and of each dev split, by name."""
-    return {name: predict(model, rows) for name, rows in {HOLDOUT: data.holdout, **data.dev}.items()}
+    return {name: task.predict(model, rows) for name, rows in data.measured.items()}
 
 
 def save_run(
+    task: Task,
     directory: str | Path,
-    model: SequenceClassifier,
+    model: Head,
     architecture: Architecture,
-    tokenizer: Tokenizer,
-    predictions: Mapping[str, Predictions],
+    reader: Reader,
+    predictions: Mapping[str, Predicted],
     *,
     record: Provenance,
     epochs: int,
@@ -152,10 +141,11 @@ def save_run(
     """Measure a model by its predictions and write its run directory.
 
     Args:
+        task: whose metrics are measured.
         directory: where the run shall stand; an earlier run there is replaced.
         model: its weights are written.
-        architecture: what rebuilds it; its task tells the metrics.
-        tokenizer: it goes into the run directory.
+        architecture: what rebuilds it.
+        reader: a tokenizer goes into the run directory.
         predictions: from :func:`predict_splits`; they go there too.
         record: where the weights come from.
         epochs: of training.
@@ -170,12 +160,36 @@ def save_run(
         epochs,
         best_epoch,
         seconds,
-        tuple(
-            measure
-            for name, split in predictions.items()
-            for measure in measures(TASKS[architecture.task].metrics, name, split.answers, split.targets)
-        ),
+        tuple(measure for name, split in predictions.items() for measure in split.measures(task.metrics, name)),
     )
-    further = {TOKENIZER: tokenizer.to_str().encode(), PREDICTIONS: encode_predictions(predictions)}
+    further = {PREDICTIONS: encode_predictions(predictions)}
+    if isinstance(reader, Tokenizer):
+        further[TOKENIZER] = reader.to_str().encode()
     save(directory, model, RunConfig(MODEL, msgspec.to_builtins(architecture), record), metrics, further)
     return metrics
+
+
+def _check_lengths(data: Data, config: TransformerConfig) -> None:
+    longest = max(int(rows.lengths.max()) for rows in (data.train, *data.measured.values()))
+    if longest > config.max_positions:
+        expected = f"rows of {config.max_positions} tokens at most, as the model reads"
+        fix = f"Give --max-length {config.max_positions} or less."
+        raise UsageError("--max-length", given=Literally(f"a row of {longest} tokens"), expected=expected, fix=fix)
+
+
+def _teacher(task: Task, directory: str | Path, student: Head) -> Head:
+    teacher = find_tuned(directory, task.name)
+    theirs, ours = (_reads(model) for model in (teacher, student))
+    if theirs != ours:
+        fix = "Give a teacher that was trained on the same inputs and classes."
+        raise UsageError(f"--teacher {directory}", given=Literally(theirs), expected=ours, fix=fix)
+    return teacher
+
+
+def _reads(model: Head) -> str:
+    """Return what a teacher and its student must have in common."""
+    config = model.transformer.config
+    inputs = f"a vocabulary of {config.vocab_size}"
+    if config.architecture == "vit":
+        inputs = f"{config.image_size} pixels of {config.channels} colours in patches of {config.patch_size}"
+    return f"{inputs} and {model.classifier.out_features} outputs"

@@ -19,8 +19,10 @@ from export.tasks.holdout import held_out
 from export.tasks.tokens import Encoded
 
 #: Tokens of a question that are read, as in BERT.
-_LONGEST_QUESTION = 64
-_FIX = "Get a file in SQuAD v1.1 JSON from rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD."
+LONGEST_QUESTION = 64
+FIX = (
+    "Get the files in SQuAD v1.1 JSON from rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD, into squad/."
+)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -85,9 +87,9 @@ def read(path: str | Path) -> tuple[Question, ...]:
     try:
         articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
     except OSError as error:
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file", fix=_FIX) from None
+        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file", fix=FIX) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}", given=Literally(error), expected="SQuAD v1.1 JSON", fix=_FIX) from None
+        raise DataError(f"{path}", given=Literally(error), expected="SQuAD v1.1 JSON", fix=FIX) from None
     questions = tuple(
         Question(entry.id, article.title, paragraph.context, entry.question, entry.answers)
         for article in articles
@@ -97,12 +99,12 @@ def read(path: str | Path) -> tuple[Question, ...]:
     for question in questions:
         if not question.answers:
             given = Literally("no answer")
-            raise DataError(f"{path} question {question.id!r}", given=given, expected="one at least", fix=_FIX)
+            raise DataError(f"{path} question {question.id!r}", given=given, expected="one at least", fix=FIX)
         for answer in question.answers:
             found = question.context[answer.answer_start : answer.answer_start + len(answer.text)]
             if found != answer.text or not found:
                 subject = f"{path} question {question.id!r} character {answer.answer_start} of the context"
-                raise DataError(subject, given=found, expected=f"the answer {answer.text!r}", fix=_FIX)
+                raise DataError(subject, given=found, expected=f"the answer {answer.text!r}", fix=FIX)
     return questions
 
 
@@ -155,7 +157,7 @@ def encode_windows(
 
 def _shortened(tokenizer: Tokenizer, question: str) -> str:
     ends = tokenizer.encode(question, add_special_tokens=False).offsets
-    return question if len(ends) <= _LONGEST_QUESTION else question[: ends[_LONGEST_QUESTION - 1][1]]
+    return question if len(ends) <= LONGEST_QUESTION else question[: ends[LONGEST_QUESTION - 1][1]]
 
 
 def _context_offsets(window: Encoding) -> Array:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from edge.datatypes import Array
-from export.tasks.objectives import Head, Outputs, hidden_states, outputs_of
+from export.tasks.objectives import Head, Outputs, hidden_states, multiplying_in, outputs_of
+from export.tasks.recipe import Precision
 from export.tasks.tokens import Batch, Rows, sorted_batches
 
 #: Hidden states are kept up to this size, and computed again for each batch above it.
@@ -40,20 +41,28 @@ class Teacher:
         model: with the head of the task.
         rows: the training set.
         layers: whose outputs are followed too.
+        precision: of the teacher's multiplications.
         most_kept_bytes: of hidden states, which are kept as bfloat16.
     """
 
-    def __init__(self, model: Head, rows: Rows, layers: Sequence[int], most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
-        self._model, self._layers = model.eval(), layers
+    def __init__(
+        self,
+        model: Head,
+        rows: Rows,
+        layers: Sequence[int],
+        precision: Precision = "fp32",
+        most_kept_bytes: int = MOST_KEPT_BYTES,
+    ) -> None:
+        self._model, self._layers, self._precision = model.eval(), layers, precision
         config = model.transformer.config
         tokens = len(rows.targets) * config.max_positions if config.architecture == "vit" else int(rows.lengths.sum())
         needed = tokens * config.dim * len(layers) * _KEPT.itemsize
-        self._kept = _keep(self._model, rows, layers) if needed <= most_kept_bytes else None
+        self._kept = _keep(self._model, rows, layers, precision) if needed <= most_kept_bytes else None
 
     def lesson(self, rows: Array, batch: Batch) -> Lesson:
         """Return what the teacher says of rows of the training set, which are also given as a batch."""
         if self._kept is None:
-            return _ask(self._model, batch, self._layers)
+            return _ask(self._model, batch, self._layers, self._precision)
         lessons = [self._kept[row] for row in rows]
         states = [pad_sequence([one.states[i] for one in lessons], True) for i in range(len(self._layers))]
         if isinstance(lessons[0].outputs, Tensor):
@@ -62,14 +71,15 @@ class Teacher:
         return Lesson((first, last), states)
 
 
-def _keep(model: Head, rows: Rows, layers: Sequence[int]) -> list[Lesson]:
+def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[Lesson]:
     """Return the lesson of each row alone: outputs [labels] or two of [T], and states [T, d]."""
     kept: list[Lesson | None] = [None] * len(rows.targets)
-    for indices in sorted_batches(rows.lengths, _BATCH):
+    lengths = rows.lengths
+    for indices in sorted_batches(lengths, _BATCH):
         batch = rows.batch(indices)
-        outputs, states = _ask(model, batch, layers)
+        outputs, states = _ask(model, batch, layers, precision)
         for place, row in enumerate(indices):
-            length = None if batch.mask is None else int(rows.lengths[row])  # images have no padding
+            length = None if batch.mask is None else int(lengths[row])  # images have no padding
             one: Outputs
             if isinstance(outputs, Tensor):
                 one = outputs[place].clone()
@@ -80,7 +90,7 @@ def _keep(model: Head, rows: Rows, layers: Sequence[int]) -> list[Lesson]:
     return [lesson for lesson in kept if lesson is not None]
 
 
-def _ask(model: Head, batch: Batch, layers: Sequence[int]) -> Lesson:
+def _ask(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> Lesson:
     # Not inference_mode: what it returns cannot be saved for the backward pass.
-    with torch.no_grad(), hidden_states(model.transformer, layers) as states:
+    with torch.no_grad(), multiplying_in(precision), hidden_states(model.transformer, layers) as states:
         return Lesson(outputs_of(model, batch), states)

@@ -16,7 +16,7 @@ from edge.datatypes import Array
 from edge.errors import Literally
 from export.checkpoint import TOKENIZER
 from export.errors import CheckpointError
-from export.tasks.glue import Examples
+from export.tasks.examples import Examples
 
 #: Batches that are cut from one length-sorted bucket; more waste less on padding, and mix the lengths less.
 _BATCHES_PER_BUCKET = 32

@@ -1,9 +1,12 @@
 """What the tests of the tasks share: real data if they are there, and a task that is small enough to learn."""
 
+import gzip
 import os
+import struct
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -128,3 +131,10 @@ def write_model(directory, transformer):
         tensors[name] = tensor.contiguous()
     save_file(tensors, directory / "model.safetensors")
     make_tokenizer().save(str(directory / "tokenizer.json"))
+
+
+def write_idx(path, values, header=None):
+    """Write bytes as an IDX file, behind another header if there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = header or struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+    path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))

@@ -9,12 +9,15 @@ from edge.build import build
 from edge.bundle import Bundle
 from edge.errors import UsageError
 from edge.launch import running_server
+from edge.manifest import ScorePostprocess
 from export.cli import export
+from export.tasks.bundle import LABELS
 from export.tasks.cli import finetune
+from export.tasks.glue import TASKS
 from export.tasks.models import find_tuned
 from export.tasks.tokens import load_tokenizer
 from tests.edge.marks import with_rtx
-from tests.export.task_data import invoke, make_transformer, write_model, write_sst2
+from tests.export.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
@@ -64,6 +67,82 @@ def test_it_is_served_as_it_was_trained(place):
         assert small.as_numpy("label")[:, 0].tolist() == [b"positive", b"negative", b"positive"]
 
 
+def write_stsb(root):
+    """Write STS-B in its official layout: 5 where the second sentence praises, else 0."""
+    folder = root / "glue" / "STS-B"
+    folder.mkdir(parents=True)
+    for name, number, seed in (("train", 240, 0), ("dev", 40, 1)):
+        pairs = zip(make_sentiment(number, seed + 10), make_sentiment(number, seed), strict=True)
+        lines = [f"{first}\t{second}\t{5 * label}.000" for (first, _), (second, label) in pairs]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
+
+
+@pytest.fixture(scope="module")
+def stsb(tmp_path_factory):
+    """A run on pairs of texts with scores, and its bundle."""
+    root = tmp_path_factory.mktemp("pairs")
+    write_stsb(root)
+    write_model(root / "model", make_transformer(layers=1))
+    data = ("--data-dir", root)
+    # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
+    invoke(finetune, "STS-B", "--model", root / "model", *data, "--out", root, *OPTIONS, "--lr", 3e-3, "--epochs", 1)
+    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b", *data)
+    return root
+
+
+def test_the_bundle_of_pairs_takes_two_texts_and_gives_a_score(stsb):
+    bundle = Bundle.open(stsb / "models" / "sts-b-1")
+    manifest = bundle.manifest
+    assert [tier.name for tier in manifest.tiers] == ["full", "full-int8"]
+    assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
+    assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert manifest.postprocess == ScorePostprocess(logits="logits", output="score")
+    assert manifest.description == "STS-B of GLUE: a score from 0 to 5"
+    # The longest text that was trained on is 32 tokens, and TensorRT tunes for no more.
+    assert manifest.profile["token_type_ids"].opt == manifest.profile["input_ids"].opt == (1, 32)
+    segments = bundle.golden.inputs["token_type_ids"]
+    assert set(segments.ravel().tolist()) == {0, 1}
+
+
+def test_pairs_are_served_as_they_were_trained(stsb):
+    pairs = [("a cat sat", "the film was good"), ("the film was good", "a cat sat"), ("awful", "plot of a nice actor")]
+    tensors = []
+    for name, texts in zip(("text", "text_pair"), zip(*pairs, strict=True), strict=True):
+        tensors.append(triton.InferInput(name, [3, 1], "BYTES"))
+        tensors[-1].set_data_from_numpy(np.array([[text.encode()] for text in texts], np.object_))
+    model, tokenizer = find_tuned(stsb / "STS-B", "STS-B"), load_tokenizer(stsb / "STS-B")
+    encoded = [tokenizer.encode(*pair) for pair in pairs]
+    with torch.no_grad():
+        want = [model(torch.tensor([e.ids]), None, torch.tensor([e.type_ids]))[0].numpy() for e in encoded]
+        blind = [model(torch.tensor([e.ids]))[0].numpy() for e in encoded]
+    assert np.abs(np.stack(blind) - np.stack(want)).max() > 1e-2  # so a graph without segments could not pass
+    with (
+        running_server([stsb / "models" / "sts-b-1"], cache=stsb / "cache") as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        result = client.infer("sts-b", tensors)
+        small = client.infer("sts-b", tensors, parameters={"tier": "full-int8"})
+    assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
+    np.testing.assert_allclose(result.as_numpy("score"), np.stack(want), atol=1e-4)
+    np.testing.assert_allclose(small.as_numpy("score"), np.stack(want), atol=0.5)
+
+
+def test_every_task_has_names_for_its_labels():
+    for task in TASKS.values():
+        names = LABELS.get(task.name, task.labels)
+        assert len(names) == len(task.labels)
+        assert not {"0", "1"} & set(names), task.name
+
+
+@with_rtx
+def test_pairs_compile_with_fused_attention(stsb):
+    bundle = Bundle.open(stsb / "models" / "sts-b-1")
+    for tier in bundle.manifest.tiers:
+        built = build(bundle, "tensorrt-rtx:SM86", stsb / "cache", tier=tier.name)
+        assert built.record.engine.attention_fused, tier.name
+        assert b"_gemm_mha_v2" in (built.directory / built.record.file).read_bytes()
+
+
 @with_rtx
 def test_every_tier_compiles_with_fused_attention(place):
     bundle = Bundle.open(place / "models" / "sst2-1")
@@ -76,3 +155,9 @@ def test_runs_that_cannot_be_tiers(place):
     with pytest.raises(UsageError, match="a classifier of texts"):
         invoke(export, place / "model", "--repository", place / "other", "--name", "sst2", "--data-dir", place)
     assert not (place / "other").exists()
+
+
+def test_runs_of_two_tasks_are_not_one_bundle(place, stsb):
+    runs = (place / "full" / "SST-2", stsb / "STS-B")
+    with pytest.raises(UsageError, match=r"task of the runs: got \['SST-2', 'STS-B'\], expected one of SST-2, CoLA"):
+        invoke(export, *runs, "--repository", place / "other", "--name", "both", "--data-dir", place)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from export.errors import CheckpointError, TrainingError
 from export.heads import SequenceClassifier, SpanClassifier
+from export.tasks.examples import Examples
 from export.tasks.finetune import fine_tune
-from export.tasks.glue import Examples
 from export.tasks.objectives import corresponding_layers, hidden_loss, hidden_states, imitation_loss, outputs_of
 from export.tasks.predictions import predict
 from export.tasks.recipe import Distillation, Recipe, learning_rate

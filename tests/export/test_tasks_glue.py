@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from export.errors import DataError
-from export.tasks import NAMES
-from export.tasks.glue import TASKS, Examples, limited, read, split_holdout
+from export.tasks import NAMES, registry
+from export.tasks.examples import Examples, limited, split_holdout
+from export.tasks.glue import TASKS, read
 from tests.export.task_data import real
 
 SIZES = {
@@ -41,8 +42,9 @@ def write(root, task, text, split="train"):
 
 
 def test_names_are_the_tasks():
-    assert tuple(TASKS) == NAMES
-    assert all(task.headline in task.metrics for task in TASKS.values())
+    assert tuple(registry.TASKS) == NAMES
+    assert all(task.headline in task.metrics for task in registry.TASKS.values())
+    assert all(task.name == name for name, task in registry.TASKS.items())
 
 
 @pytest.mark.parametrize(("name", "split"), SIZES)

@@ -1,4 +1,3 @@
-import gzip
 import struct
 
 import numpy as np
@@ -12,13 +11,7 @@ from export.tasks.images import ImageFolder, Images, digits, mnist, read_idx, vi
 from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
 from export.transformer import Transformer
-from tests.export.task_data import real
-
-
-def write_idx(path, values, header=None):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header = header or struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
-    path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
+from tests.export.task_data import real, write_idx
 
 
 def test_the_real_mnist():

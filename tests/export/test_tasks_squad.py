@@ -6,7 +6,7 @@ import torch
 
 from export.errors import DataError
 from export.heads import SpanClassifier
-from export.tasks.answers import exact_match, extract, measures, normalised, token_f1
+from export.tasks.answers import Answers, exact_match, extract, normalised, token_f1
 from export.tasks.finetune import fine_tune
 from export.tasks.recipe import Recipe
 from export.tasks.squad import Question, encode_windows, read, split_articles
@@ -140,7 +140,7 @@ def test_a_span_is_learnt(tmp_path):
     recipe = Recipe(epochs=12, batch_size=8, peak_learning_rate=1e-2)
 
     def evaluate():
-        return measures("train", questions, extract(model, questions, windows))[0].value
+        return Answers.of(questions, extract(model, questions, windows)).score("exact_match")
 
     assert max(fine_tune(model, windows.rows, recipe, seed=0, evaluate=evaluate).scores) == 1.0
 
@@ -157,7 +157,11 @@ def test_official_normalisation_and_measures():
 
 def test_measures_of_answers(tmp_path):
     (question,) = read(write(tmp_path / "squad.json", answers=(("the mat", 35), ("the cat", 20))))
-    exact, overlap = measures("dev", [question, question], ["cat", "a mat on"])
+    answers = Answers.of([question, question], ["cat", "a mat on"])
+    exact, overlap = answers.measures(("exact_match", "f1"), "dev")
     assert (exact.metric, exact.value, exact.n) == ("exact_match", 0.5, 2)
     assert overlap.value == pytest.approx((1 + 2 / 3) / 2)
     assert exact.interval == (0, 1)
+    difference = answers.difference("f1", Answers.of([question, question], ["cat", "dog"]))
+    assert difference.value == pytest.approx((1 / 1 + 2 / 3 - 1) / 2)
+    assert difference.interval == (0, pytest.approx(2 / 3))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from export.errors import CheckpointError
-from export.tasks.glue import Examples
+from export.tasks.examples import Examples
 from export.tasks.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
 from tests.export.task_data import make_tokenizer
 

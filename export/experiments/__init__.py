@@ -1,0 +1,1 @@
+"""Experiments that answer a paper's claims: one command each, resumable, with JSON, a table and plots."""

@@ -1,0 +1,222 @@
+"""A family as it is served: every tier in FP32 and INT8 on ONNX Runtime, one thread, batch 1, all in turns in one run.
+
+Each item of dev is asked once of every tier before the next item comes, so that clocks and neighbours, which drift,
+touch all tiers alike. The same pass gives the answers and the times.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import Literally
+from edge.files import write_whole
+from edge.onnxruntime_runner import OnnxRuntimeRunner
+from export.convert import to_onnx
+from export.errors import CheckpointError
+from export.experiments.family import DENSE, TEACHER, TIERS
+from export.heads import SequenceClassifier
+from export.precision import dynamic_int8, fused
+from export.reduction.plan import Plan, check_speedup
+from export.tasks.metrics import METRICS
+from export.tasks.models import find_tuned
+from export.tasks.predictions import read_predictions
+from export.tasks.task import HOLDOUT, Task
+from export.tasks.tokens import Encoded
+
+#: Every tier is measured in these.
+PRECISIONS = ("fp32", "int8")
+#: Tokens of the one length that all tasks share.
+FIXED_TOKENS = 128
+_FIXED_CALLS, _WARM_UP = 40, 5
+_ANSWERS, _MEASURED = "answers.npz", "measured.json"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One file of one tier.
+
+    Attributes:
+        tier: ``dense``, or a name in :data:`export.experiments.family.TIERS`.
+        precision: in :data:`PRECISIONS`.
+        metric: the task's headline metric on dev.
+        speedup: the dense FP32 model's total time over dev, by this one's.
+        fixed_speedup: the same for :data:`FIXED_TOKENS` tokens: the median over neighbouring calls.
+        mean_ms: of an item of dev.
+        file_bytes: of the ONNX file.
+    """
+
+    tier: str
+    precision: str
+    metric: float
+    speedup: float
+    fixed_speedup: float
+    mean_ms: float
+    file_bytes: int
+
+
+class MeasuredFamily(msgspec.Struct, frozen=True):
+    """All files of one family.
+
+    Attributes:
+        task: of GLUE.
+        seed: of the family.
+        dense: the run that the dense model came from, the better one on the hold-out.
+        items: of dev.
+        mean_tokens: of an item.
+        files: dense FP32 first.
+    """
+
+    task: str
+    seed: int
+    dense: str
+    items: int
+    mean_tokens: float
+    files: tuple[Measured, ...]
+
+    def file(self, tier: str, precision: str) -> Measured:
+        """Return what was measured of one file."""
+        return next(file for file in self.files if (file.tier, file.precision) == (tier, precision))
+
+
+def measure_family(
+    task: Task,
+    directory: Path,
+    dev: Encoded,
+    *,
+    seed: int,
+    on_item: Callable[[int, int], None] = lambda done, items: None,
+) -> MeasuredFamily:
+    """Measure a trained family, or read what was measured; the answers stand beside it for paired comparisons.
+
+    Args:
+        task: of the family.
+        directory: of its runs.
+        dev: the task's first development split.
+        seed: of the family, for the record.
+        on_item: called with how many items are done, of how many.
+
+    Raises:
+        CheckpointError: a run is missing or malformed.
+        PlanError: a tier is faster than the multiplications that it lacks can explain, against the dense model in the
+            same precision: the machine was too busy to measure on.
+    """
+    if (directory / _MEASURED).exists():
+        return msgspec.json.decode((directory / _MEASURED).read_bytes(), type=MeasuredFamily)
+    dense = better_dense(task, directory)
+    runs = {DENSE: directory / dense} | {tier: directory / tier for tier in TIERS}
+    files: dict[tuple[str, str], bytes] = {}
+    configs = {}
+    for tier, run in runs.items():
+        model = find_tuned(run, task.name)
+        assert isinstance(model, SequenceClassifier)
+        configs[tier] = model.transformer.config
+        plain = _to_onnx(model, dev)
+        files |= {(tier, "fp32"): fused(plain), (tier, "int8"): dynamic_int8(plain)}
+    runners = {key: OnnxRuntimeRunner(data, subject=" ".join(key)) for key, data in files.items()}
+    answers, seconds = _ask(runners, dev, on_item)
+    fixed = _fixed_seconds(runners)
+    measured = []
+    for key, data in files.items():
+        tier, precision = key
+        metric = float(METRICS[task.headline](answers[key], dev.targets))
+        ratio = float(seconds[DENSE, "fp32"].sum() / seconds[key].sum())
+        at_fixed = float(np.median(fixed[DENSE, "fp32"] / fixed[key]))
+        mean_ms = float(1e3 * seconds[key].mean())
+        measured.append(Measured(tier, precision, metric, ratio, at_fixed, mean_ms, len(data)))
+    for runner in runners.values():
+        runner.close()
+    mean_tokens = float(dev.lengths.mean())
+    for file in measured:
+        dense_file = next(other for other in measured if (other.tier, other.precision) == (DENSE, file.precision))
+        plan = Plan.between(configs[DENSE], configs[file.tier])
+        check_speedup(plan, round(mean_tokens), file.speedup / dense_file.speedup)
+        check_speedup(plan, FIXED_TOKENS, file.fixed_speedup / dense_file.fixed_speedup)
+    found = MeasuredFamily(task.name, seed, dense, len(dev.tokens), mean_tokens, tuple(measured))
+    _store(directory, found, {"/".join(key): values for key, values in answers.items()}, dev.targets)
+    return found
+
+
+def better_dense(task: Task, directory: Path) -> str:
+    """Return which dense run is better on the hold-out, the teacher or what it became; a tie goes to the longer one."""
+    scores = {name: read_predictions(directory / name, HOLDOUT).score(task.headline) for name in (DENSE, TEACHER)}
+    return max(scores, key=lambda name: scores[name])
+
+
+def read_answers(directory: Path) -> tuple[dict[tuple[str, str], Array], Array]:
+    """Return the answers of each tier and precision to dev, [n], and dev's targets, [n].
+
+    Raises:
+        CheckpointError: the family was not measured.
+    """
+    path = directory / _ANSWERS
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = dict(arrays)
+    except (OSError, ValueError) as error:
+        fix = "Measure the family again: delete its measured.json, and give the same command."
+        raise CheckpointError(f"{path}", given=Literally(error), expected="answers of a family", fix=fix) from None
+    targets = found.pop("targets")
+    answers = {}
+    for key, values in found.items():
+        tier, precision = key.split("/")
+        answers[tier, precision] = values
+    return answers, targets
+
+
+def _to_onnx(model: SequenceClassifier, dev: Encoded) -> bytes:
+    batch = dev.batch(np.arange(2))
+    assert batch.mask is not None
+    assert batch.segments is not None
+    inputs = {"inputs": batch.inputs, "mask": batch.mask, "segments": batch.segments}
+    dynamic = {name: {0: "batch", 1: "length"} for name in inputs}
+    return to_onnx(model, inputs, ["logits"], dynamic)
+
+
+def _ask(
+    runners: Mapping[tuple[str, str], OnnxRuntimeRunner], dev: Encoded, on_item: Callable[[int, int], None]
+) -> tuple[dict[tuple[str, str], Array], dict[tuple[str, str], Array]]:
+    """Return answers and seconds of each runner, [n] each."""
+    items = len(dev.tokens)
+    answers = {key: np.zeros(items, dtype=np.float64) for key in runners}
+    seconds = {key: np.zeros(items) for key in runners}
+    for item in range(-_WARM_UP, items):
+        batch = dev.batch(np.array([item % items]))
+        assert batch.mask is not None
+        assert batch.segments is not None
+        feeds = {"inputs": batch.inputs.numpy(), "mask": batch.mask.numpy(), "segments": batch.segments.numpy()}
+        for key, runner in runners.items():
+            started = time.perf_counter()
+            logits = runner.infer(feeds)["logits"][0]
+            seconds[key][item] = time.perf_counter() - started
+            answers[key][item] = logits[0] if len(logits) == 1 else logits.argmax()
+        on_item(max(0, item + 1), items)
+    return answers, seconds
+
+
+def _fixed_seconds(runners: Mapping[tuple[str, str], OnnxRuntimeRunner]) -> dict[tuple[str, str], Array]:
+    """Return the seconds of each runner for one input of :data:`FIXED_TOKENS`, [calls]."""
+    shape = (1, FIXED_TOKENS)
+    tokens = np.random.default_rng(0).integers(1000, 2000, size=shape)
+    feeds = {"inputs": tokens, "mask": np.ones(shape, dtype=np.int64), "segments": np.zeros(shape, dtype=np.int64)}
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runners}
+    for call in range(-_WARM_UP, _FIXED_CALLS):
+        for key, runner in runners.items():
+            started = time.perf_counter()
+            runner.infer(feeds)
+            if call >= 0:
+                seconds[key].append(time.perf_counter() - started)
+    return {key: np.array(times) for key, times in seconds.items()}
+
+
+def _store(directory: Path, found: MeasuredFamily, answers: Mapping[str, Array], targets: Array) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **answers, targets=targets)  # type: ignore[arg-type]
+    write_whole(directory / _ANSWERS, buffer.getvalue())
+    # Last: its presence says that the family is measured.
+    write_whole(directory / _MEASURED, msgspec.json.format(msgspec.json.encode(found), indent=1))

@@ -1,0 +1,45 @@
+"""Pictures, if matplotlib is there; they need no display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.errors import Literally, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure.
+
+    Args:
+        width: in inches.
+        height: likewise.
+
+    Raises:
+        UsageError: there is no matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
+        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure; the suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
+
+    Raises:
+        UsageError: the file cannot be written, or not in this format.
+    """
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: an unknown format
+        fix = "Choose another --plot."
+        raise UsageError(f"--plot {path}", given=Literally(error), expected="a file to write", fix=fix) from None

@@ -1,0 +1,73 @@
+"""What a reduction left of each layer, and what it cost there, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from export.figures import new_figure, write_figure
+from export.reduction.run import Reduced
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BAR = 0.27
+
+
+def draw(reduced: Reduced, path: str | Path) -> None:
+    """Write two panels over the layers: heads, their width and hidden units that stay, and the errors.
+
+    Shares are of the original layer, with the numbers themselves above the bars. Errors are those of
+    :class:`export.reduction.layer.LayerReport`, as measured on the calibration inputs.
+
+    Args:
+        reduced: what to draw.
+        path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
+
+    Raises:
+        UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
+    """
+    layers, dense = reduced.layers, reduced.dense
+    figure = new_figure(6.0 + 1.2 * len(layers), 4.5)
+    kept, errors = figure.subplots(1, 2)
+    shapes = [layer.plan.shape for layer in layers]
+    numbers = {
+        f"heads of {dense.num_heads}": [shape.num_heads for shape in shapes],
+        f"width of {dense.head_dim}": [shape.head_dim if shape.num_heads else 0 for shape in shapes],
+        f"units of {dense.ffn_dim}": [shape.ffn_dim for shape in shapes],
+    }
+    whole = (dense.num_heads, dense.head_dim, dense.ffn_dim)
+    shares = {
+        name: [value / most for value in values] for (name, values), most in zip(numbers.items(), whole, strict=True)
+    }
+    _bars(kept, shares, list(numbers.values()))
+    kept.set(title="what stays", ylabel="share of the original", ylim=(0, 1.15))
+    _bars(
+        errors,
+        {
+            "logits": [layer.logits_error for layer in layers],
+            "attention's output": [layer.measured_attention_error for layer in layers],
+            "feed-forward's output": [layer.measured_feed_forward_error for layer in layers],
+        },
+    )
+    errors.set(title="what it costs", ylabel="mean square of the error over the variance")
+    figure.suptitle(
+        f"{Path(reduced.directory).name}: {reduced.measured.ratio:.2f} times faster at {reduced.tokens} tokens, "
+        f"{reduced.bound:.2f} at most"
+    )
+    write_figure(figure, path)
+
+
+def _bars(axes: Axes, series: Mapping[str, Sequence[float]], numbers: Sequence[Sequence[int]] = ()) -> None:
+    """Draw a group of bars for each layer, with numbers above them if there are any."""
+    for index, (name, values) in enumerate(series.items()):
+        places = [layer + (index - 1) * _BAR for layer in range(len(values))]
+        bars = axes.bar(places, values, _BAR, label=name)
+        if numbers:
+            axes.bar_label(bars, [str(number) for number in numbers[index]], fontsize=7)
+    axes.set_xlabel("layer")
+    axes.set_xticks(range(len(next(iter(series.values())))))
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8)

@@ -1,0 +1,31 @@
+"""All tasks by their names. A new kind of task is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge.errors import Literally, UsageError
+from export.tasks import glue
+from export.tasks.models import Found
+from export.tasks.questions import SQUAD
+from export.tasks.task import Task
+from export.tasks.vision import DIGITS, IMAGENET, MNIST
+
+TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD, MNIST, DIGITS, IMAGENET)}}
+
+
+def task_of(found: Found, directory: object) -> Task:
+    """Return the task that a model was fine-tuned on.
+
+    Args:
+        found: the model.
+        directory: where it was found, for the message.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if found.architecture is None or found.architecture.task not in TASKS:
+        fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
+        given = Literally("a model without a task")
+        raise UsageError(f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}", fix=fix)
+    return TASKS[found.architecture.task]

@@ -1,0 +1,137 @@
+"""Images as tasks: MNIST, scikit-learn's digits, and ImageNet; a new small ViT, or one that was trained before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+
+from edge.errors import Literally, UsageError
+from export.tasks.holdout import drawn, held_out
+from export.tasks.images import TEST, TRAIN, ImageFolder, Images, digits, has_mnist, mnist, vit
+from export.tasks.models import Architecture, Source, find
+from export.tasks.objectives import Head
+from export.tasks.predictions import Predictions, predict
+from export.tasks.task import Data, ImageShape, Reader
+from export.tasks.tokens import Rows
+from export.transformer import TransformerConfig
+
+#: Of images that come without a split of their own.
+_DEV_SHARE, _HOLDOUT_SHARE = 0.2, 0.1
+#: Another seed than the hold-out's, so that neither split depends on the other.
+_DEV_SEED = 1
+
+
+class _Parts(NamedTuple):
+    """What is learnt from, hold-out included, what figures are published of, and the names of the classes."""
+
+    train: Images | ImageFolder
+    dev: Images | ImageFolder
+    labels: tuple[str, ...]
+
+
+class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Images and their classes.
+
+    Attributes:
+        name: in :data:`export.tasks.NAMES`.
+        origin: where the images come from.
+        shape: of the images that a new model reads.
+        patch_size: of a new model, in pixels.
+        read: returns the images of a data directory, as a model of some shape wants them.
+    """
+
+    name: str
+    origin: str
+    shape: ImageShape
+    patch_size: int
+    read: Callable[[str | Path, ImageShape], _Parts]
+    metrics: tuple[str, ...] = ("accuracy",)
+    headline: str = "accuracy"
+    predicted: ClassVar[type[Predictions]] = Predictions
+
+    def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
+        """Return the directory of a model, or the shape of a new one; see :class:`export.tasks.task.Task`."""
+        if model is None:
+            return vit(self.shape.size, self.patch_size, self.shape.channels, **shape)
+        if shape:
+            option = next(iter(shape))
+            fix = f"Leave --{option} out, or --model to train a new one."
+            raise UsageError(f"--{option}", given=shape[option], expected="nothing beside --model", fix=fix)
+        return model
+
+    def reader(self, source: Source) -> Reader:
+        """Return the size and colours that a model reads."""
+        config = source if isinstance(source, TransformerConfig) else find(source).transformer.config
+        if config.architecture != "vit":
+            fix = "Give a Hugging Face directory of ViT, a run on images, or leave --model out for a new one."
+            raise UsageError(f"--model {source}", given=config.architecture, expected="a ViT", fix=fix)
+        return ImageShape(config.image_size, config.channels)
+
+    def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
+        """Read the images and hold a tenth of the training set out, by the hash of their numbers or names.
+
+        Raises:
+            UsageError: the model reads images of another shape.
+        """
+        assert isinstance(reader, ImageShape)
+        parts = self.read(data_dir, reader)
+        held = held_out(parts.train.keys, _HOLDOUT_SHARE)
+        train = parts.train.take(~held)
+        return Data(parts.labels, train.take(drawn(train.keys, limit)), parts.train.take(held), {"dev": parts.dev})
+
+    def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
+        """Return a classifier of the summary token, as ViT has it."""
+        return Architecture(task=self.name, transformer=transformer, labels=labels, pooling="summary")
+
+    def predict(self, model: Head, rows: Rows) -> Predictions:
+        """Return the logits."""
+        return predict(model, rows)
+
+
+def _mnist(data_dir: str | Path, shape: ImageShape) -> _Parts:
+    if has_mnist(data_dir, TRAIN):
+        train, dev = mnist(data_dir, TRAIN), mnist(data_dir, TEST)
+    else:
+        train, dev = _split(mnist(data_dir, TEST))
+    return _numbered("MNIST", train, dev, shape)
+
+
+def _digits(data_dir: str | Path, shape: ImageShape) -> _Parts:
+    return _numbered("digits", *_split(digits()), shape)
+
+
+def _imagenet(data_dir: str | Path, shape: ImageShape) -> _Parts:
+    _check("ImageNet", ImageShape(shape.size, 3), shape)  # images become as large as the model wants them
+    directory = Path(data_dir) / "imagenet"
+    train = ImageFolder(directory / "train", shape.size)
+    return _Parts(train, ImageFolder(directory / "val", shape.size, train.classes), train.classes)
+
+
+def _split(images: Images) -> tuple[Images, Images]:
+    held = held_out(images.keys, _DEV_SHARE, _DEV_SEED)
+    return images.take(~held), images.take(held)
+
+
+def _numbered(name: str, train: Images, dev: Images, shape: ImageShape) -> _Parts:
+    for images in (train, dev):
+        channels, size = images.pixels.shape[1:3]
+        _check(name, ImageShape(size, channels), shape)
+    return _Parts(train, dev, tuple(map(str, np.arange(10))))
+
+
+def _check(name: str, found: ImageShape, wanted: ImageShape) -> None:
+    if found != wanted:
+        fix = "Start from a model of such images, or leave --model out for a new one."
+        given = Literally(found)
+        raise UsageError(f"images of {name}", given=given, expected=f"{wanted}, as the model reads", fix=fix)
+
+
+MNIST = ImageTask(name="MNIST", origin="MNIST", shape=ImageShape(28, 1), patch_size=7, read=_mnist)
+DIGITS = ImageTask(name="digits", origin="scikit-learn's digits", shape=ImageShape(8, 1), patch_size=2, read=_digits)
+IMAGENET = ImageTask(
+    name="ImageNet", origin="images in ImageNet's layout", shape=ImageShape(224, 3), patch_size=16, read=_imagenet
+)
