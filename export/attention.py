@@ -2,7 +2,8 @@
 
 A scorer gives each head of each input a score. Above :data:`THRESHOLD` the head runs in full; below it, only its
 first d' coordinates are used: the others of q, and of the head's output, are zero. The paper's text has three slips,
-so there are two modes:
+so there are two modes, and a third, ``budget``, which differs from ``fixed`` in its loss: the Lagrangian of a measured
+cost, see :mod:`export.adaptive.budget`.
 
 =============  ==============================================  ====================================================
 mode           ``literal``, as the paper writes                ``fixed``
@@ -13,7 +14,7 @@ gradient       none: a comparison and a floor                  straight-through,
 added loss     mean(1 - score) / H: falls as scores **rise**   mean(score): falls as scores fall
 =============  ==============================================  ====================================================
 
-The scale stays 1 / sqrt(d_k) in both, so that a full head is plain attention.
+The scale stays 1 / sqrt(d_k) in all, so that a full head is plain attention.
 """
 
 from __future__ import annotations
@@ -25,43 +26,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-AdaptiveMode = Literal["literal", "fixed"]
+AdaptiveMode = Literal["literal", "fixed", "budget"]
 
 THRESHOLD = 0.5
-#: Widths of the soft mask's two sigmoids: in units of the score, and of coordinates.
+#: Widths of the soft mask's two sigmoids: in units of the score, and, once training is over, of coordinates.
 GATE_TEMPERATURE = 0.1
 RANK_TEMPERATURE = 1.0
 
 #: Added to the logits of padding: exp() of it is zero in FP32, and FP16 can hold it.
-_MASKED_LOGIT = -1e4
+MASKED_LOGIT = -1e4
 #: The scorer's first outputs are near sigmoid(2) = 0.88, so that training starts from plain attention.
-_FIRST_SCORE_LOGIT = 2.0
+FIRST_SCORE_LOGIT = 2.0
 
 
 class HeadScorer(nn.Module):
-    """One score per head: an MLP over tokens, d -> d/4 -> d/4 -> H with a sigmoid, then the mean over tokens.
+    """One score per head: an MLP over tokens, d -> hidden -> hidden -> H with a sigmoid, then the mean over tokens.
 
     Args:
         dim: d, the width of a token.
         num_heads: H.
+        hidden: the MLP's width; None is d/4, as paper 002 has it.
+        pooled: take the mean over tokens first, so that the MLP costs next to nothing.
     """
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    def __init__(self, dim: int, num_heads: int, hidden: int | None = None, *, pooled: bool = False) -> None:
         super().__init__()
-        hidden = max(1, dim // 4)
+        self.pooled = pooled
+        hidden = max(1, dim // 4 if hidden is None else hidden)
         last = nn.Linear(hidden, num_heads)
-        nn.init.constant_(last.bias, _FIRST_SCORE_LOGIT)
+        nn.init.constant_(last.bias, FIRST_SCORE_LOGIT)
         self.layers = nn.Sequential(
             nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last, nn.Sigmoid()
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the scores [N, H] of tokens x [N, T, d]; ``mask`` [N, T] is 1 for tokens and 0 for padding."""
-        scores: Tensor = self.layers(x)  # [N, T, H]
-        if mask is None:
-            return scores.mean(dim=1)
-        weights = mask.to(scores.dtype)[:, :, None]  # [N, T, 1]
-        return (scores * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        if self.pooled:
+            pooled: Tensor = self.layers(_mean(x, mask))
+            return pooled.to(x.dtype)
+        return _mean(self.of_tokens(x), mask)
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """Return the scores of each token for itself, [N, T, H]."""
+        scores: Tensor = self.layers(x)
+        return scores.to(x.dtype)  # under autocast too: a sum of many needs more than 8 bits
 
 
 class MultiHeadAttention(nn.Module):
@@ -72,6 +80,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: H.
         head_dim: d_k, the width of a head; H * d_k need not be d.
         adaptive: how heads shrink; None leaves the scorer out.
+        scorer: returns scores [N, H] for tokens [N, T, d] and their mask; None is a :class:`HeadScorer` of its own.
         causal: whether a token attends only to itself and those before it.
         scale: of the logits; None is 1/sqrt(d_k).
     """
@@ -83,6 +92,7 @@ class MultiHeadAttention(nn.Module):
         head_dim: int,
         adaptive: AdaptiveMode | None = None,
         *,
+        scorer: nn.Module | None = None,
         causal: bool = False,
         scale: float | None = None,
     ) -> None:
@@ -95,7 +105,9 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(dim, width)
         self.v_proj = nn.Linear(dim, width)
         self.output_proj = nn.Linear(width, dim)
-        self.scorer = HeadScorer(dim, num_heads) if adaptive else None
+        self.scorer = (scorer or HeadScorer(dim, num_heads)) if adaptive else None
+        #: Of the soft mask, in coordinates; whoever trains may lower it from step to step.
+        self.rank_temperature = RANK_TEMPERATURE
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None
@@ -111,16 +123,17 @@ class MultiHeadAttention(nn.Module):
             The output [N, queries, d], and the scores [N, H] or None without a scorer.
         """
         q = self._heads(self.q_proj(x[:, :queries]))  # [N, H, queries, d_k]
-        k, v = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))  # [N, H, T, d_k]
-        bias = self._bias(x, mask)
+        k, v, bias = self.context(x, mask)
         scores = None if self.scorer is None else self.scorer(x, mask)
-        # In training the fused kernel, whose backward pass takes half the time; else the plain algebra, because the
-        # exporter wraps the fused one in reshapes that cost a served request an eighth.
-        attend: Any = functional.scaled_dot_product_attention if self.training else _attend
+        # In training the fused kernel, whose backward pass takes half the time in FP32, and six times as long in
+        # bfloat16; else the plain algebra, because the exporter wraps the fused one in reshapes that cost a served
+        # request an eighth.
+        fused = self.training and q.dtype == torch.float32
+        attend: Any = functional.scaled_dot_product_attention if fused else _attend
         if scores is None:
             heads = attend(q, k, v, bias, scale=self.scale)
         else:
-            keep = self.keep(scores)[:, :, None, :]  # [N, H, 1, d_k]
+            keep = self.keep(scores)[:, :, None, :].to(q.dtype)  # [N, H, 1, d_k]
             heads = attend(q * keep, k, v, bias, scale=self.scale) * keep
         return self.output_proj(heads.transpose(1, 2).flatten(2)), scores
 
@@ -131,22 +144,34 @@ class MultiHeadAttention(nn.Module):
         hard = hard_keep(scores, self.head_dim, self.head_dim)
         if not self.training:
             return hard
-        soft = soft_keep(scores, self.head_dim, self.head_dim)
+        soft = soft_keep(scores, self.head_dim, self.head_dim, self.rank_temperature)
         # The bracket is exactly zero forward and carries the gradient backward.
         return hard + (soft - soft.detach())
 
+    def context(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what is attended to: keys and values, [N, H, T, d_k], and what is added to the logits."""
+        return self._heads(self.k_proj(x)), self._heads(self.v_proj(x)), self._bias(x, mask)
+
     def _bias(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return what is added to the logits: [N, 1, 1, T] for padding, [1, 1, T, T] for the future, or their sum."""
-        bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * _MASKED_LOGIT
+        bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * MASKED_LOGIT
         if not self.causal:
             return bias
         length = x.shape[1]
-        future = torch.triu(torch.full((length, length), _MASKED_LOGIT, dtype=x.dtype, device=x.device), diagonal=1)
+        future = torch.triu(torch.full((length, length), MASKED_LOGIT, dtype=x.dtype, device=x.device), diagonal=1)
         return future[None, None] if bias is None else bias + future
 
     def _heads(self, x: Tensor) -> Tensor:
         # [N, T, H * d_k] -> [N, H, T, d_k]
         return torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean over the tokens that are no padding, [N, w] of [N, T, w]."""
+    if mask is None:
+        return x.mean(dim=1)
+    weights = mask.to(x.dtype)[:, :, None]  # [N, T, 1]
+    return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:
@@ -173,17 +198,21 @@ def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
     return ((scores.detach()[:, :, None] > THRESHOLD) | (number <= rank)).to(scores.dtype)
 
 
-def soft_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
-    """Return the smooth stand-in for :func:`hard_keep` whose gradient trains the scorer; same arguments and shape."""
+def soft_keep(scores: Tensor, rank_width: int, head_dim: int, rank_temperature: float = RANK_TEMPERATURE) -> Tensor:
+    """Return the smooth stand-in for :func:`hard_keep` whose gradient trains the scorer; same arguments and shape.
+
+    The warmer the ranks, the more coordinates around the last one tell the scorer what they are worth.
+    """
     number = torch.arange(1, head_dim + 1, dtype=scores.dtype, device=scores.device)
     rank = (rank_width * scores).clamp(min=1)[:, :, None]
-    within = torch.sigmoid((rank - number + 0.5) / RANK_TEMPERATURE)  # [N, H, d_k]
+    within = torch.sigmoid((rank - number + 0.5) / rank_temperature)  # [N, H, d_k]
     full = torch.sigmoid((scores - THRESHOLD) / GATE_TEMPERATURE)[:, :, None]  # [N, H, 1]
     return full + (1 - full) * within
 
 
 def adaptive_loss(scores: Sequence[Tensor], mode: AdaptiveMode) -> Tensor:
     """Return what is added to the task's loss, times :func:`adaptive_weight`; ``scores`` holds [N, H] of each layer."""
+    assert mode != "budget", "its loss is that of export.adaptive.budget"
     stacked = torch.stack(tuple(scores))  # [layers, N, H]
     if mode == "literal":
         return (1 - stacked).mean() / stacked.shape[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import TrainingError
+from export.tasks.extra import Extra
 from export.tasks.objectives import (
     Head,
-    Outputs,
     corresponding_layers,
     hidden_loss,
     hidden_states,
     imitation_loss,
+    multiplying_in,
     outputs_of,
     task_loss,
 )
@@ -62,6 +63,8 @@ def fine_tune(
     seed: int,
     evaluate: Callable[[], float],
     teacher: Head | None = None,
+    extra: Extra | None = None,
+    stop_below: float | None = None,
     state: Path | None = None,
     save_every: int = 200,
     on_step: Callable[[Step], None] = lambda step: None,
@@ -76,6 +79,9 @@ def fine_tune(
         seed: of the order of the rows; nothing else is random here.
         evaluate: returns the score on the hold-out, more being better; called with the model in evaluation mode.
         teacher: a model with outputs of the same shape, whose outputs and hidden states are followed.
+        extra: a further loss. What it needs to go on must stand in the model's own state.
+        stop_below: end after an epoch with a lower score. As ``extra`` may buy something with the score, the last
+            epoch that is not lower is then kept, not the best one; where all are, the first.
         state: a file for the state of the run. A run that finds its own there goes on from it, and ends with the same
             bits as one that was never interrupted. The file stays after the end, for the caller to delete.
         save_every: steps between two states; each epoch ends with one too.
@@ -86,20 +92,21 @@ def fine_tune(
         TrainingError: a loss or gradient is no longer finite.
         CheckpointError: the state is malformed, of another run, or cannot be written.
     """
-    run = _Run(model, recipe, state)
+    run = _Run(model, recipe, state, extra.rates if extra else {}, stop_below)
     if state is not None:
         models = [model] if teacher is None else [model, teacher]
-        run.go_on(fingerprint(models, train, f"{recipe} seed {seed}"))
+        further = f" {extra.name} {stop_below}" if extra else ""
+        run.go_on(fingerprint(models, train, f"{recipe} seed {seed}{further}"))
     followed: list[int] = []
     lessons = None
     if teacher is not None:
         theirs: list[int] = []
         if recipe.distillation.hidden:
             followed, theirs = corresponding_layers(model.transformer, teacher.transformer)
-        lessons = Teacher(teacher, train, theirs)
+        lessons = Teacher(teacher, train, theirs, recipe.precision)
     per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
     steps = recipe.epochs * per_epoch
-    while run.step < steps:
+    while run.step < steps and not run.stopped:
         first, started = run.step, time.perf_counter()
         epoch = run.step // per_epoch
         batches = shuffled_batches(train.lengths, recipe.batch_size, seed=seed, epoch=epoch)
@@ -107,8 +114,13 @@ def fine_tune(
         for rows in batches[run.step % per_epoch :]:
             batch = train.batch(rows)
             lesson = lessons.lesson(rows, batch) if lessons else None
+            progress = run.step / steps
+            if extra:
+                extra.prepare(progress)
             loss = _loss(model, batch, recipe, lesson, followed)
-            run.update(loss, learning_rate(recipe, run.step / steps))
+            if extra:
+                loss = loss + extra.loss(progress)
+            run.update(loss, learning_rate(recipe, progress))
             pace = (time.perf_counter() - started) / (run.step - first)
             on_step(Step(run.step, steps, loss.item(), pace * (steps - run.step)))
             if run.step % save_every == 0 and run.step % per_epoch:
@@ -119,19 +131,29 @@ def fine_tune(
         run.save()
     model.load_state_dict(run.best_weights)
     model.eval()
-    return Tuned(tuple(run.scores), run.best_epoch, steps, run.seconds)
+    return Tuned(tuple(run.scores), run.best_epoch, run.step, run.seconds)
 
 
 class _Run:
     """What changes while a model is trained, in memory and on disk."""
 
-    def __init__(self, model: Head, recipe: Recipe, path: Path | None) -> None:
-        self.model, self.recipe, self.path = model, recipe, path
+    def __init__(
+        self,
+        model: Head,
+        recipe: Recipe,
+        path: Path | None,
+        rates: Mapping[nn.Parameter, float],
+        stop_below: float | None,
+    ) -> None:
+        self.model, self.recipe, self.path, self.stop_below = model, recipe, path, stop_below
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        usual = [parameter for parameter in self.parameters if parameter not in rates]
         groups = [
-            {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": recipe.weight_decay},
-            {"params": [p for p in self.parameters if p.dim() <= 1], "weight_decay": 0.0},
+            {"params": [p for p in usual if p.dim() > 1], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in usual if p.dim() <= 1], "weight_decay": 0.0},
+            *({"params": [p for p in rates if rates[p] == r], "weight_decay": 0.0} for r in sorted({*rates.values()})),
         ]
+        self.multiples = [1.0, 1.0, *sorted({*rates.values()})]
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, fused=True)
         self.step, self.best_epoch = 0, 0
         self.scores: list[float] = []
@@ -155,8 +177,8 @@ class _Run:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def update(self, loss: Tensor, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, multiple in zip(self.optimizer.param_groups, self.multiples, strict=True):
+            group["lr"] = rate * multiple
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
@@ -167,8 +189,14 @@ class _Run:
                 raise TrainingError(f"{what} in step {self.step}", given=value, expected="a finite number", fix=fix)
         self.optimizer.step()
 
+    @property
+    def stopped(self) -> bool:
+        return self.stop_below is not None and any(score < self.stop_below for score in self.scores)
+
     def end_epoch(self, score: float) -> None:
-        better = not self.scores or score > self.scores[self.best_epoch - 1]
+        least = self.stop_below
+        better = score > self.scores[self.best_epoch - 1] if self.scores and least is None else True
+        better = better and (not self.scores or least is None or score >= least)
         self.scores.append(score)
         if better:
             self.best_epoch = len(self.scores)
@@ -192,9 +220,8 @@ class _Run:
 
 def _loss(model: Head, batch: Batch, recipe: Recipe, lesson: Lesson | None, followed: Sequence[int]) -> Tensor:
     """Return the loss of a batch: the task's alone without a lesson, else the mixture that the recipe has."""
-    bf16 = recipe.precision == "bf16"
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16), hidden_states(model.transformer, followed) as states:
-        outputs = _float32(outputs_of(model, batch))
+    with multiplying_in(recipe.precision), hidden_states(model.transformer, followed) as states:
+        outputs = outputs_of(model, batch)
     loss = task_loss(model, outputs, batch.targets)
     if lesson is None:
         return loss
@@ -204,7 +231,3 @@ def _loss(model: Head, batch: Batch, recipe: Recipe, lesson: Lesson | None, foll
     if followed:
         loss = loss + how.hidden * hidden_loss([x.float() for x in states], lesson.states, batch.mask)
     return loss
-
-
-def _float32(outputs: Outputs) -> Outputs:
-    return outputs.float() if isinstance(outputs, Tensor) else (outputs[0].float(), outputs[1].float())

@@ -1,0 +1,94 @@
+"""How far a model's heads are used: what the scores are, what they keep, and how they go with a token's place."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+
+from export.adaptive.scores import scored_attentions
+from export.attention import HeadScorer
+from export.heads import SequenceClassifier
+from export.reduction.states import recorded
+from export.tasks.objectives import outputs_of
+from export.tasks.tokens import Rows, sorted_batches
+
+_BATCH = 64
+_PLACES = 64
+
+
+class HeadUse(msgspec.Struct, frozen=True):
+    """Means over inputs.
+
+    Attributes:
+        scores: of each head of each layer, [layers, H]; of each layer where a gate is the whole layer's.
+        kept: likewise, the share of coordinates that are used.
+        spread: the share of the scores' variance that lies between inputs, for one head: 0 is the same for all inputs.
+        places: mean score over the heads by the token's place, [layers, places]; empty where tokens have none.
+    """
+
+    scores: tuple[tuple[float, ...], ...]
+    kept: tuple[tuple[float, ...], ...]
+    spread: float
+    places: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def mean_kept(self) -> float:
+        """The share of all coordinates."""
+        flat = [share for layer in self.kept for share in layer]
+        return sum(flat) / len(flat)
+
+
+@torch.no_grad()
+def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
+    """Return how a model with scores uses its heads on some rows; None for a model without."""
+    attentions = list(scored_attentions(model))
+    if not attentions:
+        return None
+    model.eval()
+    scores: list[list[Tensor]] = [[] for _ in attentions]
+    kept: list[list[Tensor]] = [[] for _ in attentions]
+    places = [_Places() for _ in attentions]
+    for indices in sorted_batches(rows.lengths, _BATCH):
+        batch = rows.batch(indices)
+        with recorded(attention.scorer for attention in attentions) as found:
+            outputs_of(model, batch)
+        for number, attention in enumerate(attentions):
+            passed = found[attention.scorer]
+            scores[number].append(passed.returned)
+            kept[number].append(attention.keep(passed.returned).mean(dim=2))
+            if isinstance(attention.scorer, HeadScorer) and not attention.scorer.pooled:
+                places[number].add(attention.scorer.of_tokens(passed.read).mean(dim=2), batch.mask)
+    all_scores = torch.stack([torch.cat(layer) for layer in scores])  # [layers, n, H]
+    all_kept = torch.stack([torch.cat(layer) for layer in kept])
+    within, whole = all_scores.var(dim=1, correction=0).mean(), all_scores.var(correction=0)
+    return HeadUse(
+        _rows(all_scores.mean(dim=1)),
+        _rows(all_kept.mean(dim=1)),
+        float(within / whole) if whole > 0 else 0.0,
+        tuple(place.means for place in places if place.means),
+    )
+
+
+class _Places:
+    """Sums of scores by the place of the token."""
+
+    def __init__(self) -> None:
+        self._sums, self._counts = torch.zeros(_PLACES), torch.zeros(_PLACES)
+
+    def add(self, scores: Tensor, mask: Tensor | None) -> None:
+        """Add the scores [N, T] of tokens."""
+        length = min(_PLACES, scores.shape[1])
+        where = torch.arange(length).expand(len(scores), -1)
+        weights = torch.ones_like(scores) if mask is None else mask.to(scores.dtype)
+        self._sums.index_add_(0, where.flatten(), (scores * weights)[:, :length].flatten())
+        self._counts.index_add_(0, where.flatten(), weights[:, :length].flatten())
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        seen = self._counts > 0
+        return tuple((self._sums[seen] / self._counts[seen]).tolist())
+
+
+def _rows(values: Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in values.tolist())

@@ -1,0 +1,197 @@
+"""The command ``fewheads compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, progress, stderr
+from edge.errors import UsageError
+from export.options import data_dir_option
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.experiments.attention.compare import Result
+    from export.experiments.attention.mechanisms import Mechanism
+    from export.experiments.attention.summary import Row
+    from export.tasks.finetune import Step
+    from export.tasks.metrics import Difference
+    from export.tasks.recipe import Precision
+
+_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@data_dir_option
+@click.option("--only", "names", multiple=True, help="A mechanism, repeatable; 'full' is always among them.")
+@click.option("--ablations", is_flag=True, help="Widths of the scorer and weights of the loss too.")
+@click.option("--limit", type=click.IntRange(1), help="Train each on so many examples only.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of each training.")
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="At its peak.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Of the multiplications in training.",
+)
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Train so many times, from 0 on.")
+@click.option("--distil", is_flag=True, help="Let RUN teach all of them.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0.1, 0.9),
+    default=0.5,
+    show_default=True,
+    help="Of attention that is left, where a mechanism has a choice.",
+)
+@click.option(
+    "--target-speedup",
+    type=click.FloatRange(1, min_open=True),
+    default=1.76,
+    show_default=True,
+    help="Of the reduction with feed-forward layers; the default is what the paper claims.",
+)
+@click.option("--tokens", type=click.IntRange(1, 512), help="In the input to be timed; by default dev's median.")
+@click.option("--calls", type=click.IntRange(1), default=60, show_default=True, help="Of each model in a timing.")
+@click.option("--lengths/--no-lengths", default=True, show_default=True, help="Time shapes from 16 to 2048 tokens.")
+@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib.")
+@click.option(
+    "--beside",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another finished comparison, whose heads are drawn below; repeatable.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="For everything; what is finished there is not made again.",
+)
+@json_option
+def compare(
+    run: Path,
+    data_dir: Path,
+    names: tuple[str, ...],
+    ablations: bool,
+    limit: int | None,
+    epochs: int,
+    lr: float,
+    precision: Precision,
+    seeds: int,
+    distil: bool,
+    share: float,
+    target_speedup: float,
+    tokens: int | None,
+    calls: int,
+    lengths: bool,
+    plots: bool,
+    beside: tuple[Path, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Compare ways to save attention, as paper 002 does, from a fine-tuned RUN.
+
+    Each gets the same training and is measured on hold-out and dev, and for speed on ONNX Runtime, in turns with the
+    dense model: with smaller matrices where there are such, else as it runs, scorers and masks included.
+    """
+    with progress() as bar:
+        loading = bar.add_task("loading torch and data", total=1, note="")
+        import torch
+
+        from export.experiments.attention import compare as comparison
+        from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
+        from export.experiments.attention.start import settings_of
+        from export.tasks.recipe import Recipe
+        from export.tasks.watch import Watch
+
+        # One thread gives the same sums on every machine.
+        torch.set_num_threads(1)
+        mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)
+        recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
+        others = [comparison.read_result(directory) for directory in beside]
+        settings, dense, task, data = settings_of(
+            run,
+            data_dir,
+            recipe,
+            limit=limit,
+            seeds=range(seeds),
+            distil=distil,
+            share=share,
+            target_speedup=target_speedup,
+            tokens=tokens,
+            calls=calls,
+        )
+        bar.advance(loading)
+        working = bar.add_task("comparing", total=None, note="")
+
+        def on_mechanism(name: str, seed: int) -> Callable[[Step], None]:
+            bar.reset(working, description=f"{name}, seed {seed}", total=None)
+            if not bar.console.is_terminal:
+                stderr.print(f"{name}, seed {seed}", markup=False, highlight=False)
+            return Watch(f"{name}, seed {seed}", bar, working).on_step
+
+        result = comparison.compare(
+            dense,
+            task,
+            data,
+            settings,
+            mechanisms,
+            out,
+            lengths=_LENGTHS if lengths else (),
+            on_mechanism=on_mechanism,
+        )
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+    if plots:  # last, so that nothing is lost where it cannot be drawn
+        from export.experiments.attention.plot import draw
+
+        for path in draw(result, out, others):
+            stderr.print(f"drawn: {path}", markup=False, highlight=False)
+
+
+def _chosen(names: Sequence[str], known: dict[str, Mechanism], default: Sequence[str]) -> list[Mechanism]:
+    for name in names:
+        if name not in known:
+            expected = f"one of {', '.join(known)}"
+            raise UsageError("--only", given=name, expected=expected, fix="Give a mechanism, or leave --only out.")
+    return [known[name] for name in known if name in (names or default) or name == "full"]
+
+
+def _print(result: Result) -> None:
+    settings = result.settings
+    splits = list(result.rows[0].values)
+    columns = ("mechanism", "what", "attention left", "score", *(f"{split}: {result.metric}" for split in splits))
+    columns += (f"over full on {splits[-1]}", f"speed at {settings.tokens}", f"at {settings.long}", "at most", "timed")
+    rows = [_cells(row, splits, settings.tokens, settings.long) for row in result.rows]
+    title = f"{settings.task}: {settings.recipe.epochs} epochs each, seeds {', '.join(map(str, settings.seeds))}"
+    print_table(title, columns, rows)
+    if result.lengths:
+        lengths = [(one.tokens, one.variant, one.ratio, one.bound) for one in result.lengths]
+        print_table("Speed by length, two layers", ("tokens", "variant", "times as fast", "at most"), lengths)
+
+
+def _cells(row: Row, splits: Sequence[str], tokens: int, long: int) -> tuple[object, ...]:
+    bound = row.bounds.get(tokens)
+    return (
+        row.name,
+        row.what,
+        round(row.kept, 3),
+        "" if row.score is None else f"{row.score:.2f}",
+        *(round(100 * row.values[split], 2) for split in splits),
+        _points(row.differences[splits[-1]]),
+        round(row.speeds[tokens], 2),
+        round(row.speeds.get(long, row.speeds[tokens]), 2),
+        "" if bound is None else f"{bound:.2f}" + ("" if row.explained else " (exceeded)"),
+        "smaller" if row.smaller else "as it runs",
+    )
+
+
+def _points(difference: Difference) -> str:
+    low, high = (100 * end for end in difference.interval)
+    return f"{100 * difference.value:+.1f} ({low:+.1f} … {high:+.1f})"

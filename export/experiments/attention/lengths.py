@@ -1,0 +1,103 @@
+"""Speed by length: the same shapes on texts from very short to very long, dense and changed in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from export.adaptive.scores import scorers, with_scores
+from export.experiments.attention.stopwatch import Stopwatch
+from export.heads import SequenceClassifier
+from export.reduction.plan import amdahl_bound, macs_per_token
+from export.transformer import LayerShape, Transformer, TransformerConfig
+
+#: Tokens that were timed with the full number of calls; longer texts get proportionally fewer.
+_FULL_CALLS_TOKENS = 128
+_LEAST_CALLS = 5
+#: Layers of the models: more say nothing new.
+_LAYERS = 2
+_VOCABULARY = 64
+
+LITERAL = "literal, as it runs"
+#: Heads and hidden units that the smaller shapes keep, as shares.
+SMALLER = {"half of the heads": (0.5, 1.0), "half of heads and units": (0.5, 0.5)}
+
+
+class Length(msgspec.Struct, frozen=True):
+    """One variant at one length.
+
+    Attributes:
+        tokens: in the one input.
+        variant: its name.
+        ratio: how many times faster than dense it is.
+        bound: Amdahl's: the layers' multiplications before over those after.
+    """
+
+    tokens: int
+    variant: str
+    ratio: float
+    bound: float
+
+
+def measure_lengths(
+    config: TransformerConfig, lengths: Sequence[int], calls: int, path: Path | None = None
+) -> tuple[Length, ...]:
+    """Time what is missing; the weights are random, as times do not depend on them.
+
+    Args:
+        config: of the model; its first layer gives the shape.
+        lengths: numbers of tokens.
+        calls: of each model, up to 128 tokens.
+        path: a JSON file that holds what is measured; it is brought up to date after each length.
+    """
+    done = list(_read(path))
+    for tokens in lengths:
+        if any(one.tokens == tokens for one in done):
+            continue
+        done += _at(config, tokens, max(_LEAST_CALLS, min(calls, calls * _FULL_CALLS_TOKENS // tokens)))
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_name(f"{path.name}.new")
+            scratch.write_bytes(msgspec.json.encode(done))
+            scratch.replace(path)
+    return tuple(one for one in done if one.tokens in lengths)
+
+
+def no_logits_bound(config: TransformerConfig, tokens: int) -> float:
+    """Return the most that a mechanism can give that only saves on the logits, Q·Kᵀ, if they became free."""
+    shape = config.layers[0]
+    return amdahl_bound(tokens * shape.num_heads * shape.head_dim / macs_per_token(config.dim, shape, tokens))
+
+
+def _at(config: TransformerConfig, tokens: int, calls: int) -> list[Length]:
+    dense_shape = config.layers[0]
+    dense = _model(config, dense_shape, tokens)
+    watch = Stopwatch(dense, (tokens,), calls)
+    literal = with_scores(dense, "literal", scorers(0))
+    found = [Length(tokens, LITERAL, watch.speeds(literal)[0].ratio, no_logits_bound(config, tokens))]
+    for name, (heads, units) in SMALLER.items():
+        number = max(1, round(heads * dense_shape.num_heads))
+        shape = msgspec.structs.replace(dense_shape, num_heads=number, ffn_dim=round(units * dense_shape.ffn_dim))
+        macs = [macs_per_token(config.dim, one, tokens) for one in (dense_shape, shape)]
+        found.append(Length(tokens, name, watch.speeds(_model(config, shape, tokens))[0].ratio, macs[0] / macs[1]))
+    return found
+
+
+def _model(config: TransformerConfig, shape: LayerShape, tokens: int) -> SequenceClassifier:
+    layers = (shape,) * _LAYERS
+    longer = msgspec.structs.replace(config, layers=layers, max_positions=tokens, vocab_size=_VOCABULARY)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return SequenceClassifier(Transformer(longer), 2).eval()
+
+
+def _read(path: Path | None) -> list[Length]:
+    if path is None or not path.exists():
+        return []
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Length])
+    except msgspec.DecodeError:  # it can be measured again
+        return []

@@ -1,0 +1,171 @@
+"""What paper 002 compares, each as one small object: how a model is changed, what trains it, and what can shrink."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from export.adaptive.budget import SHARE
+from export.adaptive.rotation import rotated_model
+from export.adaptive.scores import GivenScores, GlobalScores, SkippableAttention, scorers, with_scores
+from export.adaptive.shrink import shrunk_model
+from export.adaptive.term import GLOBAL_RATE, PAPER_WEIGHT, Penalty, Target
+from export.attention import AdaptiveMode, MultiHeadAttention
+from export.experiments.attention.baselines import LinformerAttention, SparseAttention, like
+from export.experiments.attention.ground import Ground, Made
+from export.experiments.attention.reductions import attention_plan, pruned_by_gradient, whole_plan
+from export.heads import SequenceClassifier
+from export.reduction.calibration import attention_statistics
+from export.reduction.states import after_feed_forward, embedded, layers_of
+from export.reduction.sublayers import AttentionReducer
+
+#: The pooled scorer's width is d over this.
+_POOLED_SHARE = 16
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A way to save attention.
+
+    Attributes:
+        name: in tables and directories.
+        what: a few words, that say how it is timed too.
+        make: returns the changed model.
+        train: what is minimised beside the task's loss.
+        shrink: returns smaller matrices that answer the same; None where the model can only run as it is.
+        int8: whether it is measured with INT8 on top too.
+    """
+
+    name: str
+    what: str
+    make: Callable[[Ground], Made]
+    train: Callable[[Ground], Penalty | Target | None] = lambda ground: None
+    shrink: Callable[[SequenceClassifier], SequenceClassifier] | None = None
+    int8: bool = False
+
+
+def random_scores(heads: int, share: float, generator: torch.Generator) -> Tensor:
+    """Return random scores, [H], that leave a share of the coordinates: evenly spread from 0 on, in random order.
+
+    Those above the threshold of 0.5 count in full, and the others are 0.25 on average: 1 - 0.375 / u of the coordinates
+    for scores from 0 to u. For a share of 0.25 and less no score is above the threshold.
+    """
+    highest = 0.375 / (1 - share) if share > 0.25 else 2 * share
+    even = (torch.arange(heads) + 0.5) / heads * highest
+    return even[torch.randperm(heads, generator=generator)].clamp(max=1.0)
+
+
+def _replaced(ground: Ground, new: Callable[[MultiHeadAttention, int], MultiHeadAttention]) -> Made:
+    model = copy.deepcopy(ground.dense)
+    for number, layer in enumerate(layers_of(model.transformer)):
+        assert layer.attention is not None
+        layer.attention = new(layer.attention, number)
+    return Made(model)
+
+
+def _linformer(ground: Ground) -> Made:
+    positions = ground.dense.transformer.config.max_positions
+    return _replaced(
+        ground, lambda a, number: like(LinformerAttention(a.dim, a.num_heads, a.head_dim, positions, a.scale), a)
+    )
+
+
+def _bigbird(ground: Ground) -> Made:
+    positions = ground.dense.transformer.config.max_positions
+
+    def sparse(a: MultiHeadAttention, number: int) -> MultiHeadAttention:
+        return like(SparseAttention(a.dim, a.num_heads, a.head_dim, positions, 100 * ground.seed + number, a.scale), a)
+
+    return _replaced(ground, sparse)
+
+
+def _skip(ground: Ground) -> Made:
+    model, batches = copy.deepcopy(ground.dense), ground.batches()
+    states = embedded(model.transformer, batches)
+    for original, layer in zip(layers_of(ground.dense.transformer), layers_of(model.transformer), strict=True):
+        statistics, after = attention_statistics(original, states, batches)
+        assert layer.attention is not None
+        constant = AttentionReducer(layer.attention, statistics).reduced(0, 1).constant
+        assert constant is not None
+        layer.attention = SkippableAttention(layer.attention, constant)  # type: ignore[assignment]
+        states = after_feed_forward(original, after)
+    return Made(model)
+
+
+def _scored(
+    mode: AdaptiveMode, scorer: Callable[[Ground], Callable[[MultiHeadAttention, int], nn.Module]]
+) -> Callable[[Ground], Made]:
+    def make(ground: Ground) -> Made:
+        return Made(with_scores(rotated_model(ground.dense, ground.batches()), mode, scorer(ground)))
+
+    return make
+
+
+def _at_random(ground: Ground) -> Callable[[MultiHeadAttention, int], nn.Module]:
+    generator = torch.Generator().manual_seed(ground.seed)
+    return lambda a, number: GivenScores(random_scores(a.num_heads, ground.share, generator))
+
+
+def _same_share(rate: float) -> Callable[[Ground], Target]:
+    return lambda ground: Target(SHARE, ground.share, rate)
+
+
+def _same_cost(ground: Ground) -> Target:
+    return Target(ground.curve, float(ground.curve.at(torch.tensor(ground.share, dtype=torch.float64))))
+
+
+def _paper(
+    name: str, what: str, mode: Literal["literal", "fixed"], *, share: int = 4, weight: float = PAPER_WEIGHT
+) -> Mechanism:
+    make = _scored(mode, lambda ground: scorers(ground.seed, share=share))
+    return Mechanism(name, what, make, lambda ground: Penalty(mode, weight))
+
+
+def _named(*mechanisms: Mechanism) -> dict[str, Mechanism]:
+    return {mechanism.name: mechanism for mechanism in mechanisms}
+
+
+#: The comparison. What keeps half of something keeps ``Ground.share`` of it.
+MECHANISMS = _named(
+    Mechanism("full", "trained on, unchanged", lambda g: Made(copy.deepcopy(g.dense)), shrink=copy.deepcopy, int8=True),
+    Mechanism("linformer", "keys and values to n/4", _linformer),
+    Mechanism("bigbird", "window, global and random blocks, as a mask", _bigbird),
+    Mechanism("skip", "a learnt gate per layer", _skip, _same_share(GLOBAL_RATE), shrunk_model),
+    Mechanism("gradient", "half of the heads, by gradients", pruned_by_gradient, shrink=copy.deepcopy),
+    Mechanism("random", "random scores", _scored("fixed", _at_random), shrink=shrunk_model),
+    Mechanism(
+        "global",
+        "learnt scores, for all inputs alike",
+        _scored("budget", lambda g: lambda a, number: GlobalScores(a.num_heads)),
+        _same_share(GLOBAL_RATE),
+        shrunk_model,
+    ),
+    Mechanism(
+        "uniform",
+        "half of every head",
+        _scored("fixed", lambda g: lambda a, number: GivenScores(torch.full((a.num_heads,), min(g.share, 0.5)))),
+        shrink=shrunk_model,
+    ),
+    _paper("literal", "scores by input, the paper's loss", "literal"),
+    _paper("fixed", "scores by input, repaired loss", "fixed"),
+    Mechanism(
+        "budget",
+        "scores by input, budget of time",
+        _scored("budget", lambda g: scorers(g.seed, share=_POOLED_SHARE, pooled=True)),
+        _same_cost,
+    ),
+    Mechanism("ours-attention", "calibrated reduction, attention alone", attention_plan, shrink=copy.deepcopy),
+    Mechanism("ours", "calibrated reduction, FFN too", whole_plan, shrink=copy.deepcopy, int8=True),
+)
+
+#: Tables V and VI of the paper, with the repaired loss; d/4 and 0.01 are ``fixed`` itself.
+ABLATIONS = _named(
+    *(_paper(f"width-d{share}", f"fixed, scorer of d/{share}", "fixed", share=share) for share in (8, 2)),
+    _paper("width-d", "fixed, scorer of d", "fixed", share=1),
+    *(_paper(f"lambda-{weight:g}", f"fixed, lambda {weight:g}", "fixed", weight=weight) for weight in (0.0, 0.05, 0.1)),
+)

@@ -1,0 +1,99 @@
+"""Mechanisms that make matrices smaller before the training: head pruning by gradients, and calibrated reduction."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from export.experiments.attention.ground import Ground, Kept, Made
+from export.heads import SequenceClassifier
+from export.reduction.calibration import attention_statistics
+from export.reduction.latency import measure_times
+from export.reduction.layer import LayerReport
+from export.reduction.plan import plan_of
+from export.reduction.reduce import apply_plan, measure_losses, reduce_model
+from export.reduction.search import Grid, grid_of, least_loss
+from export.reduction.states import after_feed_forward, embedded, head_gradients, layers_of
+from export.reduction.sublayers import AttentionReducer
+
+_LATENCIES = "latency.json"
+
+
+def pruned_by_gradient(ground: Ground) -> Made:
+    """Return the model without the heads that the loss hangs on least, over all layers, as Michel et al. 2019 prune.
+
+    Their importance is divided by its norm within the layer. Nothing is fitted anew: the training has to.
+    """
+    model, batches = copy.deepcopy(ground.dense), ground.batches()
+    config = model.transformer.config
+    importance = torch.stack([layer / layer.norm() for layer in head_gradients(ground.dense, batches)])  # [layers, H]
+    number = round(ground.share * importance.numel())
+    chosen = torch.zeros_like(importance).flatten()
+    chosen[importance.flatten().argsort(descending=True)[:number]] = 1
+    kept = chosen.view_as(importance)
+    states = embedded(ground.dense.transformer, batches)
+    shapes = []
+    originals = layers_of(ground.dense.transformer)
+    for original, layer, mask, shape in zip(originals, layers_of(model.transformer), kept, config.layers, strict=True):
+        statistics, after = attention_statistics(original, states, batches)
+        assert original.attention is not None
+        heads = tuple(torch.where(mask > 0)[0].tolist())
+        scale = original.attention.scale
+        reduced = AttentionReducer(original.attention, statistics, "slice").with_heads(heads, shape.head_dim, scale)
+        layer.attention = reduced.module
+        constant = reduced.constant
+        layer.attention_constant = None if constant is None else nn.Parameter(constant)
+        shapes.append(msgspec.structs.replace(shape, num_heads=len(heads), scale=scale))
+        states = after_feed_forward(original, after)
+    model.transformer.config = msgspec.structs.replace(config, layers=tuple(shapes))
+    return Made(model, _rows(kept))
+
+
+def attention_plan(ground: Ground) -> Made:
+    """Return the calibrated reduction that leaves the same share of attention as the others, and all hidden units."""
+    config = ground.dense.transformer.config
+    dense = config.layers[0]
+    whole = grid_of(dense)
+    grid = Grid(whole.attention, (dense.ffn_dim,))
+    losses = measure_losses(ground.dense, ground.calibration, grid, state=ground.state / "attention")
+    shares = np.array([heads * rank / (dense.num_heads * dense.head_dim) for heads, rank in grid.attention])
+    table = np.array([layer.attention for layer in losses])
+    chosen = least_loss(table, shares, ground.share * len(config.layers))
+    plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
+    model, reports = apply_plan(ground.dense, ground.calibration, plan, state=ground.state / "attention")
+    assert isinstance(model, SequenceClassifier)
+    return Made(model, _kept(reports, dense.num_heads, dense.head_dim))
+
+
+def whole_plan(ground: Ground) -> Made:
+    """Return the calibrated reduction of heads and hidden units that is as fast as asked for."""
+    dense = ground.dense.transformer.config.layers[0]
+    grid = grid_of(dense)
+    times, rest = measure_times(ground.dense, grid, ground.tokens, cache=ground.state / _LATENCIES)
+    reduced = reduce_model(
+        ground.dense,
+        ground.calibration,
+        ground.target_speedup,
+        grid=grid,
+        times=times,
+        rest=rest,
+        state=ground.state / "whole",
+    )
+    assert isinstance(reduced.model, SequenceClassifier)
+    return Made(reduced.model, _kept(reduced.reports, dense.num_heads, dense.head_dim))
+
+
+def _kept(reports: Sequence[LayerReport], heads: int, width: int) -> Kept:
+    kept = torch.zeros(len(reports), heads)
+    for row, report in zip(kept, reports, strict=True):
+        row[list(report.plan.heads or ())] = report.plan.shape.head_dim / width
+    return _rows(kept)
+
+
+def _rows(values: Tensor) -> Kept:
+    return tuple(tuple(row) for row in values.tolist())

@@ -1,0 +1,105 @@
+"""How fast a changed model is, and what it says in INT8: ONNX Runtime, CPU, one thread, one input at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge.datatypes import Array
+from edge.onnxruntime_runner import OnnxRuntimeRunner
+from export.convert import to_onnx
+from export.heads import SequenceClassifier
+from export.precision import dynamic_int8
+from export.reduction.plan import TOLERANCE
+from export.reduction.timing import compare, feeds_of
+from export.tasks.predictions import Predictions
+from export.tasks.tokens import Batch, Rows, sorted_batches
+
+_OUTPUT = "logits"
+_BATCH = 16
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """A model and the dense one in turns, in one run.
+
+    Attributes:
+        tokens: in the one input.
+        milliseconds: the median time of a call.
+        dense_milliseconds: that of the dense model in FP32.
+        ratio: how many times faster it is.
+        bound: the dense model's multiplications over its own; INT8 has none.
+    """
+
+    tokens: int
+    milliseconds: float
+    dense_milliseconds: float
+    ratio: float
+    bound: float | None = None
+
+    @property
+    def explained(self) -> bool:
+        """Whether the multiplications that were saved explain the speed; if not, the measurement is wrong."""
+        return self.bound is None or self.ratio <= self.bound * (1 + TOLERANCE)
+
+
+class Stopwatch:
+    """Times models against a dense one, which is exported once for each length.
+
+    Args:
+        dense: the model to compare with.
+        lengths: numbers of tokens.
+        calls: of each model at each length.
+    """
+
+    def __init__(self, dense: SequenceClassifier, lengths: Sequence[int], calls: int) -> None:
+        self._dense, self._lengths, self._calls = dense, lengths, calls
+        self._exported: dict[int, bytes] = {}
+
+    def speeds(self, model: nn.Module, *, int8: bool = False) -> tuple[Speed, ...]:
+        """Return the speed of a model at each length."""
+        return tuple(self._speed(model, tokens, int8) for tokens in self._lengths)
+
+    def _speed(self, model: nn.Module, tokens: int, int8: bool) -> Speed:
+        feeds = feeds_of(self._dense.transformer.config, tokens)
+        inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
+        if tokens not in self._exported:
+            self._exported[tokens] = to_onnx(self._dense, inputs, [_OUTPUT], {})
+        exported = to_onnx(model, inputs, [_OUTPUT], {})
+        if int8:
+            exported = dynamic_int8(exported)
+        found = compare(self._exported[tokens], exported, feeds, self._calls)
+        bound = None if int8 else multiplications(self._dense, inputs) / multiplications(model, inputs)
+        return Speed(tokens, found.milliseconds, found.dense_milliseconds, found.ratio, bound)
+
+
+def multiplications(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    """Return how many a model needs for some inputs, scorers and masks on dense matrices included."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(*inputs.values())
+    return int(counter.get_total_flops()) // 2
+
+
+def predict_int8(model: SequenceClassifier, rows: Rows) -> Predictions:
+    """Return what a model says of rows of text with dynamic INT8 on ONNX Runtime."""
+    batches = [(indices, rows.batch(indices)) for indices in sorted_batches(rows.lengths, _BATCH)]
+    example = _inputs(batches[0][1])
+    exported = to_onnx(model, example, [_OUTPUT], {name: {0: "batch", 1: "length"} for name in example})
+    runner = OnnxRuntimeRunner(dynamic_int8(exported), subject="a model in INT8")
+    logits: Array = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
+    try:
+        for indices, batch in batches:
+            feeds = {name: tensor.numpy() for name, tensor in _inputs(batch).items()}
+            logits[indices] = runner.infer(feeds)[_OUTPUT]
+    finally:
+        runner.close()
+    return Predictions(logits, rows.targets)
+
+
+def _inputs(batch: Batch) -> dict[str, Tensor]:
+    named = {"inputs": batch.inputs, "mask": batch.mask, "segments": batch.segments}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}

@@ -1,0 +1,105 @@
+"""What a comparison comes to over all seeds: a row for each mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edge.datatypes import Array
+from export.experiments.attention.records import Record, read_record
+from export.tasks.metrics import METRICS, Difference, interval
+from export.tasks.predictions import Predictions, read_predictions
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One mechanism over all seeds, as a table has it.
+
+    Attributes:
+        name: of the mechanism.
+        what: a few words.
+        smaller: as in :class:`Record`.
+        values: the headline metric by split, a mean over the seeds.
+        differences: to ``full`` by split, with paired 95 % intervals over the items.
+        speeds: the ratio by number of tokens.
+        bounds: the most that the saved multiplications explain.
+        explained: whether all speeds are within their bounds.
+        kept: the mean share of attention's coordinates in use.
+        score: the mean score, where there are scores.
+        spread: the share of the scores' variance that is between inputs.
+        seconds: of the training.
+    """
+
+    name: str
+    what: str
+    smaller: bool
+    values: dict[str, float]
+    differences: dict[str, Difference]
+    speeds: dict[int, float]
+    bounds: dict[int, float]
+    explained: bool
+    kept: float
+    score: float | None
+    spread: float | None
+    seconds: float
+
+
+def row_of(directories: Sequence[Path], baselines: Sequence[Path], metric: str, splits: Sequence[str]) -> Row:
+    """Return what a mechanism comes to over all seeds.
+
+    Args:
+        directories: of its records, one for each seed.
+        baselines: of the records of ``full``, likewise.
+        metric: the task's headline.
+        splits: that the predictions cover.
+    """
+    records = [record for directory in directories if (record := read_record(directory))]
+    values, differences = {}, {}
+    for split in splits:
+        ours, theirs = ([read_predictions(run, split) for run in runs] for runs in (directories, baselines))
+        values[split] = float(np.mean([one.score(metric) for one in ours]))
+        differences[split] = paired(metric, ours, theirs)
+    uses = [record.use for record in records if record.use]
+    first = records[0]
+    return Row(
+        name=first.name,
+        what=first.what,
+        smaller=first.smaller,
+        values=values,
+        differences=differences,
+        speeds={speed.tokens: _mean(records, place, "ratio") for place, speed in enumerate(first.speeds)},
+        bounds={speed.tokens: _mean(records, i, "bound") for i, speed in enumerate(first.speeds) if speed.bound},
+        explained=all(speed.explained for record in records for speed in record.speeds),
+        kept=float(np.mean([np.mean(record.kept) if record.kept else 1.0 for record in records])),
+        score=float(np.mean([score for use in uses for layer in use.scores for score in layer])) if uses else None,
+        spread=float(np.mean([use.spread for use in uses])) if uses else None,
+        seconds=float(np.mean([record.seconds for record in records])),
+    )
+
+
+def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Difference:
+    """Return how much higher a metric is, a mean over seeds, with the interval from drawing the items anew.
+
+    An item is drawn for all seeds at once, because what it asks is the same for all.
+
+    Args:
+        metric: a name in :data:`export.tasks.metrics.METRICS`.
+        ours: predictions of the one model, for each seed.
+        theirs: of the other, for the same items.
+    """
+    function = METRICS[metric]
+
+    def difference(a: Array, b: Array, truth: Array) -> Array:
+        # [..., n, seeds] each, and [..., n]
+        differences = [function(a[..., s], truth) - function(b[..., s], truth) for s in range(a.shape[-1])]
+        return np.asarray(np.mean(differences, axis=0))
+
+    one, other = (np.stack([predictions.answers for predictions in side], axis=-1) for side in (ours, theirs))
+    truth = ours[0].targets
+    return Difference(float(difference(one, other, truth)), interval(difference, one, other, truth))
+
+
+def _mean(records: Sequence[Record], place: int, field: str) -> float:
+    return float(np.mean([getattr(record.speeds[place], field) for record in records]))

@@ -1,0 +1,279 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from edge.errors import UsageError
+from edge.golden import Golden
+from edge.manifest import Tolerance
+from export.adaptive.budget import mac_curve
+from export.adaptive.term import adaptive_term
+from export.adaptive.use import head_use
+from export.convert import largest_difference, to_onnx
+from export.errors import CheckpointError
+from export.experiments.attention.cli import compare as command
+from export.experiments.attention.compare import RESULTS, read_result
+from export.experiments.attention.ground import Ground
+from export.experiments.attention.lengths import LITERAL, measure_lengths, no_logits_bound
+from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS, random_scores
+from export.experiments.attention.records import Record, read_record, save_record
+from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications, predict_int8
+from export.experiments.attention.summary import paired, row_of
+from export.tasks.cli import finetune
+from export.tasks.metrics import paired_difference
+from export.tasks.objectives import outputs_of, task_loss
+from export.tasks.predictions import Predictions, predict
+from tests.export.reduction_data import inputs, model
+from tests.export.task_data import invoke, make_transformer, write_model, write_sst2
+
+ALL = MECHANISMS | ABLATIONS
+#: What changes nothing until it is trained.
+EXACT = {"full", "skip", "literal", "fixed", "budget", *ABLATIONS} | {"global"}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    dense = model(heads=4, head_dim=16, ffn_dim=64)
+    config = dense.transformer.config
+    state = tmp_path_factory.mktemp("state")
+    return Ground(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, mac_curve(config, 8), state)
+
+
+class _Made(dict):
+    """Every mechanism on the same ground, each made when it is first asked for."""
+
+    def __init__(self, ground):
+        super().__init__()
+        self._ground = ground
+
+    def __missing__(self, name):
+        self[name] = ALL[name].make(self._ground)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def made(ground):
+    return _Made(ground)
+
+
+def each(names=ALL):
+    """One parameter for each mechanism; the one that times all its options is slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name == "ours" else name for name in names]
+
+
+@pytest.mark.parametrize("name", each())
+def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, ground, made):
+    changed = made[name].model.eval()
+    rows = inputs(seed=7)
+    longest = int(rows.lengths.argmax())
+    with torch.no_grad():
+        alone = outputs_of(changed, rows.batch(np.array([0])))
+        together = outputs_of(changed, rows.batch(np.array([0, longest])))[:1]
+    torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
+    differences = np.abs(predict(changed, rows).logits - predict(ground.dense, rows).logits)
+    assert np.isfinite(differences).all()
+    assert (float(differences.max()) < 1e-3) is (name in EXACT)
+
+
+@pytest.mark.parametrize("name", each())
+def test_a_mechanism_can_be_trained_in_every_part(name, ground, made):
+    changed = made[name].model.train()
+    batch = ground.batches()[0]
+    how = ALL[name].train(ground)
+    changed.zero_grad()
+    if how is None:
+        task_loss(changed, outputs_of(changed, batch), batch.targets).backward()
+    else:
+        with adaptive_term(changed, how) as term:
+            term.prepare(0.6)
+            loss = task_loss(changed, outputs_of(changed, batch), batch.targets)
+            (loss + term.loss(0.6)).backward()
+        without = [p for p in term.rates if p.grad is None]
+        assert not without
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in changed.parameters())
+    used = [p for n, p in changed.named_parameters() if "segment" not in n]
+    assert sum(p.grad is not None for p in used) == len(used)
+
+
+@pytest.mark.parametrize("name", each(name for name, mechanism in ALL.items() if mechanism.shrink))
+def test_smaller_matrices_answer_as_the_masked_ones(name, ground, made):
+    changed = made[name].model.eval()
+    small = ALL[name].shrink(changed)
+    rows = inputs(seed=8)
+    np.testing.assert_allclose(predict(small, rows).logits, predict(changed, rows).logits, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linformer", "bigbird", "skip", "global", "random", "literal", "budget"])
+def test_it_exports_and_runs_as_in_torch(name, ground, made):
+    changed = made[name].model.eval()
+    batch = ground.batches()[0]
+    feeds = {"inputs": batch.inputs[:2], "mask": batch.mask[:2]}
+    exported = to_onnx(changed, feeds, ["logits"], {})
+    with torch.no_grad():
+        wanted = changed(*feeds.values())
+    golden = Golden({n: t.numpy() for n, t in feeds.items()}, {"logits": wanted.numpy()})
+    assert largest_difference(exported, golden, Tolerance(atol=1e-3, rtol=1e-3), name) < 1e-3
+
+
+def test_half_of_attention_is_left(ground, made):
+    for name in ("random", "uniform"):
+        assert head_use(made[name].model, ground.calibration).mean_kept == pytest.approx(0.5, abs=0.08)
+    for name in ("gradient", "ours-attention"):
+        assert np.mean(made[name].kept) == pytest.approx(0.5, abs=0.13)
+        config = made[name].model.transformer.config
+        widths = [shape.num_heads * shape.head_dim for shape in config.layers]
+        assert sum(widths) <= sum(4 * 16 for _ in widths) / 2
+        assert [shape.ffn_dim for shape in config.layers] == [64, 64]
+
+
+@pytest.mark.slow
+def test_ours_takes_hidden_units_too_where_that_costs_less(made):
+    layers = made["ours"].model.transformer.config.layers
+    assert any(shape.ffn_dim < 64 or shape.num_heads * shape.head_dim < 64 for shape in layers)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
+def test_random_scores_leave_their_share(share):
+    scores = random_scores(400, share, torch.Generator().manual_seed(0))
+    assert torch.where(scores > 0.5, torch.ones(400), scores).mean().item() == pytest.approx(share, abs=0.01)
+    assert not torch.equal(scores, scores.sort().values)
+
+
+def test_a_multiplication_count_includes_scorers_and_dense_masks(ground, made):
+    batch = ground.batches()[0]
+    feeds = {"inputs": batch.inputs[:1], "mask": batch.mask[:1]}
+    dense = multiplications(ground.dense, feeds)
+    assert multiplications(made["bigbird"].model, feeds) == dense
+    assert multiplications(made["literal"].model, feeds) > multiplications(made["budget"].model, feeds) > dense
+    assert multiplications(ALL["uniform"].shrink(made["uniform"].model), feeds) < dense
+
+
+def test_a_speed_beyond_its_bound_is_told():
+    assert Speed(8, 1.0, 1.5, 1.5, 1.4).explained
+    assert not Speed(8, 1.0, 1.6, 1.6, 1.4).explained
+    assert Speed(8, 1.0, 9.0, 9.0).explained, "INT8 has no bound in multiplications"
+
+
+@pytest.mark.slow
+def test_the_dense_model_is_as_fast_as_itself(ground):
+    (speed,) = Stopwatch(ground.dense, (8,), 3).speeds(ground.dense)
+    assert speed.bound == 1
+    assert speed.tokens == 8
+    assert speed.ratio > 0
+
+
+@pytest.mark.slow
+def test_int8_answers_nearly_the_same(ground):
+    rows = inputs(seed=9)
+    wanted, found = predict(ground.dense, rows), predict_int8(ground.dense, rows)
+    assert np.corrcoef(wanted.logits.ravel(), found.logits.ravel())[0, 1] > 0.95
+
+
+def test_an_item_is_drawn_for_all_seeds_at_once():
+    random = np.random.default_rng(0)
+    targets = random.integers(2, size=300)
+    one, other = (Predictions(random.standard_normal((300, 2)).astype(np.float32), targets) for _ in range(2))
+    single = paired("accuracy", [one], [other])
+    assert single == paired_difference("accuracy", one.answers, other.answers, targets)
+    twice = paired("accuracy", [one, one], [other, other])
+    assert twice == single, "the same predictions twice are no more evidence"
+
+
+@pytest.mark.slow
+def test_lengths_are_measured_once(ground, tmp_path):
+    config, path = ground.dense.transformer.config, tmp_path / "lengths.json"
+    found = measure_lengths(config, (16,), 2, path)
+    assert found[0].variant == LITERAL
+    assert len(found) == 3
+    assert found[0].bound == no_logits_bound(config, 16) < 1.3
+    assert measure_lengths(config, (16,), 2, path) == found
+    path.write_text("{")
+    assert len(measure_lengths(config, (16,), 2, path)) == 3
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with data and a run on SST-2."""
+    root = tmp_path_factory.mktemp("compare")
+    write_sst2(root)
+    write_model(root / "model", make_transformer(dim=64))
+    options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32, "--epochs", 2)
+    invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options)
+    return root
+
+
+def options_of(place, *names):
+    chosen = [part for name in names for part in ("--only", name)]
+    return (place / "SST-2", "--data-dir", place, *chosen, "--calls", 2, "--no-lengths", "--out", place / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_command_compares_resumes_and_draws(place):
+    options = options_of(place, "uniform", "fixed")
+    result = json.loads(invoke(command, *options, "--no-plots", "--json"))
+    assert [row["name"] for row in result["rows"]] == ["full", "full+int8", "uniform", "fixed"]
+    full, int8, uniform, fixed = result["rows"]
+    assert full["differences"]["dev"]["value"] == 0
+    assert uniform["kept"] == pytest.approx(0.5, abs=0.01)
+    assert uniform["bounds"].values()
+    assert (uniform["smaller"], fixed["smaller"]) == (True, False)
+    assert 0 < fixed["score"] < 1
+    assert int8["bounds"] == {}
+    records = sorted((place / "out" / "seed0").glob("*/record.json"))
+    times = [path.stat().st_mtime_ns for path in records]
+    # One more: what is finished stays, and the pictures are drawn.
+    table = invoke(command, *options_of(place, "uniform", "fixed", "bigbird"))
+    assert "bigbird" in table
+    assert [path.stat().st_mtime_ns for path in records] == times
+    assert {path.name for path in (place / "out").glob("*.png")} == {
+        "accuracy_by_speed.png",
+        "heads.png",
+        "scores_by_place.png",
+    }
+    assert len(read_result(place / "out").rows) == 5
+    assert not list((place / "out" / "seed0").glob(".*.state"))
+    with pytest.raises(UsageError, match="another run, other data or other options"):
+        invoke(command, *options, "--lr", 1e-3)
+
+
+def test_a_record_is_read_as_it_was_written_and_a_broken_one_refused(tmp_path):
+    record = Record(
+        name="full",
+        what="",
+        seed=0,
+        smaller=True,
+        parameters=1,
+        scores=(0.5,),
+        seconds=1.0,
+        speeds=(Speed(8, 1.0, 2.0, 2.0, 2.1),),
+        kept=((1.0, 0.5),),
+    )
+    place = tmp_path / "full"
+    assert read_record(place) is None
+    predictions = Predictions(np.eye(3, dtype=np.float32), np.arange(3))
+    save_record(place, record, {"dev": predictions})
+    assert read_record(place) == record
+    row = row_of([place], [place], "accuracy", ["dev"])
+    assert (row.values, row.speeds, row.bounds, row.kept) == ({"dev": 1.0}, {8: 2.0}, {8: 2.1}, 0.75)
+    assert row.differences["dev"].value == 0
+    (place / "record.json").write_text("{")
+    with pytest.raises(CheckpointError, match="Delete the directory"):
+        read_record(place)
+
+
+def test_what_cannot_be_compared_is_refused(place, tmp_path):
+    with pytest.raises(UsageError, match=r"got 'magic', expected one of full, linformer"):
+        invoke(command, *options_of(place, "magic"))
+    with pytest.raises(UsageError, match="without a task"):
+        invoke(command, place / "model", "--data-dir", place, "--out", tmp_path / "new")
+    with pytest.raises(UsageError, match="has finished"):
+        invoke(command, *options_of(place, "full"), "--beside", tmp_path)
+    (tmp_path / RESULTS).write_text("{}")
+    with pytest.raises(UsageError, match="has finished"):
+        read_result(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="a directory to write"):
+        invoke(command, *options_of(place, "full")[:-1], tmp_path / "file" / "below")
