@@ -12,7 +12,7 @@ from export.experiments.frontier_cli import frontier
 from export.experiments.frontier_plot import draw
 from export.experiments.measure import Measured, MeasuredFamily, better_dense, measure_family, read_answers
 from export.tasks.cli import finetune
-from export.tasks.predictions import Predictions, encode_predictions
+from export.tasks.predictions import Predictions, encode_predictions, read_predictions
 from export.tasks.registry import TASKS
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
@@ -77,8 +77,9 @@ def test_the_dense_baseline_is_the_better_run_on_the_holdout(tmp_path, teacher, 
 @pytest.mark.slow
 def test_every_tier_is_asked_every_item_in_both_precisions(tmp_path):
     write_sst2(tmp_path)
-    write_model(tmp_path / "model", make_transformer())
-    options = ("--data-dir", tmp_path, "--lr", 2e-2, "--max-length", 32)
+    # Wide enough that one model is not 10 % faster than itself, which is what is refused.
+    write_model(tmp_path / "model", make_transformer(dim=256))
+    options = ("--data-dir", tmp_path, "--lr", 5e-3, "--max-length", 32)
     invoke(finetune, "SST-2", "--model", tmp_path / "model", "--out", tmp_path, *options)
     directory = family_directory(tmp_path, "SST-2", 0)
     directory.mkdir()
@@ -90,9 +91,9 @@ def test_every_tier_is_asked_every_item_in_both_precisions(tmp_path):
         (tier, precision) for tier in (DENSE, *TIERS) for precision in ("fp32", "int8")
     ]
     assert found.items == 40
-    # They are all one model.
-    assert {round(file.metric, 6) for file in found.files if file.precision == "fp32"} == {found.files[0].metric}
-    assert all(file.metric > 0.8 for file in found.files)
+    # They are all one model, and answer as torch did.
+    score = read_predictions(tmp_path / "SST-2", "dev").score("accuracy")
+    assert [file.metric for file in found.files if file.precision == "fp32"] == pytest.approx([score] * 4)
     answers, targets = read_answers(directory)
     assert (answers["half", "fp32"] == targets).mean() == pytest.approx(found.files[0].metric)
     # What is measured is not measured again.
