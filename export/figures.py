@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float, *, without: str = "leave --plot out") -> Figure:
     """Return an empty figure.
 
     Args:
         width: in inches.
         height: likewise.
+        without: what else one can do who has no matplotlib.
 
     Raises:
         UsageError: there is no matplotlib.
@@ -25,8 +26,8 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
-        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
+        fix = f"Install it: pip install 'fewheads[plot]', or {without}."
+        raise UsageError("plots", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -41,5 +42,5 @@ def write_figure(figure: Figure, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # ValueError: an unknown format
-        fix = "Choose another --plot."
-        raise UsageError(f"--plot {path}", given=Literally(error), expected="a file to write", fix=fix) from None
+        fix = "Choose another place, and .png, .svg or .pdf."
+        raise UsageError(f"{path}", given=Literally(error), expected="a file to write", fix=fix) from None

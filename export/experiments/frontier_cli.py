@@ -53,6 +53,7 @@ _TASKS = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE")
     type=click.Path(file_okay=False, path_type=Path),
     help="Where everything goes; what is finished there stays, what is not is continued.",
 )
+@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw frontier.png; needs matplotlib.")
 @json_option
 def frontier(
     model: Path,
@@ -63,6 +64,7 @@ def frontier(
     precision: Precision,
     data_dir: Path,
     out: Path,
+    plots: bool,
     as_json: bool,
 ) -> None:
     """Measure speed against accuracy: dense models and leaner ones, on five tasks of GLUE and several seeds.
@@ -76,8 +78,11 @@ def frontier(
 
         from export.experiments.family import BUDGETS, Settings
         from export.experiments.frontier import frontier_of
-        from export.experiments.frontier_plot import draw
+        from export.experiments.frontier_plot import WITHOUT, draw
+        from export.figures import new_figure
 
+        if plots:
+            new_figure(1, 1, without=WITHOUT)  # now, not after an hour of training
         bar.advance(loading)
     # One thread gives the same sums on every machine.
     torch.set_num_threads(1)
@@ -90,7 +95,8 @@ def frontier(
             families.append(_family(task, model, data_dir, out, seed, budget, settings))
             found = frontier_of(families, out)
             write_whole(out / "frontier.json", msgspec.json.format(msgspec.json.encode(found), indent=1))
-            draw(found, out / "frontier.png")
+            if plots:
+                draw(found, out / "frontier.png")
     if as_json:
         print_json(found)
         return

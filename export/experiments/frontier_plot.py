@@ -12,6 +12,7 @@ from export.figures import new_figure, write_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+WITHOUT = "give --no-plots"
 #: What paper 002 claims for the average of GLUE: speed-up and points, as it prints them.
 PAPER = {"fp32": (1.76, -0.2), "int8": (2.3, -0.5)}
 
@@ -26,14 +27,14 @@ def draw(frontier: Frontier, path: str | Path) -> None:
     Raises:
         UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
     """
-    figure = new_figure(6.0 * len(PRECISIONS), 4.5)
+    figure = new_figure(6.0 * len(PRECISIONS), 4.5, without=WITHOUT)
     panels = figure.subplots(1, len(PRECISIONS), squeeze=False, sharey=True)[0]
     for axes, precision in zip(panels, PRECISIONS, strict=True):
         _panel(axes, frontier, precision)
     panels[0].set_ylabel("points lost or won against dense FP32")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    seeds = min(frontier.seeds.values())
-    figure.suptitle(f"{', '.join(frontier.seeds)}; {seeds} seeds or more; ONNX Runtime, CPU, one thread, batch 1")
+    tasks = ", ".join(f"{task} ({seeds})" for task, seeds in frontier.seeds.items())
+    figure.suptitle(f"Tasks (seeds): {tasks}; ONNX Runtime, CPU, one thread, batch 1")
     write_figure(figure, path)
 
 

@@ -34,7 +34,7 @@ def test_the_picture_says_what_stays_and_what_it_costs(tmp_path):
 
 def test_a_picture_that_cannot_be_drawn(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    with pytest.raises(UsageError, match=r"--plot .*expected a file to write\. Choose another --plot"):
+    with pytest.raises(UsageError, match=r"expected a file to write\. Choose another place"):
         draw(make_reduced(), tmp_path / "half.nonsense")
     with pytest.raises(UsageError, match=r"No such file or directory.*a file to write"):
         draw(make_reduced(), tmp_path / "nowhere" / "half.png")

@@ -229,7 +229,7 @@ def test_the_plot(arguments, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     invoke(command, *arguments, "--plot", tmp_path / "route.png")
     assert (tmp_path / "route.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match=r"--plot .*a file to write"):
+    with pytest.raises(UsageError, match=r"route.nonsense: got .*a file to write"):
         invoke(command, *arguments, "--plot", tmp_path / "route.nonsense")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"got no matplotlib.*fewheads\[plot\]"):

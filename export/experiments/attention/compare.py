@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edge.errors import Literally, UsageError
+from edge.files import write_whole
 from export.experiments.attention.lengths import Length, measure_lengths
 from export.experiments.attention.mechanisms import Mechanism
 from export.experiments.attention.records import Record, Settings, check_settings, read_record
@@ -94,9 +95,7 @@ def _result(
     rows = tuple(row_of(places[name], places[FULL], task.headline, tuple(data.measured)) for name in names)
     records = tuple(record for name in names for place in places[name] if (record := read_record(place)))
     result = Result(settings, task.headline, rows, lengths, records)
-    scratch = directory / f"{RESULTS}.new"
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    scratch.replace(directory / RESULTS)
+    write_whole(directory / RESULTS, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from edge.files import write_whole
 from export.adaptive.scores import scorers, with_scores
 from export.experiments.attention.stopwatch import Stopwatch
 from export.heads import SequenceClassifier
@@ -59,10 +60,7 @@ def measure_lengths(
             continue
         done += _at(config, tokens, max(_LEAST_CALLS, min(calls, calls * _FULL_CALLS_TOKENS // tokens)))
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_name(f"{path.name}.new")
-            scratch.write_bytes(msgspec.json.encode(done))
-            scratch.replace(path)
+            write_whole(path, msgspec.json.encode(done))
     return tuple(one for one in done if one.tokens in lengths)
 
 

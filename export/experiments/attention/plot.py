@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge.errors import Literally, UsageError
 from export.experiments.attention.compare import Result
 from export.experiments.attention.records import Record
+from export.figures import new_figure, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Whose heads and places are drawn.
 _HEADS = ("gradient", "fixed", "budget", "ours")
 _PLACES = ("literal", "fixed")
+_WITHOUT = "give --no-plots"
 
 
 def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list[Path]:
@@ -44,11 +45,7 @@ def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list
         if figure is None:
             continue
         path = directory / f"{name}.png"
-        try:
-            figure.savefig(path, dpi=120)
-        except OSError as error:
-            fix = "Choose another --out."
-            raise UsageError(f"{path}", given=Literally(error), expected="a file to write", fix=fix) from None
+        write_figure(figure, path)
         written.append(path)
     return written
 
@@ -56,7 +53,7 @@ def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list
 def _accuracy_by_speed(result: Result) -> Figure:
     """Draw the difference on dev over the speed at the natural length; what runs as it is, hollow."""
     split = next(name for name in result.rows[0].values if name != "holdout")
-    figure = _figure(7, 5)
+    figure = new_figure(7, 5, without=_WITHOUT)
     axes = figure.subplots()
     for row in result.rows:
         speed, difference = row.speeds[result.settings.tokens], row.differences[split]
@@ -79,7 +76,7 @@ def _accuracy_by_speed(result: Result) -> Figure:
 def _speed_by_length(result: Result) -> Figure | None:
     if not result.lengths:
         return None
-    figure = _figure(7, 5)
+    figure = new_figure(7, 5, without=_WITHOUT)
     axes = figure.subplots()
     for number, variant in enumerate(dict.fromkeys(one.variant for one in result.lengths)):
         points = sorted((one for one in result.lengths if one.variant == variant), key=lambda one: one.tokens)
@@ -99,7 +96,7 @@ def _heads(results: Sequence[Result]) -> Figure | None:
     names = [name for name in _HEADS if _first(results[0], name)]
     if not names:
         return None
-    figure = _figure(3.2 * len(names), 2.6 * len(results))
+    figure = new_figure(3.2 * len(names), 2.6 * len(results), without=_WITHOUT)
     panels = figure.subplots(len(results), len(names), squeeze=False)
     for row, result in zip(panels, results, strict=True):
         for axes, name in zip(row, names, strict=True):
@@ -118,7 +115,7 @@ def _scores_by_place(result: Result) -> Figure | None:
     records = [record for name in _PLACES if (record := _first(result, name)) and record.use and record.use.places]
     if not records:
         return None
-    figure = _figure(5 * len(records), 4)
+    figure = new_figure(5 * len(records), 4, without=_WITHOUT)
     for axes, record in zip(figure.subplots(1, len(records), squeeze=False)[0], records, strict=True):
         assert record.use is not None
         _places(axes, record.use.places)
@@ -136,15 +133,3 @@ def _places(axes: Axes, places: Sequence[Sequence[float]]) -> None:
 
 def _first(result: Result, name: str) -> Record | None:
     return next((record for record in result.records if record.name == name), None)
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        fix = "Install it: pip install 'fewheads[plot]', or give --no-plots."
-        raise UsageError("plots", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edge.errors import Literally, UsageError
-from edge.files import replaced_directory, write_durably
+from edge.files import replaced_directory, write_durably, write_whole
 from export.adaptive.use import HeadUse
 from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
@@ -95,10 +95,7 @@ def check_settings(directory: Path, settings: Settings) -> None:
         if path.exists() and path.read_bytes() != data:
             given = Literally("a comparison with another run, other data or other options")
             raise UsageError(f"--out {directory}", given=given, expected="this one, unfinished", fix=fix)
-        directory.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f"{_SETTINGS}.new")
-        scratch.write_bytes(data)
-        scratch.replace(path)
+        write_whole(path, data)
     except OSError as error:
         expected = "a directory to write"
         raise UsageError(f"--out {directory}", given=Literally(error.strerror), expected=expected, fix=fix) from None
