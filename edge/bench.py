@@ -85,7 +85,7 @@ def bench(
     """
     bundle = Bundle.open(path)
     loaded = load_runner(bundle, target, cache)
-    direct = _direct_inputs(bundle, rows)
+    direct = direct_inputs(bundle, rows)
     local = _in_process(bundle, loaded.runner)
     per_round = max(requests // _ROUNDS, concurrency)
     alone, served = [], []
@@ -96,10 +96,10 @@ def bench(
                 client.infer(bundle.manifest.name, inputs, version=str(bundle.manifest.version))
 
             for call in (local, remote):
-                _series(call, direct, max(requests // 10, concurrency), concurrency if call is remote else 1)
+                series(call, direct, max(requests // 10, concurrency), concurrency if call is remote else 1)
             for _ in range(_ROUNDS):  # in turns, so that a noisy neighbour disturbs both alike
-                alone.append(_series(local, direct, per_round, 1))
-                served.append(_series(remote, direct, per_round, concurrency))
+                alone.append(series(local, direct, per_round, 1))
+                served.append(series(remote, direct, per_round, concurrency))
                 advanced()
     finally:
         loaded.runner.close()
@@ -117,7 +117,7 @@ def _server(bundle: Bundle, url: str | None, target: str, cache: Path | None) ->
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
-def _direct_inputs(bundle: Bundle, rows: int) -> list[dict[str, Array]]:
+def direct_inputs(bundle: Bundle, rows: int) -> list[dict[str, Array]]:
     """Return requests made of golden rows: text where the model takes text, tensors otherwise."""
     arrays = bundle.golden.raw or bundle.golden.inputs
     picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
@@ -132,12 +132,12 @@ def _in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], 
     step = preprocessor(bundle)
 
     def call(inputs: dict[str, Array]) -> None:
-        runner.infer(step(inputs[step.input.name]) if step else inputs)
+        runner.infer(step(*(inputs[spec.name] for spec in step.inputs)) if step else inputs)
 
     return call
 
 
-def _series(
+def series(
     call: Callable[[dict[str, Array]], None], inputs: list[dict[str, Array]], count: int, concurrency: int
 ) -> _Series:
     """Call ``count`` times from ``concurrency`` threads; the first error of any of them is raised."""
@@ -168,7 +168,7 @@ def _series(
     return _Series(durations, time.perf_counter_ns() - begun)
 
 
-def _latency(series: list[_Series]) -> Latency:
-    durations = np.array([duration for part in series for duration in part.durations_ns]) / 1e6
+def _latency(parts: list[_Series]) -> Latency:
+    durations = np.array([duration for part in parts for duration in part.durations_ns]) / 1e6
     p50, p95, p99 = (float(value) for value in np.percentile(durations, [50, 95, 99]))
-    return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.wall_ns for part in series) / 1e9))
+    return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.wall_ns for part in parts) / 1e9))

@@ -33,12 +33,14 @@ class InferResult(NamedTuple):
         model_version: which version answered.
         timings_ns: the server's stage times, when they were asked for.
         round_trip_ns: what the client saw.
+        tier: which tier answered; empty for a model of one.
     """
 
     outputs: dict[str, Array]
     model_version: str
     timings_ns: dict[str, int]
     round_trip_ns: int
+    tier: str
 
 
 class Client:
@@ -66,7 +68,13 @@ class Client:
         self.close()
 
     def infer(
-        self, model: str, inputs: Mapping[str, Array], *, version: str = "", timings: bool = False
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        timings: bool = False,
+        policy: str = "",
     ) -> InferResult:
         """Ask a model.
 
@@ -75,6 +83,7 @@ class Client:
             inputs: its inputs by name; text as arrays of ``bytes`` or ``str``.
             version: empty for the highest.
             timings: ask for the stage times too.
+            policy: which tier shall answer; empty for the server's choice.
 
         Raises:
             ServerError: the server cannot be reached, or refused; the message holds its status and text.
@@ -86,6 +95,8 @@ class Client:
             request.raw_input_contents.append(to_raw(array, datatype))
         if timings:
             request.parameters["timings"].bool_param = True
+        if policy:
+            request.parameters["policy"].string_param = policy
         started_ns = time.perf_counter_ns()
         response = self._call(self._stub.ModelInfer, request, f"model {model!r}")
         round_trip_ns = time.perf_counter_ns() - started_ns
@@ -94,7 +105,8 @@ class Client:
             for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
         }
         stages = {name: value.int64_param for name, value in response.parameters.items() if name.endswith("_ns")}
-        return InferResult(outputs, response.model_version, stages, round_trip_ns)
+        tier = response.parameters["tier"].string_param if "tier" in response.parameters else ""
+        return InferResult(outputs, response.model_version, stages, round_trip_ns, tier)
 
     def metadata(self, model: str, version: str = "") -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Return a model's inputs and outputs.

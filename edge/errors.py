@@ -8,9 +8,11 @@
   - ServerError            the server cannot be reached or refused a client's call
   - RequestError           one inference request cannot be answered
     - InvalidRequest       the request contradicts the model's metadata or the protocol
-    - ModelNotFound        no such model or version
+    - NotFound             no such model, version or shared memory
+    - AlreadyThere         the name of a shared memory region is taken
+    - LoadFailed           a model could not be loaded; what was served before is served still
     - ModelNotReady        the model exists and cannot answer now
-    - Overloaded           the queue is full
+    - Overloaded           the queue is full, or another bound of the server is reached
     - DeadlineExceeded     the deadline passed before the answer was ready
     - Unsupported          a protocol feature that this server does not offer
     - RunnerError          the runtime failed while computing
@@ -96,8 +98,16 @@ class InvalidRequest(RequestError):
     """The request contradicts the model's metadata or the protocol."""
 
 
-class ModelNotFound(RequestError):
-    """There is no such model or version."""
+class NotFound(RequestError):
+    """There is no such model, version or shared memory."""
+
+
+class AlreadyThere(RequestError):
+    """The name of a shared memory region is taken."""
+
+
+class LoadFailed(RequestError):
+    """A model could not be loaded; what was served before is served still."""
 
 
 class ModelNotReady(RequestError):
@@ -105,7 +115,23 @@ class ModelNotReady(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full."""
+    """The queue is full, the deadline cannot be met, or another bound of the server is reached.
+
+    Args:
+        subject: as of every error, and so on.
+        given: the value found.
+        expected: what would have been right.
+        fix: what to do next.
+        cause: which bound of the queue refused, ``requests``, ``bytes`` or ``deadline``; empty for others.
+        retry_after_ms: when there may be room; 0 where nothing is known.
+    """
+
+    def __init__(
+        self, subject: str, *, given: object, expected: str, fix: str, cause: str = "", retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(subject, given=given, expected=expected, fix=fix)
+        self.cause = cause
+        self.retry_after_ms = retry_after_ms
 
 
 class DeadlineExceeded(RequestError):

@@ -70,6 +70,21 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, or replace an earlier one, which stays until the new one is whole on the disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.new")
+    with open(scratch, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
 def reserve(path: Path, size_bytes: int) -> None:
     """Make sure that the disk has room, with a file at ``path`` that is removed again.
 

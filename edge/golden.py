@@ -89,7 +89,7 @@ def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
     golden = Golden(kinds["input"], kinds["output"], kinds["raw"])
     _check(golden.inputs, manifest.inputs, f"{subject} input")
     _check(golden.outputs, manifest.outputs, f"{subject} output")
-    raw_names = {manifest.preprocess.input} if manifest.preprocess else set()
+    raw_names = {text.name for text in manifest.preprocess.inputs} if manifest.preprocess else set()
     if set(golden.raw) != raw_names:
         raise BundleError(f"{subject} raw", given=sorted(golden.raw), expected=str(sorted(raw_names)), fix=_FIX)
     if manifest.max_batch_size and len({len(array) for array in arrays.values()}) != 1:

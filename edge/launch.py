@@ -38,24 +38,37 @@ def running_server(
     with tempfile.TemporaryDirectory(prefix="fewheads-") as directory:
         for bundle in bundles:
             (Path(directory) / bundle.name).symlink_to(bundle.resolve(), target_is_directory=True)
-        command = [sys.executable, "-m", "edge", "serve", directory, "--grpc-port=0", "--metrics-port=0", "--json"]
-        command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        log: list[str] = []
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
-        reader.start()
-        try:
-            yield _ready(process, process.stdout, log)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            code = process.wait()
-            reader.join()
-            process.stdout.close()
-            process.stderr.close()
-        if code != 0:
-            raise _failure(f"exit code {code}", "exit code 0", log)
+        with serving(Path(directory), target=target, cache=cache, arguments=arguments) as ready:
+            yield ready
+
+
+@contextmanager
+def serving(
+    repository: Path, *, target: str = "auto", cache: Path | None = None, arguments: Sequence[str] = ()
+) -> Iterator[Ready]:
+    """Serve a repository, whose bundles may change meanwhile; else as :func:`running_server`.
+
+    Raises:
+        ServerError: as :func:`running_server`.
+    """
+    command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
+    command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log: list[str] = []
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
+    reader.start()
+    try:
+        yield _ready(process, process.stdout, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        reader.join()
+        process.stdout.close()
+        process.stderr.close()
+    if code != 0:
+        raise _failure(f"exit code {code}", "exit code 0", log)
 
 
 def _ready(process: subprocess.Popen[str], stdout: IO[str], log: list[str]) -> Ready:

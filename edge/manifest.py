@@ -80,22 +80,29 @@ class ExpressionPreprocess(_Struct, frozen=True, tag="expression", tag_field="ty
     max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
 
     @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a client may send."""
+        return (_text(self.input),)
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """The inputs of the graph that it makes."""
         return (self.output,)
 
 
 class TokenizerPreprocess(_Struct, frozen=True, tag="tokenizer", tag_field="type"):
-    """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest text of the request.
+    """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
     Attributes:
         input: what a client may send.
         file: the ``tokenizer.json`` of Hugging Face's tokenizers, in the bundle.
         ids: the input of the graph for the ids.
         mask: the input of the graph that is 1 for tokens and 0 for padding.
-        max_length: tokens; what is longer is cut.
+        max_length: tokens of a row; what is longer is cut, of a pair the longer text first.
         pad_id: the id of padding.
         max_text_bytes: of one text; a longer one is refused before it is tokenised.
+        pair: what a client sends beside ``input`` to a model that reads two texts together; None where it reads one.
+        segments: the input of the graph that is 1 for tokens of the second text, else 0; None where it has none.
     """
 
     input: TensorName
@@ -105,11 +112,18 @@ class TokenizerPreprocess(_Struct, frozen=True, tag="tokenizer", tag_field="type
     max_length: Positive
     pad_id: Annotated[int, msgspec.Meta(ge=0)]
     max_text_bytes: Positive
+    pair: TensorName | None = None
+    segments: TensorName | None = None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a client may send; of a pair both."""
+        return (_text(self.input), *((_text(self.pair),) if self.pair else ()))
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The inputs of the graph that it makes."""
-        return (self.ids, self.mask)
+        return (self.ids, self.mask, *((self.segments,) if self.segments else ()))
 
 
 class LabelPostprocess(_Struct, frozen=True, tag="label", tag_field="type"):
@@ -118,6 +132,36 @@ class LabelPostprocess(_Struct, frozen=True, tag="label", tag_field="type"):
     logits: TensorName
     output: TensorName
     labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+
+    @property
+    def columns(self) -> int:
+        """How many columns ``logits`` must have."""
+        return len(self.labels)
+
+    @property
+    def made(self) -> TensorSpec:
+        """What a client may ask for."""
+        return _text(self.output)
+
+
+class ScorePostprocess(_Struct, frozen=True, tag="score", tag_field="type"):
+    """The one column of ``logits`` (FP32, [-1, 1]) under the name of what it is, ``output`` (FP32, [-1, 1]).
+
+    As the model gives it: it may lie beyond the scale that it was trained on, and ``measures`` are of this very value.
+    """
+
+    logits: TensorName
+    output: TensorName
+
+    @property
+    def columns(self) -> int:
+        """How many columns ``logits`` must have."""
+        return 1
+
+    @property
+    def made(self) -> TensorSpec:
+        """What a client may ask for."""
+        return TensorSpec(self.output, "FP32", (-1, 1))
 
 
 class CascadeRouter(_Struct, frozen=True, tag="cascade", tag_field="type"):
@@ -136,6 +180,21 @@ class CascadeRouter(_Struct, frozen=True, tag="cascade", tag_field="type"):
     logits: TensorName
     margin: Annotated[float, msgspec.Meta(ge=0, le=1)]
     default: bool = False
+
+
+class Serving(_Struct, frozen=True):
+    """How the model likes to be served; a server's options go before it.
+
+    Attributes:
+        policy: which tier answers a request that names none; None is ``router`` where the router is the default, else
+            ``pinned``, the full tier.
+        max_queue_delay_us: how long a request that found the server busy may wait for others to join it.
+        preferred_batch_sizes: rows that a run should have, where more than one request waits.
+    """
+
+    policy: Annotated[str, msgspec.Meta(pattern=r"^(pinned|router|deadline|load)$")] | None = None
+    max_queue_delay_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    preferred_batch_sizes: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=16)] = ()
 
 
 class Measure(_Struct, frozen=True):
@@ -176,8 +235,9 @@ class Manifest(_Struct, frozen=True):
     files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
     provenance: Provenance
     preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None
-    postprocess: LabelPostprocess | None = None
+    postprocess: LabelPostprocess | ScorePostprocess | None = None
     router: CascadeRouter | None = None
+    serving: Serving | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
     def input(self, name: str) -> TensorSpec | None:
@@ -250,6 +310,7 @@ def check(manifest: Manifest, subject: str) -> None:
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     _check_router(manifest, subject)
+    _check_serving(manifest, subject)
 
 
 def _check_profile(manifest: Manifest, subject: str) -> None:
@@ -277,8 +338,14 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
         if manifest.input(name) is None:
             expected = f"one of {[spec.name for spec in manifest.inputs]}"
             raise _broken(subject, "preprocess output", name, expected)
-    if any(step.input == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
-        raise _broken(subject, "preprocess input", step.input, "a name that no tensor of the graph has")
+    if len(step.inputs) > 1 and not manifest.max_batch_size:
+        given = Literally("max_batch_size 0")
+        raise _broken(subject, "preprocess pair", given, "a model with batches, so that two texts have as many rows")
+    _unique(subject, "preprocess output", list(step.outputs))
+    _unique(subject, "preprocess input", [text.name for text in step.inputs])
+    for text in step.inputs:
+        if any(text.name == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
+            raise _broken(subject, "preprocess input", text.name, "a name that no tensor of the graph has")
     if isinstance(step, TokenizerPreprocess) and step.file not in manifest.files:
         raise _broken(subject, f"files entry for {step.file!r}", Literally("nothing"), "the tokenizer of preprocess")
 
@@ -288,8 +355,9 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
     if step is None:
         return
     logits = next((spec for spec in manifest.outputs if spec.name == step.logits), None)
-    if logits is None or logits.datatype != "FP32" or logits.shape != (-1, len(step.labels)):
-        expected = f"an FP32 output of shape {[-1, len(step.labels)]}, a column for each label"
+    if logits is None or logits.datatype != "FP32" or logits.shape != (-1, step.columns):
+        each = "a column for each label" if isinstance(step, LabelPostprocess) else "the score"
+        expected = f"an FP32 output of shape {[-1, step.columns]}, {each}"
         raise _broken(subject, "postprocess logits", step.logits, expected)
     if any(step.output == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
         raise _broken(subject, "postprocess output", step.output, "a name that no tensor of the graph has")
@@ -304,9 +372,26 @@ def _check_router(manifest: Manifest, subject: str) -> None:
         raise _broken(subject, "router tiers", given, f"two of {tiers}, none of which is called auto")
     logits = next((spec for spec in manifest.outputs if spec.name == router.logits), None)
     has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in manifest.outputs)
-    if logits is None or logits.datatype != "FP32" or len(logits.shape) != 2 or not has_batch:
-        expected = "an FP32 output of shape [-1, labels] of a model with batches"
+    # One column, a regression's, has no second label to be close to.
+    has_labels = logits is not None and len(logits.shape) == 2 and logits.shape[1] != 1
+    if logits is None or logits.datatype != "FP32" or not has_labels or not has_batch:
+        expected = "an FP32 output of shape [-1, labels], 2 labels or more, of a model with batches"
         raise _broken(subject, "router logits", router.logits, expected)
+
+
+def _check_serving(manifest: Manifest, subject: str) -> None:
+    step = manifest.serving
+    if step is None:
+        return
+    if step.policy == "router" and manifest.router is None:
+        raise _broken(subject, "serving policy", step.policy, "another one, because there is no router")
+    if any(size > manifest.max_batch_size for size in step.preferred_batch_sizes):
+        expected = f"at most max_batch_size ({manifest.max_batch_size})"
+        raise _broken(subject, "serving preferred_batch_sizes", step.preferred_batch_sizes, expected)
+
+
+def _text(name: str) -> TensorSpec:
+    return TensorSpec(name, "BYTES", (-1, 1))
 
 
 def _unique(subject: str, what: str, names: list[str]) -> None:

@@ -7,15 +7,22 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from edge import __version__
-from edge.device import DeviceThread
 from edge.errors import Literally, UsageError
 from edge.memory import MemorySampler
 from edge.repository import Repository
+from edge.scheduler import Scheduler
 from edge.statistics import BUCKETS_NS, Histogram, Snapshot
+from edge.streams import Streams
 
 _MODEL = ("model", "version")
 #: Triton's counters per model, and where each is found.
@@ -36,14 +43,16 @@ class ServerCollector(Collector):
 
     Args:
         repository: the models and their counters.
-        device: the queue.
+        scheduler: the queue.
         memory: where memory is read.
+        streams: the streams that are open.
     """
 
-    def __init__(self, repository: Repository, device: DeviceThread, memory: MemorySampler) -> None:
+    def __init__(self, repository: Repository, scheduler: Scheduler, memory: MemorySampler, streams: Streams) -> None:
         self._repository = repository
-        self._device = device
+        self._scheduler = scheduler
         self._memory = memory
+        self._streams = streams
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
@@ -60,18 +69,39 @@ class ServerCollector(Collector):
         )
         ready = GaugeMetricFamily("fewheads_model_ready", "1 when the model can be asked", labels=_MODEL)
         load = GaugeMetricFamily("fewheads_model_load_memory_bytes", "Growth of the process at load", labels=_MODEL)
+        drops = CounterMetricFamily(
+            "fewheads_dropped_requests",
+            "Requests that were refused, by the bound, or given up, by where they were",
+            labels=(*_MODEL, "reason", "place"),
+        )
+        tiers = CounterMetricFamily(
+            "fewheads_tier_answers", "Answers by tier, and why it was that", labels=(*_MODEL, "tier", "reason")
+        )
+        runs = CounterMetricFamily("fewheads_batch_executions", "Calls of the runtime", labels=(*_MODEL, "rows"))
         for entry, now in entries:
             labels = [entry.name, entry.version]
+            for (reason, place), count in now.drops.items():
+                drops.add_metric([*labels, reason, place], count)
+            for (tier, reason), count in now.tiers.items():
+                tiers.add_metric([*labels, tier, reason], count)
+            for rows, totals in now.batches.items():
+                runs.add_metric([*labels, str(rows)], totals.count)
             for reason, count in now.failures.items():
                 where = {"model": entry.name, "version": entry.version, "reason": reason}
                 failures.add_sample(failures.name, where, count)
             for stage, histogram in now.stages.items():
                 duration.add_metric([*labels, stage], _buckets(histogram), histogram.total_ns / 1e9)
             ready.add_metric(labels, float(entry.state == "READY"))
-            if entry.model:
-                load.add_metric(labels, entry.model.load_memory_bytes)
-        yield from (failures, duration, ready, load)
-        yield GaugeMetricFamily("fewheads_queue_depth", "Requests that wait for the device thread", self._device.depth)
+            model = entry.model  # once: it may be unloaded at any moment
+            if model:
+                load.add_metric(labels, model.load_memory_bytes)
+        yield from (failures, drops, tiers, runs, duration, ready, load)
+        yield GaugeMetricFamily("fewheads_queue_depth", "Requests that wait for a worker", self._scheduler.depth)
+        yield GaugeMetricFamily("fewheads_queue_bytes", "Bytes of their tensors", self._scheduler.queued_bytes)
+        yield GaugeMetricFamily("fewheads_streams", "Open streams of requests", self._streams.open)
+        yield GaugeMetricFamily(
+            "fewheads_stream_requests", "Requests of streams that are on their way", self._streams.in_flight
+        )
         memory = GaugeMetricFamily("fewheads_memory_bytes", "Memory, by kind and source", labels=("kind", "source"))
         for sample in self._memory.sample():
             memory.add_metric([sample.kind, sample.source], sample.size_bytes)

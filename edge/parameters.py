@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edge.errors import InvalidRequest, Literally
+from edge.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.pb import inference_pb2 as pb
 
 _TIMINGS = "timings"
 #: Also names the parameter of the response that says which tier answered.
 TIER = "tier"
+#: The parameter of the response that says why it was that tier.
+TIER_REASON = "tier_reason"
+_POLICY = "policy"
 #: Request parameters with a meaning, and the kinds of value that each may have. Others are the client's own business.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "timeout": ("int64_param", "uint64_param"),
@@ -21,6 +25,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "binary_data_output": ("bool_param",),
     _TIMINGS: ("bool_param",),
     TIER: ("string_param",),
+    _POLICY: ("string_param",),
 }
 
 
@@ -30,6 +35,8 @@ class Parameters(NamedTuple):
     timeout_seconds: float | None = None
     timings: bool = False
     tier: str | None = None
+    policy: str | None = None
+    priority: int = DEFAULT_PRIORITY
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
@@ -62,9 +69,15 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         given = Literally("a request of a sequence")
         fix = "Leave the sequence parameters out."
         raise InvalidRequest("parameter 'sequence_id'", given=given, expected="none: no model keeps state", fix=fix)
-    timeout_us, tier = values.get("timeout"), values.get(TIER)
+    priority = values.get("priority") or DEFAULT_PRIORITY
+    if not isinstance(priority, int) or priority > PRIORITY_LEVELS:
+        expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
+        raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
+    timeout_us, tier, policy = values.get("timeout"), values.get(TIER), values.get(_POLICY)
     return Parameters(
         timeout_seconds=timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us else None,
         timings=bool(values.get(_TIMINGS)),
         tier=tier if isinstance(tier, str) else None,
+        policy=policy if isinstance(policy, str) else None,
+        priority=priority,
     )

@@ -7,18 +7,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edge.datatypes import Array
+from edge.lane import Computed
 from edge.manifest import CascadeRouter
-
-#: The tier that a request names to let the router choose.
-AUTO = "auto"
 
 Infer = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
-def cascade(
-    config: CascadeRouter, lean: Infer, full: Infer, inputs: Mapping[str, Array]
-) -> tuple[dict[str, Array], str]:
-    """Compute a request through the cascade.
+def cascade(config: CascadeRouter, lean: Infer, full: Infer, inputs: Mapping[str, Array]) -> Computed:
+    """Compute a request, or several that were joined, through the cascade.
 
     Args:
         config: what the manifest says.
@@ -27,19 +23,26 @@ def cascade(
         inputs: of the graph, rows first.
 
     Returns:
-        The outputs, and which tiers gave them: the lean one's name, the full one's, or both with a comma between.
+        The outputs, and which rows the full tier gave.
     """
     outputs = lean(inputs)
     unsure = margins(outputs[config.logits]) < config.margin
     if not unsure.any():
-        return outputs, config.lean
+        return Computed(outputs, unsure)
     second = full({name: array[unsure] for name, array in inputs.items()})
     if unsure.all():
-        return second, config.full
+        return Computed(second, unsure)
     merged = {name: array.copy() for name, array in outputs.items()}
     for name, array in merged.items():
         array[unsure] = second[name]
-    return merged, f"{config.lean},{config.full}"
+    return Computed(merged, unsure)
+
+
+def answered_by(config: CascadeRouter, full_rows: Array) -> str:
+    """Return which tiers gave the rows of a request: the lean one's name, the full one's, or both with a comma."""
+    if full_rows.all():
+        return config.full
+    return f"{config.lean},{config.full}" if full_rows.any() else config.lean
 
 
 def margins(logits: Array) -> Array:

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from edge import __version__
-from edge.datatypes import Array
-from edge.device import DeviceThread
-from edge.errors import InvalidRequest, RequestError
+from edge.elastic import Demand
+from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded, RequestError
+from edge.job import DEFAULT_PRIORITY, PRIORITY_LEVELS, Answer, Job
+from edge.lane import Lane
 from edge.model import Model
-from edge.parameters import TIER, Parameters, parse
+from edge.parameters import TIER, TIER_REASON, Parameters, parse
 from edge.pb import inference_pb2 as pb
 from edge.repository import Entry, Repository
-from edge.statistics import Timings
+from edge.scheduler import Scheduler
+from edge.shared_memory import SharedMemory, Window
+from edge.shared_tensors import output_windows
 from edge.wire import decode_inputs, encode_outputs, requested_outputs
 
-#: What ServerMetadata claims: only what is there.
+#: What ServerMetadata claims: only what is there. What options switch on is added.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
-
-
-class Answer(NamedTuple):
-    """The outputs of the graph, and which tiers gave them."""
-
-    outputs: dict[str, Array]
-    tier: str
+#: A transport's timer may be this early.
+_CLOCK_SECONDS = 0.005
 
 
 @dataclass(slots=True)
 class Call:
-    """One ModelInfer on its way. ``future`` gives the answer; then :meth:`InferenceService.finish` the response."""
+    """One ModelInfer on its way. ``future`` gives the answer; then :meth:`InferenceService.finish` the response.
+
+    ``wait_seconds`` is how long to wait for it where the server sets the limit, by the request's ``timeout`` or its
+    own default; None where the client's deadline, which ends the call by itself, comes first.
+    """
 
     request: pb.ModelInferRequest
     entry: Entry
@@ -40,8 +40,10 @@ class Call:
     rows: int
     started_ns: int
     parameters: Parameters
-    future: Future[Answer]
-    timings: Timings = field(default_factory=Timings)
+    future: Job
+    tier_reason: str
+    wait_seconds: float | None
+    windows: dict[str, Window]
 
 
 class InferenceService:
@@ -49,14 +51,29 @@ class InferenceService:
 
     Args:
         repository: the models.
-        device: where they compute.
+        scheduler: where they compute.
         strict_readiness: whether the server is ready only when every bundle is.
+        default_timeout_seconds: for requests that bring no deadline of their own; None lets them wait for ever.
+        shared_memory: where tensors may lie; None where that is not allowed.
+        extensions: names of protocol extensions that are on beside :data:`EXTENSIONS`.
     """
 
-    def __init__(self, repository: Repository, device: DeviceThread, *, strict_readiness: bool = True) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        *,
+        strict_readiness: bool = True,
+        default_timeout_seconds: float | None = None,
+        shared_memory: SharedMemory | None = None,
+        extensions: tuple[str, ...] = (),
+    ) -> None:
         self._repository = repository
-        self._device = device
+        self._scheduler = scheduler
         self._strict_readiness = strict_readiness
+        self._default_timeout = default_timeout_seconds
+        self._shared_memory = shared_memory
+        self._extensions = (*EXTENSIONS, *extensions)
         #: Set when all bundles were tried, cleared when the server begins to drain.
         self.accepting = False
 
@@ -74,31 +91,75 @@ class InferenceService:
             RequestError: the request cannot be answered. It is counted already.
         """
         started_ns = time.perf_counter_ns()
-        entry, model = self._repository.ready(request.model_name, request.model_version)
+        entry, model = self._taken(request)
         try:
             parameters = parse(request)
-            tier = parameters.tier or model.default_tier
-            model.check_tier(tier)
             names = requested_outputs(request, model.outputs)
-            feeds = model.prepare(decode_inputs(request, model.inputs))
-            if parameters.timeout_seconds is not None:
-                limit = time.monotonic() + parameters.timeout_seconds
-                deadline = limit if deadline is None else min(deadline, limit)
-            timings = Timings(compute_input_ns=time.perf_counter_ns() - started_ns)
-            queued_ns = time.perf_counter_ns()
-
-            def compute() -> Answer:
-                begun_ns = time.perf_counter_ns()
-                answer = Answer(*model.infer(tier, feeds.inputs))
-                timings.queue_ns = begun_ns - queued_ns
-                timings.compute_infer_ns = time.perf_counter_ns() - begun_ns
-                return answer
-
-            future = self._device.submit(compute, deadline)
-        except RequestError as error:
-            entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns)
+            windows = output_windows(request, self._shared_memory)
+            feeds = model.prepare(decode_inputs(request, model.inputs, self._shared_memory))
+            wait_seconds = self._limit(parameters, deadline)
+            if wait_seconds is not None:
+                deadline = time.monotonic() + wait_seconds
+            job = Job(
+                model.lanes[model.full_tier],
+                feeds.inputs,
+                feeds.rows,
+                priority=parameters.priority,
+                deadline=deadline,
+                lease=model.lease,
+                statistics=entry.statistics,
+            )
+            choice = model.elastic.choose(parameters.tier, parameters.policy, lambda: self._demand(job))
+            job.lane = choice.lane
+            job.queued_ns = time.perf_counter_ns()
+            job.timings.compute_input_ns = job.queued_ns - started_ns
+            self._scheduler.submit(job)
+        except BaseException as error:
+            self._scheduler.give_back(model.lease)
+            if isinstance(error, RequestError):
+                place = error.cause if isinstance(error, Overloaded) else _refused_at(error)
+                entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             raise
-        return Call(request, entry, model, names, feeds.rows, started_ns, parameters, future, timings)
+        return Call(
+            request,
+            entry,
+            model,
+            names,
+            feeds.rows,
+            started_ns,
+            parameters,
+            job,
+            choice.reason,
+            wait_seconds,
+            windows,
+        )
+
+    def _taken(self, request: pb.ModelInferRequest) -> tuple[Entry, Model]:
+        """Return the model of a request, kept from being closed until its lease is given back."""
+        for _ in range(2):  # a model that was just replaced is gone; then its successor is there
+            entry, model = self._repository.ready(request.model_name, request.model_version)
+            if model.lease.take():
+                return entry, model
+        raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix="Ask again later.")
+
+    def _limit(self, parameters: Parameters, deadline: float | None) -> float | None:
+        """Return the seconds that the server allows a request, if it does so and the client does not allow less."""
+        limit = parameters.timeout_seconds
+        if limit is None:
+            limit = self._default_timeout
+        if limit is None or (deadline is not None and deadline <= time.monotonic() + limit):
+            return None
+        return limit
+
+    def _demand(self, job: Job) -> Demand:
+        now = time.monotonic()
+
+        def finish(lane: Lane) -> float:
+            job.lane = lane
+            return self._scheduler.finish_seconds(job)
+
+        left = None if job.deadline is None else job.deadline - now
+        return Demand(now, job.size, left, finish, self._scheduler.fullness, self._scheduler.instances)
 
     def finish(self, call: Call, answer: Answer) -> pb.ModelInferResponse:
         """Return the response of a call whose answer is there, and count it."""
@@ -106,22 +167,38 @@ class InferenceService:
         response = pb.ModelInferResponse(
             model_name=call.model.name, model_version=call.model.version, id=call.request.id
         )
-        encode_outputs(response, call.model.complete(answer.outputs), call.output_names)
-        timings = call.timings
+        encode_outputs(response, call.model.complete(answer.outputs), call.output_names, call.windows)
+        timings = call.future.timings
         now_ns = time.perf_counter_ns()
-        timings.compute_output_ns = now_ns - begun_ns
+        timings.compute_output_ns += now_ns - begun_ns
+        self._scheduler.returned((now_ns - call.future.computed_ns) / 1e9)
         timings.request_ns = now_ns - call.started_ns
         if len(call.model.tiers) > 1:
             response.parameters[TIER].string_param = answer.tier
+            response.parameters[TIER_REASON].string_param = call.tier_reason
+            call.entry.statistics.answered(answer.tier, call.tier_reason)
         if call.parameters.timings:
             for stage in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns"):
                 response.parameters[stage].int64_param = getattr(timings, stage)
-        call.entry.statistics.succeeded(timings, call.rows)
+        call.entry.statistics.succeeded(timings, call.rows, call.future.batch_rows)
         return response
 
     def failed(self, call: Call, reason: str) -> None:
-        """Count a call that ended without an answer."""
-        call.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns)
+        """Count a call that ended without an answer.
+
+        Args:
+            call: the call.
+            reason: the class of its error, or ``Cancelled``. A transport cancels what runs out of time too; that counts
+                as DeadlineExceeded.
+        """
+        job, place = call.future, ""
+        if reason == "Cancelled" and job.deadline is not None and time.monotonic() > job.deadline - _CLOCK_SECONDS:
+            reason = DeadlineExceeded.__name__
+        if reason in ("Cancelled", DeadlineExceeded.__name__):
+            place = "queued" if not job.started else "answered" if job.done() else "running"
+        if job.computed_ns and reason == DeadlineExceeded.__name__:
+            self._scheduler.returned((time.perf_counter_ns() - job.computed_ns) / 1e9)  # at least
+        call.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns, place)
 
     def server_ready(self) -> bool:
         """Whether the server takes requests and, if strict, every bundle is ready."""
@@ -143,7 +220,7 @@ class InferenceService:
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
         """Return the server's name, version and the protocol extensions that it offers."""
-        return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Return a model's inputs and outputs, batch dimension included.
@@ -185,7 +262,17 @@ class InferenceService:
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
         config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
-        config.instance_group.add(name=f"{model.name}_0", count=1, kind=kind)
+        config.instance_group.add(name=f"{model.name}_0", count=len(model.instances), kind=kind)
+        lane = model.lanes[model.full_tier]
+        if lane.max_rows:
+            batching = config.dynamic_batching
+            batching.preferred_batch_size.extend(lane.preferred_rows)
+            batching.max_queue_delay_microseconds = round(lane.max_delay_seconds * 1e6)
+            batching.priority_levels, batching.default_priority_level = PRIORITY_LEVELS, DEFAULT_PRIORITY
+            policy = batching.default_queue_policy
+            policy.max_queue_size = self._scheduler.max_queue_size
+            policy.default_timeout_microseconds = round((self._default_timeout or 0) * 1e6)
+            policy.allow_timeout_override = True
         return pb.ModelConfigResponse(config=config)
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
@@ -204,6 +291,10 @@ class InferenceService:
             if entry.state == "READY" or not request.ready:
                 response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
         return response
+
+
+def _refused_at(error: RequestError) -> str:
+    return "refused" if isinstance(error, DeadlineExceeded) else ""
 
 
 def _data_type(datatype: str) -> pb.DataType:

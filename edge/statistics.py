@@ -21,10 +21,10 @@ class Timings:
     """Where one request spent its time, in ns of a monotonic clock.
 
     Attributes:
-        compute_input_ns: decoding, validation and preprocessing.
-        queue_ns: waiting for the device thread.
-        compute_infer_ns: the runtime's call.
-        compute_output_ns: encoding of the outputs.
+        compute_input_ns: decoding, validation, preprocessing, and joining with others.
+        queue_ns: waiting for a worker.
+        compute_infer_ns: the runtime's call, for all requests that shared it.
+        compute_output_ns: parting from the others, and encoding of the outputs.
         request_ns: everything, including the hops between threads.
     """
 
@@ -71,7 +71,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class BatchTotals:
-    """Executions of one batch size."""
+    """Executions of one batch size: their number, their time, and that of all requests that took part in them."""
 
     count: int = 0
     compute_input_ns: int = 0
@@ -81,7 +81,10 @@ class BatchTotals:
 
 @dataclass(slots=True)
 class Snapshot:
-    """All numbers of a model at one moment; they belong together."""
+    """All numbers of a model at one moment; they belong together.
+
+    ``drops`` counts failures whose place is known by reason and place, ``tiers`` answers by tier and why it was that.
+    """
 
     success: int = 0
     failures: dict[str, int] = field(default_factory=dict)
@@ -91,6 +94,8 @@ class Snapshot:
     last_inference_ms: int = 0
     stages: dict[str, Histogram] = field(default_factory=lambda: {stage: Histogram() for stage in STAGES})
     batches: dict[int, BatchTotals] = field(default_factory=dict)
+    drops: dict[tuple[str, str], int] = field(default_factory=dict)
+    tiers: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def fail(self) -> int:
@@ -105,13 +110,20 @@ class ModelStatistics:
         self._lock = threading.Lock()
         self._now = Snapshot()
 
-    def succeeded(self, timings: Timings, rows: int) -> None:
-        """Count one answered request of ``rows`` inferences."""
+    def executed(self, rows: int, infer_ns: int) -> None:
+        """Count one call of the runtime, whose ``rows`` may be those of several requests."""
+        with self._lock:
+            self._now.execution_count += 1
+            batch = self._now.batches.setdefault(rows, BatchTotals())
+            batch.count += 1
+            batch.compute_infer_ns += infer_ns
+
+    def succeeded(self, timings: Timings, rows: int, batch_rows: int) -> None:
+        """Count one answered request of ``rows`` inferences, which took part in a call of ``batch_rows``."""
         with self._lock:
             now = self._now
             now.success += 1
             now.inference_count += rows
-            now.execution_count += 1
             now.last_inference_ms = time.time_ns() // 1_000_000
             stages = now.stages
             stages["request"].observe(timings.request_ns)
@@ -119,17 +131,30 @@ class ModelStatistics:
             stages["compute_input"].observe(timings.compute_input_ns)
             stages["compute_infer"].observe(timings.compute_infer_ns)
             stages["compute_output"].observe(timings.compute_output_ns)
-            batch = now.batches.setdefault(rows, BatchTotals())
-            batch.count += 1
+            batch = now.batches.setdefault(batch_rows, BatchTotals())
             batch.compute_input_ns += timings.compute_input_ns
-            batch.compute_infer_ns += timings.compute_infer_ns
             batch.compute_output_ns += timings.compute_output_ns
 
-    def failed(self, reason: str, duration_ns: int) -> None:
-        """Count one request that got no answer, by the class of its error."""
+    def answered(self, tier: str, reason: str) -> None:
+        """Count which tier answered a request, and why it was that."""
         with self._lock:
-            self._now.failures[reason] = self._now.failures.get(reason, 0) + 1
-            self._now.fail_ns += duration_ns
+            key = (tier, reason)
+            self._now.tiers[key] = self._now.tiers.get(key, 0) + 1
+
+    def failed(self, reason: str, duration_ns: int, place: str = "") -> None:
+        """Count one request that got no answer, by the class of its error.
+
+        Args:
+            reason: the class of the error.
+            duration_ns: from its arrival.
+            place: which bound refused it, or where it was when it was given up; empty where it makes no difference.
+        """
+        with self._lock:
+            now = self._now
+            now.failures[reason] = now.failures.get(reason, 0) + 1
+            now.fail_ns += duration_ns
+            if place:
+                now.drops[reason, place] = now.drops.get((reason, place), 0) + 1
 
     def snapshot(self) -> Snapshot:
         """Return a consistent copy."""
@@ -147,4 +172,6 @@ class ModelStatistics:
                     rows: BatchTotals(b.count, b.compute_input_ns, b.compute_infer_ns, b.compute_output_ns)
                     for rows, b in now.batches.items()
                 },
+                drops=dict(now.drops),
+                tiers=dict(now.tiers),
             )

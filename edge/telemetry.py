@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from edge.device import DeviceThread
 from edge.memory import MemorySampler
 from edge.pb import telemetry_pb2 as pb
 from edge.repository import Entry, Repository
+from edge.scheduler import Scheduler
 
 
 class Telemetry:
@@ -15,13 +15,13 @@ class Telemetry:
 
     Args:
         repository: the models and their counters.
-        device: the queue.
+        scheduler: the queue.
         memory: where memory is read.
     """
 
-    def __init__(self, repository: Repository, device: DeviceThread, memory: MemorySampler) -> None:
+    def __init__(self, repository: Repository, scheduler: Scheduler, memory: MemorySampler) -> None:
         self._repository = repository
-        self._device = device
+        self._scheduler = scheduler
         self._memory = memory
         self._started = time.monotonic()
 
@@ -30,7 +30,8 @@ class Telemetry:
         reading = pb.Reading(
             time_ms=time.time_ns() // 1_000_000,
             uptime_seconds=time.monotonic() - self._started,
-            queue_depth=self._device.depth,
+            queue_depth=self._scheduler.depth,
+            queue_bytes=self._scheduler.queued_bytes,
             models=[_model(entry) for entry in self._repository],
         )
         for sample in self._memory.sample():
@@ -46,7 +47,12 @@ def _model(entry: Entry) -> pb.ModelReading:
         state=entry.state,
         success_count=now.success,
         failure_count=now.fail,
+        executions={rows: totals.count for rows, totals in now.batches.items()},
     )
+    for (reason, place), count in now.drops.items():
+        message.drops.add(reason=reason, place=place, count=count)
+    for (tier, reason), count in now.tiers.items():
+        message.tiers.add(tier=tier, reason=reason, count=count)
     if entry.model:
         message.platform = entry.model.runner.platform
         message.device = entry.model.runner.device

@@ -12,6 +12,8 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.pb import inference_pb2 as pb
+from edge.shared_memory import SharedMemory, Window
+from edge.shared_tensors import input_window, is_shared, no_shared_memory, tell
 
 #: Datatype to the field of InferTensorContents that carries it. FP16 and BF16 travel raw only.
 CONTENTS_FIELDS: dict[str, str] = {
@@ -30,37 +32,46 @@ CONTENTS_FIELDS: dict[str, str] = {
 }
 
 _METADATA_FIX = "Ask ModelMetadata for the names, datatypes and shapes."
-_SHARED_MEMORY = "shared_memory_region"
 
 
-def decode_inputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+def decode_inputs(
+    request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec], shared_memory: SharedMemory | None = None
+) -> dict[str, Array]:
     """Return the request's tensors by name.
 
     Names, datatypes, ranks, fixed dimensions and sizes are checked here. Which inputs must be there, and the limits of
     batch and profile, are the model's to check.
 
+    Args:
+        request: the client's message.
+        specs: the model's inputs.
+        shared_memory: where inputs may lie; None where that is not allowed.
+
     Raises:
         InvalidRequest: the request contradicts the specs or itself.
-        Unsupported: it points to shared memory.
+        NotFound: it points to an unknown region of shared memory.
+        Unsupported: it points to shared memory, which is not allowed.
     """
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    sent = sum(not is_shared(tensor.parameters) for tensor in request.inputs)
+    if sent != len(request.inputs) and shared_memory is None:
+        raise no_shared_memory("inputs")
+    if raw and len(raw) != sent:
         raise InvalidRequest(
             "raw_input_contents",
             given=Literally(f"{len(raw)} entries"),
-            expected=f"{len(request.inputs)}, one for each input",
+            expected=f"{sent}, one for each input that is not in shared memory",
             fix="Send each input raw and in order, or all of them typed.",
         )
+    contents = iter(raw)
     arrays: dict[str, Array] = {}
-    for index, tensor in enumerate(request.inputs):
+    for tensor in request.inputs:
         spec = specs.get(tensor.name)
         if spec is None:
             raise InvalidRequest("input name", given=tensor.name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
         subject = f"input {tensor.name!r}"
         if tensor.name in arrays:
             raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
-        if _SHARED_MEMORY in tensor.parameters:
-            raise _no_shared_memory(subject)
         if tensor.datatype != spec.datatype:
             given = tensor.datatype
             raise InvalidRequest(f"{subject} datatype", given=given, expected=spec.datatype, fix=_METADATA_FIX)
@@ -68,34 +79,44 @@ def decode_inputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]
         if any(size < 1 for size in shape) or not spec.accepts(shape):
             expected = f"{list(spec.shape)}, where -1 is any size above 0"
             raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
-        if raw:
-            if tensor.HasField("contents"):
-                fix = "Send either raw_input_contents or contents."
-                given = Literally("raw and typed contents")
-                raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
-            arrays[tensor.name] = from_raw(raw[index], spec.datatype, shape, subject)
+        shared = is_shared(tensor.parameters)
+        if (raw or shared) and tensor.HasField("contents"):
+            fix = "Send either contents, or raw_input_contents, or a region of shared memory."
+            given = Literally(f"{'shared memory' if shared else 'raw'} and typed contents")
+            raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
+        if shared:
+            window = input_window(tensor.parameters, shared_memory, subject)
+            _check_size(window.byte_size, spec.datatype, shape, subject)
+            arrays[tensor.name] = from_raw(window.read(), spec.datatype, shape, subject)
+        elif raw:
+            arrays[tensor.name] = from_raw(next(contents), spec.datatype, shape, subject)
         else:
             arrays[tensor.name] = _from_typed(tensor.contents, spec.datatype, shape, subject)
     return arrays
 
 
-def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+def from_raw(data: bytes | bytearray, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
     """Return a tensor that shares memory with its raw contents.
 
     Raises:
         InvalidRequest: the bytes are more or fewer than datatype and shape say.
     """
     if datatype == "BYTES":
-        return _split_bytes(data, shape, subject)
-    wanted = byte_size(datatype, shape)
-    if len(data) != wanted:
-        given = Literally(f"{len(data)} raw bytes")
-        expected = f"{wanted} for {datatype} {list(shape)}"
-        raise InvalidRequest(subject, given=given, expected=expected, fix="Send every element, row-major, unpadded.")
+        return _split_bytes(bytes(data), shape, subject)  # no copy unless they come from shared memory
+    _check_size(len(data), datatype, shape, subject)
     if datatype == "BOOL":
         flags: Array = np.frombuffer(data, np.uint8) != 0  # a bool of another bit pattern would be undefined
         return flags.reshape(shape)
     return np.frombuffer(data, NUMPY_TYPES[datatype].newbyteorder("<")).reshape(shape)
+
+
+def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) -> None:
+    """Check the raw bytes of a tensor, before they are copied; those of BYTES are counted as they are split."""
+    wanted = size if datatype == "BYTES" else byte_size(datatype, shape)
+    if size != wanted:
+        given = Literally(f"{size} raw bytes")
+        expected = f"{wanted} for {datatype} {list(shape)}"
+        raise InvalidRequest(subject, given=given, expected=expected, fix="Send every element, row-major, unpadded.")
 
 
 def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
@@ -156,7 +177,7 @@ def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
 
     Raises:
         InvalidRequest: an unknown or repeated name.
-        Unsupported: shared memory or classification is asked for.
+        Unsupported: classification is asked for.
     """
     names: list[str] = []
     for output in request.outputs:
@@ -166,8 +187,6 @@ def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
             raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
-        if _SHARED_MEMORY in output.parameters:
-            raise _no_shared_memory(subject)
         if "classification" in output.parameters:
             fix = "Ask for the output itself and rank it on the client."
             raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
@@ -175,16 +194,36 @@ def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
     return names or list(specs)
 
 
-def encode_outputs(response: pb.ModelInferResponse, outputs: Mapping[str, Array], names: Iterable[str]) -> None:
-    """Add the outputs to a response, always as raw contents and exactly one entry each.
+def encode_outputs(
+    response: pb.ModelInferResponse,
+    outputs: Mapping[str, Array],
+    names: Iterable[str],
+    windows: Mapping[str, Window] | None = None,
+) -> None:
+    """Add the outputs to a response, always with exactly one raw entry each.
 
-    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them.
+    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them: an output in shared
+    memory has an empty one.
+
+    Args:
+        response: the message to fill.
+        outputs: by name.
+        names: which of them, in their order.
+        windows: where those go that shall be in shared memory.
+
+    Raises:
+        InvalidRequest: an output does not fit into its shared memory.
     """
     for name in names:
         array = outputs[name]
         datatype = datatype_of(array)
-        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-        response.raw_output_contents.append(to_raw(array, datatype))
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        raw = to_raw(array, datatype)
+        window = windows.get(name) if windows else None
+        if window:
+            window.write(raw)
+            tell(tensor, window, len(raw))
+        response.raw_output_contents.append(b"" if window else raw)
 
 
 def to_raw(array: Array, datatype: str) -> bytes:
@@ -193,8 +232,3 @@ def to_raw(array: Array, datatype: str) -> bytes:
         return np.ascontiguousarray(array, NUMPY_TYPES[datatype].newbyteorder("<")).tobytes()
     elements = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
-
-
-def _no_shared_memory(subject: str) -> Unsupported:
-    expected = "no shared memory, which this server does not offer"
-    return Unsupported(subject, given=_SHARED_MEMORY, expected=expected, fix="Send the tensor in the message.")

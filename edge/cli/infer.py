@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
@@ -23,6 +24,9 @@ _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_n
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--text-pair", "pairs", multiple=True, metavar="TEXT", help="The second text, for models of two; one for each TEXT."
+)
 @click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@file.npy reads a file.")
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
 @click.option("--url", default="127.0.0.1:8001", show_default=True, help="The server's gRPC address.")
@@ -31,30 +35,32 @@ _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_n
 def infer(
     model: str,
     texts: tuple[str, ...],
+    pairs: tuple[str, ...],
     tensors: tuple[str, ...],
     model_version: str,
     url: str,
     timeout: float,
     as_json: bool,
 ) -> None:
-    r"""Ask MODEL for TEXT, or for tensors, and show the answer and where the time went.
+    r"""Ask MODEL for TEXT, for pairs of texts, or for tensors, and show the answer and where the time went.
 
     \b
     fewheads infer calculator-gate "3 - -4 + 2"
+    fewheads infer sts-b "A man plays." --text-pair "Somebody plays."
     fewheads infer calculator-gate --input x='[[3,0,-4,1,2,.5,.5,.5,.5,.5,.5,.5,.5,.5,.5]]'
     """
     from edge.client import Client
 
     with Client(url, timeout) as client:
         specs, _ = client.metadata(model, model_version)
-        inputs = _inputs(model, {spec.name: spec for spec in specs}, texts, tensors)
+        inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
         client.infer(model, inputs, version=model_version)  # the first call opens the connection; time the second
         result = client.infer(model, inputs, version=model_version, timings=True)
-    _show(model, texts, result, as_json)
+    _show(model, [texts, pairs], result, as_json)
 
 
 def _inputs(
-    model: str, specs: dict[str, TensorSpec], texts: tuple[str, ...], tensors: tuple[str, ...]
+    model: str, specs: dict[str, TensorSpec], columns: Sequence[tuple[str, ...]], tensors: tuple[str, ...]
 ) -> dict[str, Array]:
     from edge.client import text
 
@@ -66,16 +72,31 @@ def _inputs(
                 "--input", given=tensor, expected=f"NAME=JSON with NAME of {sorted(specs)}", fix="Name it."
             )
         inputs[name] = _tensor(name, value, specs[name])
-    if texts:
+    if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
-        if len(names) != 1:
-            fix = "Send tensors with --input."
-            raise UsageError(f"TEXT for {model}", given=Literally(f"{len(names)} text inputs"), expected="one", fix=fix)
-        inputs[names[0]] = text(texts)
+        inputs |= {name: text(column) for name, column in zip(names, _checked(model, names, columns), strict=True)}
     if not inputs:
         fix = f'Try: fewheads infer {model} "3 - -4 + 2"'
         raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=fix)
     return inputs
+
+
+def _checked(model: str, names: Sequence[str], columns: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    """Return a column of texts for each text input of the model, all of one length."""
+    options = ("TEXT", "--text-pair")
+    subject, found = f"TEXT for {model}", Literally(f"{len(names)} text inputs")
+    if not 1 <= len(names) <= len(options):
+        raise UsageError(subject, given=found, expected="one or two", fix="Send tensors with --input.")
+    wanted, further = columns[: len(names)], columns[len(names) :]
+    if any(further):
+        fix = "Leave --text-pair out; this model reads one text at a time."
+        raise UsageError(f"--text-pair for {model}", given=further[0][0], expected="TEXT alone", fix=fix)
+    counts = [len(column) for column in wanted]
+    if len(set(counts)) > 1:
+        given = Literally(", ".join(f"{count} {option}" for count, option in zip(counts, options, strict=True)))
+        fix = "This model reads two texts together: give --text-pair once for each TEXT."
+        raise UsageError(subject, given=given, expected="as many of both", fix=fix)
+    return wanted
 
 
 def _tensor(name: str, value: str, spec: TensorSpec) -> Array:
@@ -95,7 +116,7 @@ def _encoded(item: object) -> bytes:
     return item.encode() if isinstance(item, str) else item
 
 
-def _show(model: str, texts: tuple[str, ...], result: InferResult, as_json: bool) -> None:
+def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, as_json: bool) -> None:
     outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
     # Servers of other makers send no stage times; then all of it is transport.
     stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
@@ -106,10 +127,11 @@ def _show(model: str, texts: tuple[str, ...], result: InferResult, as_json: bool
         print_json({"model": model, "version": result.model_version, "outputs": outputs, "times_ms": times_ms})
         return
     rows = max(len(values) for values in outputs.values())
+    texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
     print_table(
         f"{model} version {result.model_version}",
-        [*(["text"] if texts else []), *outputs],
-        [[*(texts[row : row + 1]), *(_cell(values, row) for values in outputs.values())] for row in range(rows)],
+        [*texts, *outputs],
+        [[_cell(values, row) for values in (*texts.values(), *outputs.values())] for row in range(rows)],
     )
     print_table("time", ["stage", "ms"], [[stage, milliseconds] for stage, milliseconds in times_ms.items()])
 
@@ -121,7 +143,7 @@ def _plain(array: Array) -> Array:
     return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))
 
 
-def _cell(values: list[object], row: int) -> object:
+def _cell(values: Sequence[object], row: int) -> object:
     """Return one row of an output; without a batch, outputs may have fewer rows than others."""
     value = values[row] if row < len(values) else ""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -43,7 +43,12 @@ def _bundle(path: Path, manifest: Manifest) -> None:
         ["role", "name", "datatype", "shape"],
         [
             [role, spec.name, spec.datatype, str(list(spec.shape))]
-            for role, specs in (("input", manifest.inputs), ("output", manifest.outputs))
+            for role, specs in (
+                ("text for inputs", manifest.preprocess.inputs if manifest.preprocess else ()),
+                ("input", manifest.inputs),
+                ("output", manifest.outputs),
+                ("made of outputs", (manifest.postprocess.made,) if manifest.postprocess else ()),
+            )
             for spec in specs
         ],
     )

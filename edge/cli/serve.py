@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,9 @@ import msgspec
 
 from edge import backends
 from edge.cli.output import json_option, stderr
-from edge.settings import Settings
+from edge.elastic import POLICIES
+from edge.logs import LEVELS
+from edge.settings import MODEL_CONTROL_MODES, Settings
 
 if TYPE_CHECKING:
     from edge.server import Ready
@@ -30,13 +31,68 @@ if TYPE_CHECKING:
 @click.option("--cache", type=click.Path(path_type=Path), help="Where built models lie.  [default: ~/.cache/fewheads]")
 @click.option("--max-message-bytes", type=int, default=Settings.max_message_bytes, show_default=True)
 @click.option("--max-queue-size", type=int, default=Settings.max_queue_size, show_default=True)
+@click.option(
+    "--max-queue-bytes", type=int, default=Settings.max_queue_bytes, show_default=True, help="Of waiting tensors."
+)
+@click.option(
+    "--instances",
+    type=int,
+    default=Settings.instances,
+    show_default=True,
+    help="Threads that compute, on the CPU only; each needs memory for its own copy of every model.",
+)
+@click.option("--batching/--no-batching", default=True, show_default=True, help="Let requests share runs.")
+@click.option(
+    "--max-queue-delay-us", type=int, help="Wait for others to share a run, if busy.  [default: as each bundle says]"
+)
+@click.option(
+    "--policy", type=click.Choice(POLICIES), help="Which tier answers by default.  [default: as each bundle says]"
+)
+@click.option(
+    "--default-timeout-ms",
+    type=float,
+    default=Settings.default_timeout_ms,
+    show_default=True,
+    help="For requests without a deadline; 0 is none.",
+)
+@click.option(
+    "--admission/--no-admission",
+    default=True,
+    show_default=True,
+    help="Refuse at once what is predicted to miss its deadline.",
+)
 @click.option("--drain-seconds", type=float, default=Settings.drain_seconds, show_default=True)
 @click.option(
     "--strict-readiness/--no-strict-readiness", default=True, show_default=True, help="Ready needs every bundle."
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--model-control",
+    type=click.Choice(MODEL_CONTROL_MODES),
+    default=Settings.model_control,
+    show_default=True,
+    help="Load models at the start only, as REPOSITORY changes, or when a client asks for it.",
 )
+@click.option(
+    "--poll-seconds",
+    type=float,
+    default=Settings.poll_seconds,
+    show_default=True,
+    help="How often to look at REPOSITORY with --model-control poll.",
+)
+@click.option(
+    "--load-model",
+    "load_models",
+    multiple=True,
+    metavar="NAME",
+    help="With --model-control explicit: load it at the start; may be repeated, * is all.  [default: none]",
+)
+@click.option(
+    "--allow-shared-memory",
+    is_flag=True,
+    help="Let clients exchange tensors in shared memory; whoever reaches the port can then have it read and written.",
+)
+@click.option("--max-shared-memory-bytes", type=int, default=Settings.max_shared_memory_bytes, show_default=True)
+@click.option("--log-level", type=click.Choice(LEVELS), default=Settings.log_level, show_default=True)
 @json_option
 def serve(
     repository: Path,
@@ -48,8 +104,20 @@ def serve(
     cache: Path | None,
     max_message_bytes: int,
     max_queue_size: int,
+    max_queue_bytes: int,
+    instances: int,
+    batching: bool,
+    max_queue_delay_us: int | None,
+    policy: str | None,
+    default_timeout_ms: float,
+    admission: bool,
     drain_seconds: float,
     strict_readiness: bool,
+    model_control: str,
+    poll_seconds: float,
+    load_models: tuple[str, ...],
+    allow_shared_memory: bool,
+    max_shared_memory_bytes: int,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -57,7 +125,6 @@ def serve(
 
     With --json, one line on stdout tells the ports and the models as soon as requests are taken.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings(
         repository=repository,
         host=host,
@@ -67,8 +134,21 @@ def serve(
         cache=cache,
         max_message_bytes=max_message_bytes,
         max_queue_size=max_queue_size,
+        max_queue_bytes=max_queue_bytes,
+        instances=instances,
+        batching=batching,
+        max_queue_delay_us=max_queue_delay_us,
+        policy=policy,
+        default_timeout_ms=default_timeout_ms,
+        admission=admission,
         drain_seconds=drain_seconds,
         strict_readiness=strict_readiness,
+        model_control=model_control,
+        poll_seconds=poll_seconds,
+        load_models=load_models,
+        allow_shared_memory=allow_shared_memory,
+        max_shared_memory_bytes=max_shared_memory_bytes,
+        log_level=log_level,
     )
     backends.choose(target)  # a wrong one ends here, not in each bundle's reason
     from edge import server  # grpc takes a quarter of a second to import, and `--help` needs none of it

@@ -17,18 +17,20 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class Reading(_message.Message):
-    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth")
+    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     uptime_seconds: float
     memory: _containers.RepeatedCompositeFieldContainer[MemoryReading]
     models: _containers.RepeatedCompositeFieldContainer[ModelReading]
     queue_depth: int
-    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ...) -> None: ...
+    queue_bytes: int
+    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ...) -> None: ...
 
 class MemoryReading(_message.Message):
     __slots__ = ("kind", "size_bytes", "source")
@@ -41,7 +43,14 @@ class MemoryReading(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ModelReading(_message.Message):
-    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes")
+    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions")
+    class ExecutionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +60,9 @@ class ModelReading(_message.Message):
     FAILURE_COUNT_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     LOAD_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -60,7 +72,30 @@ class ModelReading(_message.Message):
     failure_count: int
     stages: _containers.RepeatedCompositeFieldContainer[StageReading]
     load_memory_bytes: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ...) -> None: ...
+    drops: _containers.RepeatedCompositeFieldContainer[DropReading]
+    tiers: _containers.RepeatedCompositeFieldContainer[TierReading]
+    executions: _containers.ScalarMap[int, int]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class DropReading(_message.Message):
+    __slots__ = ("reason", "place", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    place: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., place: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class TierReading(_message.Message):
+    __slots__ = ("tier", "reason", "count")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    reason: str
+    count: int
+    def __init__(self, tier: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StageReading(_message.Message):
     __slots__ = ("stage", "count", "total_ns", "p50_ns", "p95_ns", "p99_ns")

@@ -43,7 +43,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     cache = tmp_path_factory.mktemp("cache")
-    with running_server(bundles, cache=cache, arguments=["--max-queue-size=32"]) as ready:
+    # Without admission, so that time may run out in the queue too.
+    with running_server(bundles, cache=cache, arguments=["--max-queue-size=32", "--no-admission"]) as ready:
         yield ready
 
 

@@ -21,7 +21,7 @@ HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda")
 
 #: Package to the only files of edge/ that may import it.
 OWNERS = {
-    "grpc": ("edge/client.py", "edge/grpc_server.py", GENERATED),
+    "grpc": ("edge/client.py", "edge/grpc_server.py", "edge/servicers.py", GENERATED),
     "grpc_health": ("edge/grpc_server.py",),
     "grpc_reflection": ("edge/grpc_server.py",),
     "prometheus_client": ("edge/metrics.py",),
@@ -42,21 +42,28 @@ USERS_OF_MESSAGES = (
     "edge/parameters.py",
     "edge/service.py",
     "edge/telemetry.py",
+    "edge/shared_tensors.py",
+    "edge/calls.py",
+    "edge/streams.py",
+    "edge/extensions.py",
+    "edge/servicers.py",
     "edge/grpc_server.py",
     "edge/client.py",
 )
 #: The workstation hands bundles over; it neither serves nor asks a server.
 NOT_FOR_EXPORT = (
     "edge.grpc_server",
+    "edge.servicers",
     "edge.client",
     "edge.server",
     "edge.service",
     "edge.repository",
-    "edge.device",
+    "edge.scheduler",
     "edge.metrics",
     "edge.telemetry",
     "edge.launch",
     "edge.bench",
+    "edge.goodput",
     "edge.pb",
 )
 #: Names that the standard library has only since Python 3.11 or later.
@@ -257,6 +264,7 @@ def test_nothing_but_the_command_line_imports_commands() -> None:
 
 def test_only_the_composition_root_knows_the_transport() -> None:
     assert {f.file for f in imports(EDGE) if f.is_of("edge.grpc_server")} == {"edge/server.py"}
+    assert {f.file for f in imports(EDGE) if f.is_of("edge.servicers")} == {"edge/server.py", "edge/grpc_server.py"}
     assert {f.file for f in imports(EDGE) if f.is_of("edge.metrics")} == {"edge/server.py"}
 
 
@@ -271,6 +279,13 @@ def test_export_does_not_reach_the_server_on_a_detour() -> None:
         for found in imports_of(path):
             wrong = (reached(graph, found.module) | {found.module}) & set(NOT_FOR_EXPORT)
             assert not wrong, f"{found.file}:{found.line} by {found.module}"
+
+
+def test_tasks_and_the_calculator_do_not_know_each_other() -> None:
+    for package, other in (("tasks", "calculator"), ("calculator", "tasks")):
+        found = imports(sources(f"export/{package}"))
+        assert found
+        assert not [one for one in found if one.is_of(f"export.{other}")]
 
 
 def test_one_place_reads_the_environment() -> None:
@@ -321,7 +336,13 @@ def test_no_module_of_the_device_loads_a_runtime() -> None:
 
 def test_models_and_commands_load_without_grpc() -> None:
     graph = at_import(EDGE)
-    transport = {"edge.grpc_server", "edge.client", "edge.pb.inference_pb2_grpc", "edge.pb.telemetry_pb2_grpc"}
+    transport = {
+        "edge.grpc_server",
+        "edge.servicers",
+        "edge.client",
+        "edge.pb.inference_pb2_grpc",
+        "edge.pb.telemetry_pb2_grpc",
+    }
     free = sorted(module for module in graph if not (reached(graph, module) | {module}) & transport)
     assert {"edge.build", "edge.model", "edge.service", "edge.repository", "edge.__main__"} <= set(free)
     assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)

@@ -34,7 +34,7 @@ def test_a_manifest_without_preprocessing_has_none() -> None:
 def test_a_manifest_names_both_ends() -> None:
     step = preprocessor(Bundle.open(ORACLE_BUNDLE))
     assert step is not None
-    assert step.input == TensorSpec("expression", "BYTES", (-1, 1))
+    assert step.inputs == (TensorSpec("expression", "BYTES", (-1, 1)),)
     assert step.outputs == ("x",)
 
 
@@ -42,7 +42,7 @@ def test_the_golden_set_of_a_bundle_is_preprocessed_exactly() -> None:
     bundle = Bundle.open(ORACLE_BUNDLE)
     step = preprocessor(bundle)
     assert step is not None
-    made = step(bundle.golden.raw[step.input.name])
+    made = step(bundle.golden.raw[step.inputs[0].name])
     assert np.array_equal(made["x"], bundle.golden.inputs["x"])
     assert made["x"].dtype == np.float32
 

@@ -35,6 +35,9 @@ def test_defaults(tmp_path: Path) -> None:
         {"grpc_port": 8002, "metrics_port": None},
         {"max_message_bytes": 1, "max_queue_size": 1},
         {"max_message_bytes": 2**31 - 1},
+        {"max_queue_bytes": 1, "instances": 1, "max_queue_delay_us": 0, "default_timeout_ms": 0},
+        {"max_queue_bytes": 2**40, "instances": 64, "max_queue_delay_us": 1_000_000, "default_timeout_ms": math.inf},
+        *({"policy": policy} for policy in (None, "pinned", "router", "deadline", "load")),
         {"drain_seconds": 0},
         {"drain_seconds": math.inf},
     ],
@@ -73,6 +76,25 @@ def test_no_such_size(tmp_path: Path, field: str, size: int) -> None:
     error = refused(tmp_path, **{field: size})
     assert error.subject == f"--{field.replace('_', '-')}"
     assert error.given == size
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_queue_bytes", 0),
+        ("instances", 0),
+        ("instances", 65),
+        ("max_queue_delay_us", -1),
+        ("max_queue_delay_us", 1_000_001),
+        ("default_timeout_ms", -1.0),
+        ("default_timeout_ms", math.nan),
+        ("policy", "fast"),
+    ],
+)
+def test_no_such_scheduling(tmp_path: Path, field: str, value: object) -> None:
+    error = refused(tmp_path, **{field: value})
+    assert error.subject == f"--{field.replace('_', '-')}"
+    assert str(error.given) == str(value)
 
 
 @pytest.mark.parametrize("seconds", [-0.1, -math.inf, math.nan])

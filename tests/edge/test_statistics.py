@@ -108,8 +108,9 @@ def test_a_copy_is_independent() -> None:
 def test_one_success_is_counted_everywhere() -> None:
     statistics = ModelStatistics()
     before = statistics.snapshot()
+    statistics.executed(8, 3)
     statistics.succeeded(
-        Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11), rows=8
+        Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11), 8, batch_rows=8
     )
     now = statistics.snapshot()
     assert (now.success, now.inference_count, now.execution_count, now.fail) == (1, 8, 1, 0)
@@ -119,6 +120,36 @@ def test_one_success_is_counted_everywhere() -> None:
     assert list(now.batches) == [8]
     batch = now.batches[8]
     assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 1, 3, 4)
+
+
+def test_requests_that_share_a_run_are_one_execution() -> None:
+    statistics = ModelStatistics()
+    statistics.executed(5, infer_ns=100)
+    for rows in (2, 3):
+        statistics.succeeded(Timings(compute_input_ns=1, compute_infer_ns=100, compute_output_ns=4), rows, batch_rows=5)
+    now = statistics.snapshot()
+    assert (now.success, now.inference_count, now.execution_count) == (2, 5, 1)
+    (batch,) = now.batches.values()
+    assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 2, 100, 8)
+    assert now.stages["compute_infer"].total_ns == 200  # each of them waited for the whole run
+
+
+def test_places_and_tiers_are_counted() -> None:
+    statistics = ModelStatistics()
+    statistics.failed("Overloaded", 1, "bytes")
+    statistics.failed("Overloaded", 1, "bytes")
+    statistics.failed("Cancelled", 1, "queued")
+    statistics.failed("RunnerError", 1)
+    for tier, reason in (("full", "full"), ("half", "load"), ("half", "load")):
+        statistics.answered(tier, reason)
+    now = statistics.snapshot()
+    assert now.failures == {"Overloaded": 2, "Cancelled": 1, "RunnerError": 1}
+    assert now.drops == {("Overloaded", "bytes"): 2, ("Cancelled", "queued"): 1}
+    assert now.tiers == {("full", "full"): 1, ("half", "load"): 2}
+    now.drops.clear()
+    now.tiers.clear()
+    assert statistics.snapshot().drops
+    assert statistics.snapshot().tiers
 
 
 def test_failures_are_counted_by_reason() -> None:
@@ -133,14 +164,16 @@ def test_failures_are_counted_by_reason() -> None:
 
 def test_a_snapshot_is_independent() -> None:
     statistics = ModelStatistics()
-    statistics.succeeded(Timings(request_ns=5), 2)
+    statistics.executed(2, 1)
+    statistics.executed(2, 1)
+    statistics.succeeded(Timings(request_ns=5), 2, 2)
     statistics.failed("Overloaded", 1)
     first = statistics.snapshot()
     first.failures["Overloaded"] = 100
     first.stages["request"].observe(10**9)
     first.batches[2].count = 100
     first.batches.clear()
-    statistics.succeeded(Timings(request_ns=7), 2)
+    statistics.succeeded(Timings(request_ns=7), 2, 2)
     second = statistics.snapshot()
     assert (second.failures, second.stages["request"].total_ns, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
     assert first.success == 1
@@ -164,15 +197,19 @@ def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
 
     def count(rows: int) -> None:
         for _ in range(each):
-            statistics.succeeded(Timings(request_ns=3, queue_ns=1), rows)
+            statistics.executed(rows, 1)
+            statistics.succeeded(Timings(request_ns=3, queue_ns=1), rows, rows)
             statistics.failed("Overloaded", 2)
 
     def watch() -> None:
         while not done.is_set():
             now = statistics.snapshot()
-            counts = {now.success, now.execution_count, sum(batch.count for batch in now.batches.values())}
-            counts |= {histogram.count for histogram in now.stages.values()}
-            if len(counts) != 1 or now.stages["request"].total_ns != 3 * now.success or now.fail_ns != 2 * now.fail:
+            counts = {now.success, *(histogram.count for histogram in now.stages.values())}
+            runs = {now.execution_count, sum(batch.count for batch in now.batches.values())}
+            # A run is counted before the requests that it answers.
+            if len(counts) != 1 or len(runs) != 1 or not 0 <= max(runs) - now.success <= threads:
+                torn.append(str(now))
+            if now.stages["request"].total_ns != 3 * now.success or now.fail_ns != 2 * now.fail:
                 torn.append(str(now))
 
     watcher = threading.Thread(target=watch)

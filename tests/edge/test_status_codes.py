@@ -64,6 +64,20 @@ def expression(*elements: bytes, shape: tuple[int, ...] | None = None) -> pb.Mod
     return request
 
 
+def log_setting(name: str, **value: Any) -> pb.LogSettingsRequest:
+    return pb.LogSettingsRequest(settings={name: pb.LogSettingsRequest.SettingValue(**value)})
+
+
+def trace_setting(name: str, *value: str) -> pb.TraceSettingRequest:
+    return pb.TraceSettingRequest(settings={name: pb.TraceSettingRequest.SettingValue(value=value)})
+
+
+LOAD = pb.RepositoryModelLoadRequest(model_name=ORACLE)
+UNLOAD = pb.RepositoryModelUnloadRequest(model_name=ORACLE)
+REGION = pb.SystemSharedMemoryRegisterRequest(name="a", key="/a", byte_size=1)
+CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")
+
+
 class Row(NamedTuple):
     case: str
     method: str
@@ -243,11 +257,44 @@ ROWS = [
         UNIMPLEMENTED,
         "shared memory",
     ),
-    # Control of models and shared memory regions are no part of this server.
-    Row("load unknown", "RepositoryModelLoad", None, UNIMPLEMENTED),
-    Row("unload unknown", "RepositoryModelUnload", None, UNIMPLEMENTED),
-    Row("shared memory status", "SystemSharedMemoryStatus", None, UNIMPLEMENTED),
-    Row("stream", "ModelStreamInfer", None, UNIMPLEMENTED),
+    # What an option has to allow; Triton says UNAVAILABLE.
+    Row("load", "RepositoryModelLoad", LOAD, UNIMPLEMENTED, "--model-control explicit"),
+    Row("unload", "RepositoryModelUnload", UNLOAD, UNIMPLEMENTED, "--model-control explicit"),
+    Row(
+        "shared memory status",
+        "SystemSharedMemoryStatus",
+        pb.SystemSharedMemoryStatusRequest(),
+        UNIMPLEMENTED,
+        "--allow-shared-memory",
+    ),
+    Row("shared memory register", "SystemSharedMemoryRegister", REGION, UNIMPLEMENTED, "--allow-shared-memory"),
+    Row(
+        "shared memory unregister",
+        "SystemSharedMemoryUnregister",
+        pb.SystemSharedMemoryUnregisterRequest(),
+        UNIMPLEMENTED,
+        "--allow-shared-memory",
+    ),
+    # A Jetson has no CUDA IPC. perf_analyzer unregisters all such regions before it registers any.
+    Row("CUDA status", "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(), OK),
+    Row("CUDA unregister", "CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest(name="a"), OK),
+    Row(
+        "CUDA register", "CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), UNIMPLEMENTED, "IPC"
+    ),
+    # Settings.
+    Row("log settings", "LogSettings", pb.LogSettingsRequest(), OK),
+    Row("unknown log setting", "LogSettings", log_setting("zz", bool_param=True), INVALID, "'zz'"),
+    Row("log setting without a value", "LogSettings", log_setting("log_info"), INVALID, "no value"),
+    Row("log level as a bool", "LogSettings", log_setting("log_verbose_level", bool_param=True), INVALID, "type int"),
+    Row("log info as a number", "LogSettings", log_setting("log_info", uint32_param=1), INVALID, "type bool"),
+    Row("log file", "LogSettings", log_setting("log_file", string_param="/etc/passwd"), UNIMPLEMENTED, "stderr"),
+    Row("log format", "LogSettings", log_setting("log_format", string_param="zz"), INVALID, "ISO8601"),
+    Row("trace settings", "TraceSetting", pb.TraceSettingRequest(model_name=ORACLE), OK),
+    Row("trace off", "TraceSetting", trace_setting("trace_level", "OFF"), OK),
+    Row("trace cleared", "TraceSetting", trace_setting("trace_level"), OK),
+    Row("trace on", "TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), UNIMPLEMENTED, "nothing is traced"),
+    Row("unknown trace setting", "TraceSetting", trace_setting("zz", "1"), INVALID, "'zz'"),
+    Row("unknown model, trace", "TraceSetting", pb.TraceSettingRequest(model_name="zz"), NOT_FOUND, "'zz'"),
     # A bundle that could not be loaded keeps the name of its directory.
     Row("repository index", "RepositoryIndex", pb.RepositoryIndexRequest(), OK),
     Row("server live", "ServerLive", pb.ServerLiveRequest(), OK),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -13,17 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from edge.build import load_runner
-from edge.bundle import write_bundle
+from edge.build import build, load_runner
+from edge.bundle import Bundle, write_bundle
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.launch import running_server
-from edge.manifest import CascadeRouter, Manifest
+from edge.manifest import CascadeRouter, Manifest, Serving
 from edge.model import Model
-from edge.preprocess import TokenizerPreprocessor
+from edge.preprocess import TokenizerPreprocessor, preprocessor
+from edge.repository import Repository
 from edge.router import margins
+from edge.scheduler import Scheduler
 from tests.edge import sentiment
-from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json
+from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json, with_preprocess
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +92,7 @@ def test_the_cascade_may_be_the_default(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "b", changed, files)
     loaded = {tier: load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
     model = Model(bundle, loaded, load_memory_bytes=0)
-    assert (model.default_tier, model.full_tier) == ("auto", "full")
+    assert (model.elastic.policy, model.full_tier) == ("router", "full")
     model.close()
 
 
@@ -187,26 +190,23 @@ def _post(**fields: object) -> Callable[[Manifest], Manifest]:
     return change
 
 
-def _pre(**fields: object) -> Callable[[Manifest], Manifest]:
-    def change(m: Manifest) -> Manifest:
-        assert m.preprocess
-        return msgspec.structs.replace(m, preprocess=msgspec.structs.replace(m.preprocess, **fields))
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (_post(labels=("a", "b", "c")), r"\[-1, 3\]"),
         (_post(logits="zz"), "postprocess logits"),
         (_post(output="logits"), "postprocess output"),
-        (_pre(file="zz.json"), "'zz.json'"),
-        (_pre(mask="zz"), "preprocess output"),
-        (_pre(input="logits"), "preprocess input"),
+        (with_preprocess(file="zz.json"), "'zz.json'"),
+        (with_preprocess(mask="zz"), "preprocess output"),
+        (with_preprocess(input="logits"), "preprocess input"),
         (lambda m: msgspec.structs.replace(m, router=_router(lean="zz")), "router tiers"),
         (lambda m: msgspec.structs.replace(m, router=_router(lean="full")), "router tiers"),
         (lambda m: msgspec.structs.replace(m, router=_router(logits="zz")), "router logits"),
+        (lambda m: msgspec.structs.replace(m, router=None, serving=Serving(policy="router")), "serving policy"),
+        (
+            lambda m: msgspec.structs.replace(m, serving=Serving(preferred_batch_sizes=(4, 9))),
+            r"serving preferred_batch_sizes.*at most max_batch_size \(8\)",
+        ),
     ],
 )
 def test_manifests_that_contradict_themselves(
@@ -221,7 +221,33 @@ def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
     wrong, files = _with(lambda m: m, tokenizer__json=b"{}")
     bundle = write_bundle(tmp_path / "b", wrong, files)
     with pytest.raises(BundleError, match=r"a tokenizer\.json of Hugging Face's tokenizers"):
-        load_runner(bundle, "onnxruntime", tmp_path / "cache")
+        preprocessor(bundle)
+    with pytest.raises(BundleError, match=r"a tokenizer\.json of Hugging Face's tokenizers"):
+        build(bundle, "onnxruntime", tmp_path / "cache")
+
+
+class ReadingBundle(Bundle):
+    """A bundle that remembers which of its files were read after it was opened."""
+
+    read_files: ClassVar[list[str]] = []
+
+    def read(self, name: str) -> bytes:
+        self.read_files.append(name)
+        return super().read(name)
+
+
+def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentiment.write_sentiment_bundle(tmp_path / "models" / "sentiment")
+    monkeypatch.setattr("edge.repository.Bundle", ReadingBundle)
+    device = Scheduler(max_queue_size=1)
+    repository = Repository(tmp_path / "models", device, target="onnxruntime", cache=tmp_path / "cache")
+    repository.load_all()
+    assert repository.all_ready
+    assert sorted(ReadingBundle.read_files) == ["full.onnx", "lean.onnx", "tokenizer.json"]
+    (entry,) = repository
+    assert entry.model
+    device.call(entry.model.close)
+    device.close()
 
 
 def test_each_tier_answers_to_its_own_golden_set(tmp_path: Path) -> None:

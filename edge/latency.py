@@ -1,0 +1,88 @@
+"""How long a tier takes, learnt from the runs that it has done: the table behind admission and the choice of tiers."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+#: Weights of a new sample in the mean and in the mean deviation, as TCP estimates round trips (RFC 6298).
+_MEAN_WEIGHT, _DEVIATION_WEIGHT = 1 / 8, 1 / 4
+_MEDIAN_STEP = 1 / 16
+#: Sizes are kept apart by their fourth root of 2, so that one entry holds runs that differ by 19 % at most.
+_STEPS_PER_OCTAVE = 4
+
+
+class LatencyTable:
+    """Exponentially weighted means and mean deviations of run times, by the size of the run.
+
+    A size is the number of elements that the time grows with: rows, or rows times tokens. One thread may write while
+    others read.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: list[int] = []
+        self._means: dict[int, float] = {}
+        self._deviations: dict[int, float] = {}
+        self._medians: dict[int, float] = {}
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Add one run of ``size`` elements."""
+        bucket = _bucket(size)
+        mean = self._means.get(bucket)
+        if mean is None:
+            self._deviations[bucket] = seconds / 8
+            self._means[bucket] = self._medians[bucket] = seconds
+            insort(self._buckets, bucket)
+            return
+        error = seconds - mean
+        self._means[bucket] = mean + _MEAN_WEIGHT * error
+        self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
+        # One step towards each sample, whatever its distance, comes to rest where half of them are on either side.
+        self._medians[bucket] *= 1 + _MEDIAN_STEP if seconds > self._medians[bucket] else 1 - _MEDIAN_STEP
+
+    def seconds(self, size: int, deviations: float = 0.0) -> float | None:
+        """Predict a run.
+
+        Between two known sizes the prediction is interpolated. Above all of them it grows in proportion, below all of
+        them it is that of the smallest: both err towards slow.
+
+        Args:
+            size: of the run.
+            deviations: how many mean deviations to add to the mean, for a bound that is seldom exceeded.
+
+        Returns:
+            Seconds, or None while nothing is known.
+        """
+        if not self._buckets:
+            return None
+        bucket = _bucket(size)
+        index = bisect_left(self._buckets, bucket)
+        if index == len(self._buckets):
+            known = self._buckets[-1]
+            return self._at(known, deviations) * size / _size(known) if bucket > known else self._at(known, deviations)
+        above = self._buckets[index]
+        if above == bucket or index == 0:
+            return self._at(above, deviations)
+        below = self._buckets[index - 1]
+        share = (size - _size(below)) / (_size(above) - _size(below))
+        low, high = self._at(below, deviations), self._at(above, deviations)
+        return low + (high - low) * min(max(share, 0.0), 1.0)
+
+    def usual_seconds(self, size: int) -> float | None:
+        """Return about the median of runs of a size, which a few slow ones do not move; None where it is not known."""
+        return self._medians.get(_bucket(size))
+
+    def seconds_per_element(self) -> float | None:
+        """Return the least time for an element that any known size took: what a busy server can reach."""
+        return min((self._means[bucket] / _size(bucket) for bucket in list(self._buckets)), default=None)
+
+    def _at(self, bucket: int, deviations: float) -> float:
+        return self._means[bucket] + deviations * self._deviations[bucket]
+
+
+def _bucket(size: int) -> int:
+    return round(_STEPS_PER_OCTAVE * math.log2(max(size, 1)))
+
+
+def _size(bucket: int) -> float:
+    return float(2 ** (bucket / _STEPS_PER_OCTAVE))

@@ -1,0 +1,142 @@
+"""A regression on pairs of texts, small enough to read: how much better the words of the first are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from edge.bundle import Bundle, write_bundle
+from edge.datatypes import Array, TensorSpec
+from edge.golden import Golden
+from edge.manifest import (
+    Artifact,
+    Manifest,
+    Profile,
+    Provenance,
+    ScorePostprocess,
+    Tier,
+    TokenizerPreprocess,
+    Tolerance,
+)
+from tests.edge.models import serialized
+
+NAME = "better"
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad")
+#: What each word is worth.
+WORTH = np.array([[0], [0], [0], [0], [1], [-1]], np.float32)
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PAIRS = (("good good", "bad"), ("bad", "bad good good"), ("good", "good"), ("what", "bad bad bad"))
+MAX_BATCH_SIZE, MAX_LENGTH = 8, 12
+
+
+def tokenizer_json() -> bytes:
+    """Return a tokenizer that frames pairs as BERT does."""
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer.to_str().encode()
+
+
+def model() -> bytes:
+    """Worth of each token, minus where the segment is 1, nothing where the mask is 0: [batch, tokens] to [batch, 1]."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["worth", "input_ids"], ["each"]),
+            helper.make_node("Gather", ["signs", "token_type_ids"], ["sign"]),
+            helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["real", "last"], ["column"]),
+            helper.make_node("Mul", ["each", "column"], ["counted"]),
+            helper.make_node("Mul", ["counted", "sign"], ["signed"]),
+            helper.make_node("ReduceSum", ["signed", "tokens"], ["logits"], keepdims=0),
+        ],
+        NAME,
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in INPUTS],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1])],
+        [
+            numpy_helper.from_array(WORTH, "worth"),
+            numpy_helper.from_array(np.array([[1], [-1]], np.float32), "signs"),
+            numpy_helper.from_array(np.array([2], np.int64), "last"),
+            numpy_helper.from_array(np.array([1], np.int64), "tokens"),
+        ],
+    )
+    return serialized(graph)
+
+
+def scores(pairs: Sequence[tuple[str, str]]) -> Array:
+    """Return what the model has to answer, [rows, 1]."""
+
+    def worth(text: str) -> int:
+        return text.split().count("good") - text.split().count("bad")
+
+    return np.array([[worth(first) - worth(second)] for first, second in pairs], np.float32)
+
+
+def golden() -> Golden:
+    rows = [[2, *_ids(first), 3, *_ids(second), 3] for first, second in PAIRS]
+    ids, mask, segments = np.zeros((3, len(rows), max(map(len, rows))), np.int64)
+    for row, (first, _) in enumerate(PAIRS):
+        length = len(rows[row])
+        ids[row, :length] = rows[row]
+        mask[row, :length] = 1
+        segments[row, len(_ids(first)) + 2 : length] = 1
+    return Golden(
+        inputs=dict(zip(INPUTS, (ids, mask, segments), strict=True)),
+        outputs={"logits": scores(PAIRS)},
+        raw={
+            name: np.array([[text.encode()] for text in column])
+            for name, column in zip(("text", "text_pair"), zip(*PAIRS, strict=True), strict=True)
+        },
+    )
+
+
+def _ids(text: str) -> list[int]:
+    return [WORDS.index(word) if word in WORDS else 1 for word in text.split()]
+
+
+def manifest() -> Manifest:
+    shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
+    exact = Tolerance(atol=0, rtol=0)
+    artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=17, tolerance=exact)
+    return Manifest(
+        format_version=1,
+        name=NAME,
+        version=1,
+        description="How much better the words of one text are than those of another.",
+        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
+        outputs=(TensorSpec("logits", "FP32", (-1, 1)),),
+        max_batch_size=MAX_BATCH_SIZE,
+        profile=dict.fromkeys(INPUTS, shape),
+        tiers=(Tier(name="full", artifacts=(artifact,)),),
+        golden="golden.npz",
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
+        preprocess=TokenizerPreprocess(
+            input="text",
+            file="tokenizer.json",
+            ids="input_ids",
+            mask="attention_mask",
+            max_length=MAX_LENGTH,
+            pad_id=0,
+            max_text_bytes=200,
+            pair="text_pair",
+            segments="token_type_ids",
+        ),
+        postprocess=ScorePostprocess(logits="logits", output="score"),
+    )
+
+
+def files() -> dict[str, bytes]:
+    return {"tokenizer.json": tokenizer_json(), "model.onnx": model(), "golden.npz": golden().encode()}
+
+
+def write_pair_bundle(directory: Path) -> Bundle:
+    return write_bundle(directory, manifest(), files())

@@ -1,0 +1,208 @@
+"""Commands that ask a server, as a user sees them: real processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.expression import tokenize
+from tests.edge.commands import SECONDS, answer, fewheads, refusal
+from tests.edge.conftest import ORACLE
+from tests.edge.models import ORACLE_BUNDLE
+
+# info
+
+
+def test_info_of_a_server(url: str) -> None:
+    shown = json.loads(answer(fewheads("info", "--url", url, "--json")))
+    states = {model["name"]: model["state"] for model in shown["models"]}
+    assert states[ORACLE] == "READY"
+    assert states["broken"] == "UNAVAILABLE"
+    assert 0 < shown["memory_bytes"]["process_rss"] < shown["memory_bytes"]["system_total"]
+    text = answer(fewheads("info", "--url", url))
+    assert any("broken" in line and "UNAVAILABLE" in line for line in text.splitlines())
+
+
+# infer
+
+
+def inferred(url: str, *arguments: object) -> Any:
+    return json.loads(answer(fewheads("infer", "--url", url, *arguments, "--json")))
+
+
+def test_infer_text(url: str) -> None:
+    text = answer(fewheads("infer", "--url", url, ORACLE, "3 - -4 + 2"))
+    assert any("3 - -4 + 2" in line and " 9 " in line for line in text.splitlines())
+    assert all(stage in text for stage in ("queue", "compute_infer", "transport", "round_trip"))
+
+
+def test_infer_several_texts(url: str) -> None:
+    shown = inferred(url, ORACLE, "1 + 1", "-5 - -6", "7")
+    assert (shown["model"], shown["version"]) == (ORACLE, "1")
+    assert shown["outputs"] == {"value": [[2], [1], [7]]}
+    times = shown["times_ms"]
+    stages = ("compute_input", "queue", "compute_infer", "compute_output")
+    assert all(times[stage] >= 0 for stage in stages)
+    assert times["round_trip"] == pytest.approx(sum(times[stage] for stage in stages) + times["transport"])
+
+
+@pytest.mark.parametrize("text", ["-5 - -6", "-5+6", "-1--2", "- -1"])
+def test_infer_text_that_begins_with_a_minus(url: str, text: str) -> None:
+    done = fewheads("infer", "--url", url, ORACLE, text, "--json")
+    if text == "- -1":
+        assert "expression: got '- -1', expected an operand at character 1" in refusal(done, 6)
+    else:
+        assert json.loads(answer(done))["outputs"] == {"value": [[1]]}
+
+
+def test_infer_tensors(url: str, tmp_path: Path) -> None:
+    tokens = tokenize(["1 + 2", "-3"])
+    np.save(tmp_path / "x.npy", tokens)
+    want = {"value": [[3], [-3]]}
+    assert inferred(url, ORACLE, "--input", f"x={json.dumps(tokens.tolist())}")["outputs"] == want
+    assert inferred(url, ORACLE, f"--input=x=@{tmp_path / 'x.npy'}")["outputs"] == want
+
+
+def test_infer_a_version(url: str) -> None:
+    assert inferred(url, "versioned", "1")["version"] == "3"
+    assert inferred(url, "versioned", "1", "--version", "1")["version"] == "1"
+    assert "NOT_FOUND" in refusal(fewheads("infer", "--url", url, "versioned", "1", "--version", "2"), 6)
+
+
+def test_infer_shows_text_as_text(url: str) -> None:
+    shown = inferred(url, "echo-bytes", "--input", 'in_bytes=["grün", "", "\\u6f22"]')
+    assert shown["outputs"] == {"out_bytes": ["grün", "", "漢"]}
+    assert "grün" in answer(fewheads("infer", "--url", url, "echo-bytes", "--input", 'in_bytes=["grün"]'))
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor"),
+    [
+        (ORACLE, "x=[[1, 2"),
+        (ORACLE, "x="),
+        (ORACLE, "x"),
+        (ORACLE, "y=[1]"),
+        (ORACLE, 'x={"a": 1}'),
+        (ORACLE, 'x=["a"]'),
+        (ORACLE, "x=[[1], [1, 2]]"),
+        (ORACLE, "x=" + "[" * 100_000),
+        ("echo-uint8", "in_uint8=[300]"),
+        ("echo-uint8", "in_uint8=[-1]"),
+        ("echo-int64", f"in_int64=[{2**70}]"),
+        ("echo-bytes", "in_bytes=[1]"),
+        ("echo-bytes", 'in_bytes=[["a"], ["b", "c"]]'),
+        ("echo-bytes", 'in_bytes=["\\ud800"]'),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_infer_with_a_bad_tensor(url: str, model: str, tensor: str) -> None:
+    line = refusal(fewheads("infer", "--url", url, model, "--input", tensor), 2)
+    assert line.startswith("fewheads: --input")
+    assert len(line) < 1000
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\3\4 no archive", b"\x93NUMPY", b"[[1]]", None], ids=["empty", "zip", "cut", "JSON", "missing"]
+)
+def test_infer_with_a_bad_file(url: str, tmp_path: Path, data: bytes | None) -> None:
+    if data is not None:
+        (tmp_path / "x.npy").write_bytes(data)
+    line = refusal(fewheads("infer", "--url", url, ORACLE, "--input", f"x=@{tmp_path / 'x.npy'}"), 2)
+    assert line.startswith("fewheads: --input x: got @")
+
+
+def test_infer_with_a_file_of_objects(url: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([{}]), allow_pickle=True)
+    line = refusal(fewheads("infer", "--url", url, ORACLE, "--input", f"x=@{tmp_path / 'x.npy'}"), 2)
+    assert "allow_pickle" in line
+
+
+def test_infer_nothing(url: str) -> None:
+    assert "expected TEXT or --input" in refusal(fewheads("infer", "--url", url, ORACLE), 2)
+    assert "0 text inputs" in refusal(fewheads("infer", "--url", url, "echo-fp32", "1"), 2)
+
+
+def test_infer_text_that_is_no_utf8(url: str) -> None:
+    command = [sys.executable, "-m", "edge", "infer", "--url", url, ORACLE, b"1 + \xff"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert "expected UTF-8" in refusal(done, 6)
+
+
+def test_infer_an_unknown_model(url: str) -> None:
+    line = refusal(fewheads("infer", "--url", url, "zz", "1"), 6)
+    assert f"model 'zz' at {url}: got NOT_FOUND" in line
+    assert ORACLE in line  # it says what there is
+
+
+# bench
+
+
+def test_bench() -> None:
+    (shown,) = json.loads(answer(fewheads("bench", ORACLE_BUNDLE, "--requests", 50, "--json")))
+    assert (shown["model"], shown["rows"], shown["concurrency"]) == (ORACLE, 1, 1)
+    for side in ("in_process", "served"):
+        assert shown[side]["count"] == 50
+        assert 0 < shown[side]["p50_ms"] <= shown[side]["p95_ms"] <= shown[side]["p99_ms"]
+        assert shown[side]["per_second"] > 0
+    assert shown["overhead_ratio"] == pytest.approx(shown["served"]["p50_ms"] / shown["in_process"]["p50_ms"])
+
+
+def test_bench_against_a_running_server(url: str) -> None:
+    arguments = ("--requests", 60, "--rows", 3, "--concurrency", 2)
+    before = requests_of(url)
+    text = answer(fewheads("bench", ORACLE_BUNDLE, "--url", url, *arguments))
+    assert all(word in text for word in ("in process", "served", "ratio", ORACLE))
+    assert requests_of(url) - before == 60 + 6  # a tenth of them before, to warm up
+
+
+def requests_of(url: str) -> int:
+    latency = json.loads(answer(fewheads("info", "--url", url, "--json")))["latency"]
+    return int(latency[f"{ORACLE}:1"]["request"]["count"])
+
+
+def test_bench_with_more_rows_than_the_model_takes(url: str) -> None:
+    line = refusal(fewheads("bench", ORACLE_BUNDLE, "--url", url, "--requests", 10, "--rows", 65), 6)
+    assert "got 65 rows, expected at most 64" in line
+
+
+# A server that is not there, or does not answer
+
+
+def test_an_unreachable_server() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{free.getsockname()[1]}"  # bound and not listening: refused, and nobody else can take it
+        for arguments in (["infer", ORACLE, "1"], ["info"], ["bench", ORACLE_BUNDLE]):
+            line = refusal(fewheads(*arguments, "--url", url), 6)
+            assert f"at {url}: got UNAVAILABLE" in line
+            assert "fewheads serve REPOSITORY" in line
+
+
+def test_ctrl_c_is_130() -> None:
+    with socket.socket() as silent:  # takes the connection and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        command = [sys.executable, "-m", "edge", "infer", ORACLE, "1", f"--url=127.0.0.1:{port}", "--timeout=100"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            silent.settimeout(SECONDS)
+            connection, _ = silent.accept()
+            with connection:
+                time.sleep(0.5)  # the call has begun to wait by then
+                process.send_signal(signal.SIGINT)
+                out, error = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in error

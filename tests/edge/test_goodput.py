@@ -1,0 +1,47 @@
+"""Under an overload, elastic tiers answer more in time than the full tier alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.errors import UsageError
+from edge.goodput import goodput
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.tiered import write_tiered_bundle
+
+POLICIES = ("pinned", "load", "deadline")
+
+
+@pytest.mark.slow
+def test_elastic_tiers_answer_more_in_time(tmp_path: Path) -> None:
+    write_tiered_bundle(tmp_path / "tiered")
+    report = goodput(
+        tmp_path / "tiered",
+        policies=POLICIES,
+        factor=2.0,
+        seconds=4.0,
+        rounds=3,
+        deadline_ms=None,
+        target="onnxruntime",
+        cache=tmp_path / "cache",
+    )
+    print(report)
+    by_policy = {burst.policy: burst for burst in report.bursts}
+    assert list(by_policy) == list(POLICIES)
+    pinned = by_policy["pinned"]
+    assert set(pinned.tiers) == {"full"}
+    assert pinned.refused > 0.2 * pinned.sent  # what it cannot do it says at once
+    for burst in report.bursts:
+        assert burst.sent == burst.in_time + burst.refused + burst.late == int(report.offered_per_second * 4.0) * 3
+        assert burst.p99_ms <= report.deadline_ms
+    for policy in ("load", "deadline"):
+        elastic = by_policy[policy]
+        assert elastic.per_second > 1.2 * pinned.per_second
+        assert set(elastic.tiers) - {"full"}
+
+
+def test_a_model_of_one_tier_has_no_choice() -> None:
+    with pytest.raises(UsageError, match="one with several tiers"):
+        goodput(ORACLE_BUNDLE, policies=POLICIES, factor=2, seconds=1, rounds=1, deadline_ms=None)

@@ -1,0 +1,327 @@
+"""Two texts in, a score out: over a real socket, from the command line, and what a manifest may say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from click.testing import CliRunner
+from tritonclient.utils import InferenceServerException
+
+from edge import manifest as manifests
+from edge.bundle import write_bundle
+from edge.cli.infer import infer
+from edge.cli.info import info
+from edge.datatypes import Array, TensorSpec
+from edge.errors import BundleError, UsageError
+from edge.launch import running_server
+from edge.manifest import CascadeRouter, LabelPostprocess, Manifest
+from edge.preprocess import TokenizerPreprocessor, preprocessor
+from tests.edge import sentiment
+from tests.edge.pairs import INPUTS, NAME, PAIRS, files, golden, manifest, scores, tokenizer_json, write_pair_bundle
+from tests.edge.sentiment import with_preprocess
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with a model for pairs and one for single texts."""
+    directory = tmp_path_factory.mktemp("pairs")
+    write_pair_bundle(directory / NAME)
+    sentiment.write_sentiment_bundle(directory / "sentiment")
+    with running_server([directory / NAME, directory / "sentiment"], cache=directory / "cache") as ready:
+        yield f"127.0.0.1:{ready.grpc_port}"
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(url) as client:
+        yield client
+
+
+def column(name: str, *texts: str | bytes) -> triton.InferInput:
+    tensor = triton.InferInput(name, [len(texts), 1], "BYTES")
+    encoded = [text.encode() if isinstance(text, str) else text for text in texts]
+    tensor.set_data_from_numpy(np.array([[text] for text in encoded], np.object_))
+    return tensor
+
+
+def asked(*pairs: tuple[str | bytes, str | bytes]) -> list[triton.InferInput]:
+    first, second = zip(*pairs, strict=True)
+    return [column("text", *first), column("text_pair", *second)]
+
+
+def tokens(**arrays: Array) -> list[triton.InferInput]:
+    tensors = []
+    for name, values in arrays.items():
+        tensor = triton.InferInput(name, list(values.shape), "INT64")
+        tensor.set_data_from_numpy(values)
+        tensors.append(tensor)
+    return tensors
+
+
+def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> None:
+    result = client.infer(NAME, asked(*PAIRS))
+    assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
+    for output in ("logits", "score"):
+        np.testing.assert_array_equal(result.as_numpy(output), scores(PAIRS))
+    assert result.as_numpy("score").dtype == np.float32
+
+
+def test_which_text_comes_first_matters(client: triton.InferenceServerClient) -> None:
+    turned = [(second, first) for first, second in PAIRS]
+    np.testing.assert_array_equal(client.infer(NAME, asked(*turned)).as_numpy("score"), -scores(PAIRS))
+    # The order of the tensors in a request does not.
+    np.testing.assert_array_equal(client.infer(NAME, asked(*PAIRS)[::-1]).as_numpy("score"), scores(PAIRS))
+
+
+def test_a_pair_is_the_same_alone_and_in_a_batch(client: triton.InferenceServerClient) -> None:
+    alone = [client.infer(NAME, asked(pair)).as_numpy("score") for pair in PAIRS]
+    np.testing.assert_array_equal(np.concatenate(alone), scores(PAIRS))
+
+
+def test_tokens_are_accepted_too(client: triton.InferenceServerClient) -> None:
+    result = client.infer(NAME, tokens(**golden().inputs), outputs=[triton.InferRequestedOutput("score")])
+    assert [output.name for output in result.get_response().outputs] == ["score"]
+    np.testing.assert_array_equal(result.as_numpy("score"), scores(PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        # 12 tokens, 3 of which frame the texts.
+        ("good " * 20, "good bad", (7, 2)),
+        ("good bad", "good " * 20, (2, 7)),
+        ("good " * 20, "good " * 19, (5, 4)),
+    ],
+)
+def test_the_longer_text_is_cut_first(
+    client: triton.InferenceServerClient, first: str, second: str, kept: tuple[int, int]
+) -> None:
+    left = " ".join(first.split()[: kept[0]]), " ".join(second.split()[: kept[1]])
+    np.testing.assert_array_equal(client.infer(NAME, asked((first, second))).as_numpy("score"), scores([left]))
+
+
+def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
+    metadata = client.get_model_metadata(NAME)
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
+        ("text", "BYTES", [-1, 1]),
+        ("text_pair", "BYTES", [-1, 1]),
+        *((name, "INT64", [-1, -1]) for name in INPUTS),
+    ]
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
+        ("logits", "FP32", [-1, 1]),
+        ("score", "FP32", [-1, 1]),
+    ]
+    assert all(tensor.optional for tensor in client.get_model_config(NAME).config.input)
+
+
+ONES = np.ones((1, 2), np.int64)
+OUTSIDE = np.ones((1, 13), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (
+            NAME,
+            [column("text", "good")],
+            "inputs of 'better': got only 'text', expected 'text' and 'text_pair'. "
+            "This model reads them together; add 'text_pair'.",
+        ),
+        (NAME, [column("text_pair", "good")], "got only 'text_pair', expected 'text' and 'text_pair'."),
+        (
+            "sentiment",
+            asked(("good", "bad")),
+            "input name: got 'text_pair', expected one of ['attention_mask', 'input_ids', 'text']. Ask ModelMetadata",
+        ),
+        (
+            NAME,
+            [column("text", "good", "bad"), column("text_pair", "good", "bad", "bad")],
+            "batch of 'better': got {'text': 2, 'text_pair': 3}, expected the same first dimension everywhere. "
+            "Send as many rows each.",
+        ),
+        (
+            NAME,
+            asked(("good", b"\xff")),
+            r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8.",
+        ),
+        (NAME, asked((b"\xff", "good")), "text in input 'text': got"),
+        (
+            NAME,
+            asked(("good", "x" * 201)),
+            "text in input 'text_pair': got 201 bytes, expected at most 200. Send less of it.",
+        ),
+        (NAME, asked(*[("good", "bad")] * 9), "got 9 rows, expected at most 8"),
+        (
+            NAME,
+            [*asked(("good", "bad")), *tokens(token_type_ids=ONES)],
+            "got 'text' and 'token_type_ids', expected one of them. 'text' stands for 'token_type_ids'.",
+        ),
+        (
+            NAME,
+            tokens(input_ids=ONES, attention_mask=ONES),
+            "expected 'token_type_ids' (or 'text' and 'text_pair'). Add it.",
+        ),
+        (
+            NAME,
+            tokens(input_ids=OUTSIDE, attention_mask=OUTSIDE, token_type_ids=OUTSIDE),
+            "got [1, 13], expected between [1, 1] and [8, 12].",
+        ),
+    ],
+)
+def test_bad_requests(
+    client: triton.InferenceServerClient, model: str, inputs: list[triton.InferInput], message: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(model, inputs)
+    assert message in caught.value.message()
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+# From the command line
+
+
+def invoke(*arguments: object) -> str:
+    command = infer if arguments[0] == "infer" else info
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments[1:]], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_infer_asks_for_pairs(url: str) -> None:
+    arguments = ("infer", "--url", url, NAME, "good good", "--text-pair", "bad", "bad", "--text-pair", "- good")
+    shown = json.loads(invoke(*arguments, "--json"))
+    assert shown["outputs"] == {"logits": [[3], [-2]], "score": [[3], [-2]]}
+    text = invoke(*arguments)
+    for cells in (("text", "text_pair", "logits", "score"), ("good good", "bad", "3"), ("bad", "- good", "-2")):
+        assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((NAME, "good"), "TEXT for better: got 1 TEXT, 0 --text-pair, expected as many of both. This model reads two"),
+        ((NAME, "--text-pair=good"), "got 0 TEXT, 1 --text-pair"),
+        ((NAME, "good", "bad", "--text-pair=good"), "got 2 TEXT, 1 --text-pair"),
+        (
+            ("sentiment", "good", "--text-pair=bad"),
+            "--text-pair for sentiment: got 'bad', expected TEXT alone. Leave --text-pair out",
+        ),
+        (("sentiment", "--text-pair=bad"), "--text-pair for sentiment: got 'bad'"),
+    ],
+)
+def test_infer_with_texts_that_are_no_pairs(url: str, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        invoke("infer", "--url", url, *arguments)
+    assert message in str(caught.value)
+
+
+def test_info_shows_what_a_client_may_send_and_read(tmp_path: Path) -> None:
+    lines = invoke("info", write_pair_bundle(tmp_path / NAME).path).splitlines()
+    for cells in (
+        ("text for inputs", "text_pair", "BYTES", "[-1, 1]"),
+        ("input", "token_type_ids", "INT64", "[-1, -1]"),
+        ("made of outputs", "score", "FP32", "[-1, 1]"),
+    ):
+        assert any(all(cell in line for cell in cells) for line in lines), cells
+
+
+# The manifest
+
+
+def test_a_manifest_of_single_texts_says_nothing_of_pairs() -> None:
+    """So bundles from before there were pairs are read, and those of today by what was there before."""
+    encoded = json.loads(manifests.encode(sentiment.manifest()))
+    assert set(encoded["preprocess"]) == {
+        *("type", "input", "file", "ids", "mask", "max_length", "pad_id", "max_text_bytes")
+    }
+    assert json.loads(manifests.encode(manifest()))["preprocess"].items() >= {
+        ("pair", "text_pair"),
+        ("segments", "token_type_ids"),
+    }
+
+
+def _without_batches(m: Manifest) -> Manifest:
+    return msgspec.structs.replace(m, max_batch_size=0)
+
+
+def _with_router(m: Manifest) -> Manifest:
+    lean = msgspec.structs.replace(
+        m.tiers[0], name="lean", artifacts=(msgspec.structs.replace(m.tiers[0].artifacts[0], file="lean.onnx"),)
+    )
+    router = CascadeRouter(lean="lean", full="full", logits="logits", margin=0.5)
+    return msgspec.structs.replace(m, tiers=(*m.tiers, lean), router=router)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_preprocess(pair="text"), "preprocess input: got 'text', expected each name once"),
+        (
+            with_preprocess(pair="logits"),
+            "preprocess input: got 'logits', expected a name that no tensor",
+        ),
+        (with_preprocess(segments="zz"), "preprocess output: got 'zz', expected one of"),
+        (with_preprocess(segments="input_ids"), "preprocess output: got 'input_ids', expected each name once"),
+        (_without_batches, "preprocess pair: got max_batch_size 0, expected a model with batches"),
+        (
+            lambda m: msgspec.structs.replace(m, outputs=(TensorSpec("logits", "FP32", (-1, 2)),)),
+            "postprocess logits: got 'logits', expected an FP32 output of shape [-1, 1], the score",
+        ),
+        (
+            lambda m: msgspec.structs.replace(
+                m, postprocess=LabelPostprocess(logits="logits", output="label", labels=("a", "b"))
+            ),
+            "expected an FP32 output of shape [-1, 2], a column for each label",
+        ),
+        (_with_router, "router logits: got 'logits', expected an FP32 output of shape [-1, labels], 2 labels or more"),
+    ],
+)
+def test_manifests_that_contradict_themselves(
+    tmp_path: Path, change: Callable[[Manifest], Manifest], message: str
+) -> None:
+    with pytest.raises(BundleError) as caught:
+        write_bundle(tmp_path / "b", change(manifest()), {**files(), "lean.onnx": b"lean"})
+    assert message in str(caught.value)
+
+
+def test_golden_texts_that_make_other_segments_are_refused(tmp_path: Path) -> None:
+    wrong = golden()
+    wrong.raw["text"], wrong.raw["text_pair"] = wrong.raw["text_pair"], wrong.raw["text"]
+    bundle = write_bundle(tmp_path / "b", manifest(), {**files(), "golden.npz": wrong.encode()})
+    with pytest.raises(BundleError, match=r"golden raw 'text', 'text_pair': got other values, expected exactly the"):
+        preprocessor(bundle)
+
+
+def test_golden_set_without_the_second_text_is_refused(tmp_path: Path) -> None:
+    wrong = golden()
+    del wrong.raw["text_pair"]
+    with pytest.raises(BundleError, match=r"raw: got \['text'\], expected \['text', 'text_pair'\]"):
+        write_bundle(tmp_path / "b", manifest(), {**files(), "golden.npz": wrong.encode()})
+
+
+@pytest.mark.parametrize(("max_length", "fits"), [(3, False), (4, True)])
+def test_the_frame_of_a_pair_leaves_room_for_text(max_length: int, fits: bool) -> None:
+    config = msgspec.structs.replace(manifest().preprocess, max_length=max_length)
+    texts = [np.array([[text * 5]], np.object_) for text in (b"good ", b"bad ")]
+    if fits:
+        made = TokenizerPreprocessor(config, tokenizer_json(), "tokenizer")(*texts)
+        assert made["input_ids"].shape == (1, max_length)
+    else:
+        with pytest.raises(BundleError, match="max_length: got 3, expected more tokens than the 3 that"):
+            TokenizerPreprocessor(config, tokenizer_json(), "tokenizer")
+
+
+def test_pairs_without_segments_for_models_that_have_none() -> None:
+    config = msgspec.structs.replace(manifest().preprocess, segments=None)
+    step = TokenizerPreprocessor(config, tokenizer_json(), "tokenizer")
+    made = step(np.array([[b"good"]], np.object_), np.array([[b"bad"]], np.object_))
+    assert {name: array.tolist() for name, array in made.items()} == {
+        "input_ids": [[2, 4, 3, 5, 3]],
+        "attention_mask": [[1, 1, 1, 1, 1]],
+    }

@@ -1,0 +1,241 @@
+"""Streams of requests: order, errors in the answers, bounds, and clients that leave in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+
+from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from edge.server import Ready
+from edge.streams import MAX_IN_FLIGHT
+from tests.edge.conftest import ORACLE
+from tests.edge.gauges import gauge, is_at_rest, wait_until
+from tests.edge.serving_models import ECHO_MAX
+from tests.edge.test_overload import busy, failures
+from tests.edge.test_status_codes import expression
+
+Stub = inference_pb2_grpc.GRPCInferenceServiceStub
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def numbered(number: int, text: str | None = None) -> pb.ModelInferRequest:
+    request = expression((text or f"{number} - 1").encode())
+    request.id = f"request {number}"
+    return request
+
+
+def value_of(response: pb.ModelStreamInferResponse) -> float:
+    assert not response.error_message
+    return float(np.frombuffer(response.infer_response.raw_output_contents[0], np.float32)[0])
+
+
+def triton_input(text: str) -> triton.InferInput:
+    tensor = triton.InferInput("expression", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
+    return tensor
+
+
+class Sender:
+    """An iterator of requests that stays open until it is closed."""
+
+    def __init__(self) -> None:
+        self.queue: Queue[Any] = Queue()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.queue.get, None)
+
+
+def test_the_blocking_stock_client(url: str, server: Ready) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    with triton.InferenceServerClient(url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for number in range(60):
+            text = "1 +" if number == 30 else f"{number} - 1"
+            client.async_stream_infer(
+                ORACLE, [triton_input(text)], request_id=str(number), enable_empty_final_response=number % 2 == 0
+            )
+        received = [answers.get(timeout=20) for _ in range(60)]
+        client.stop_stream()
+    for number, (result, error) in enumerate(received):
+        if number == 30:
+            assert result is None
+            assert "'1 +'" in str(error)
+            continue
+        response = result.get_response()
+        assert (response.id, result.as_numpy("value")[0, 0]) == (str(number), number - 1)
+        assert response.parameters["triton_final_response"].bool_param
+    assert wait_until(lambda: is_at_rest(server))
+
+
+async def test_the_asyncio_stock_client(url: str) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for number in range(20):
+            name = "zz" if number == 5 else ORACLE
+            yield {"model_name": name, "inputs": [triton_input(f"{number} + 1")], "request_id": str(number)}
+
+    async with triton_aio.InferenceServerClient(url) as client:
+        received = [answer async for answer in client.stream_infer(requests())]
+    assert len(received) == 20
+    for number, (result, error) in enumerate(received):
+        if number == 5:
+            assert "model 'zz'" in str(error)
+        else:
+            assert (result.get_response().id, result.as_numpy("value")[0, 0]) == (str(number), number + 1)
+
+
+def test_an_error_tells_its_request_and_the_stream_goes_on(stub: Stub) -> None:
+    wrong = numbered(2)
+    wrong.model_name = "zz"
+    first, second, third = stub.ModelStreamInfer(iter([numbered(1), wrong, numbered(3)]))
+    assert (value_of(first), value_of(third)) == (0, 2)
+    assert second.error_message.startswith("model 'zz': got 'an unknown name'")
+    assert (second.infer_response.id, second.infer_response.model_name) == ("request 2", "zz")
+    assert not second.infer_response.raw_output_contents
+    assert second.infer_response.parameters["triton_final_response"].bool_param
+
+
+def test_answers_come_in_the_order_of_requests(stub: Stub) -> None:
+    slow = busy(200)
+    slow.id = "slow"
+    received = list(stub.ModelStreamInfer(iter([slow, *(numbered(number) for number in range(5))])))
+    assert [r.infer_response.id for r in received] == ["slow", *(f"request {number}" for number in range(5))]
+
+
+def test_two_streams_do_not_wait_for_each_other(stub: Stub) -> None:
+    silent = Sender()
+    waiting = stub.ModelStreamInfer(iter(silent))
+    assert [value_of(r) for r in stub.ModelStreamInfer(iter([numbered(7)]))] == [6]
+    silent.queue.put(numbered(8))
+    assert value_of(next(waiting)) == 7
+    silent.queue.put(None)
+    assert not list(waiting)
+
+
+def test_an_empty_stream(stub: Stub) -> None:
+    assert not list(stub.ModelStreamInfer(iter([])))
+
+
+def test_a_client_that_does_not_read_is_bounded(stub: Stub, server: Ready) -> None:
+    count = 25 * MAX_IN_FLIGHT
+    data = np.zeros(ECHO_MAX).tobytes()  # 32 KiB: 25 MiB in all, of which the buffers of the transport hold a part
+    sent: list[int] = []
+
+    def requests() -> Iterator[pb.ModelInferRequest]:
+        for number in range(count):
+            request = pb.ModelInferRequest(model_name="echo-fp64", id=str(number), raw_input_contents=[data])
+            request.inputs.add(name="in_fp64", datatype="FP64", shape=[ECHO_MAX])
+            sent.append(number)
+            yield request
+
+    stream = stub.ModelStreamInfer(requests())
+    try:
+        assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
+        time.sleep(0.2)
+        assert gauge(server, "stream_requests") == MAX_IN_FLIGHT
+        assert len(sent) < count  # the transport makes the client wait
+        received = list(stream)
+    finally:
+        stream.cancel()
+    assert [response.infer_response.id for response in received] == [str(number) for number in range(count)]
+    assert all(response.infer_response.raw_output_contents == [data] for response in received)
+    assert wait_until(lambda: is_at_rest(server))
+
+
+def test_a_cancelled_stream_leaves_nothing(stub: Stub, server: Ready) -> None:
+    before = failures(stub)
+    sender = Sender()
+    stream = stub.ModelStreamInfer(iter(sender))
+    for _ in range(10):
+        sender.queue.put(busy(500))
+    assert wait_until(lambda: gauge(server, "stream_requests") >= 8)
+    stream.cancel()
+    sender.queue.put(None)
+    assert wait_until(lambda: is_at_rest(server))
+    # The stream waits for the first; what has been computed before the cancellation comes is no failure.
+    assert 6 <= failures(stub) - before <= 10
+
+
+def test_a_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> None:
+    code = (
+        "import sys, grpc, itertools\n"
+        "from tests.edge.test_overload import busy\n"
+        f"call = grpc.insecure_channel({url!r}).stream_stream({METHOD!r})\n"
+        "message = busy(100).SerializeToString()\n"
+        "for _ in call(itertools.repeat(message)):\n"
+        "    print('one', flush=True)\n"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"one\n"
+        assert gauge(server, "streams") == 1
+    finally:
+        client.kill()
+        client.communicate()
+    assert wait_until(lambda: is_at_rest(server))
+    assert value_of(next(stub.ModelStreamInfer(iter([numbered(4)])))) == 3
+
+
+@pytest.mark.parametrize("how", ["timeout", "deadline"])
+def test_time_runs_out(stub: Stub, server: Ready, how: str) -> None:
+    if how == "timeout":
+        (answer,) = stub.ModelStreamInfer(iter([busy(1000, timeout_us=50_000)]))
+        assert "deadline" in answer.error_message or "waiting" in answer.error_message
+    else:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.ModelStreamInfer(iter(Sender()), timeout=0.2))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert wait_until(lambda: not gauge(server, "streams"))
+
+
+def test_an_unparseable_message_ends_the_stream_after_the_answers_before_it(
+    channel: grpc.Channel, server: Ready
+) -> None:
+    call = channel.stream_stream(METHOD)
+    good = numbered(1).SerializeToString()
+    stream = call(iter([good, good, b"\xff\xff\xff", good]))
+    received = [next(stream), next(stream)]
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert [value_of(pb.ModelStreamInferResponse.FromString(data)) for data in received] == [0, 0]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "not the protobuf" in caught.value.details()
+    assert wait_until(lambda: is_at_rest(server))
+
+
+def test_a_server_that_goes_down_answers_what_it_has_read(bundles: list[Path]) -> None:
+    only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
+    sender = Sender()
+    begun = 0.0
+    with running_server(only) as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        stream = Stub(channel).ModelStreamInfer(iter(sender))
+        sender.queue.put(numbered(1))
+        assert value_of(next(stream)) == 0
+        for request in (busy(500), numbered(2)):
+            sender.queue.put(request)
+        assert wait_until(lambda: gauge(ready, "stream_requests") == 2)
+        begun = time.monotonic()
+        os.kill(ready.process_id, signal.SIGTERM)
+        assert next(stream).infer_response.raw_output_contents
+        assert value_of(next(stream)) == 1
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "going down" in caught.value.details()
+        sender.queue.put(None)
+    assert time.monotonic() - begun < 9  # an idle stream would have held the server for its ten seconds of grace
