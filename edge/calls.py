@@ -60,8 +60,8 @@ class Calls:
             raise expired(time.perf_counter_ns() - call.started_ns) from None
         except Exception as error:
             self._service.failed(call, type(error).__name__)
-            # The future holds the error, the error its traceback, and that this frame, which must not hold the future in
-            # turn: until Python's collector came by, such a circle would keep the request's tensors.
+            # The future holds the error, the error its traceback, and that this frame, which must not hold the future
+            # in turn: until Python's collector came by, such a circle would keep the request's tensors.
             del call, futures
             raise
 

@@ -14,6 +14,7 @@ _LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FORMATS: Final = {"default": None, "ISO8601": "%Y-%m-%dT%H:%M:%SZ"}
 LEVELS: Final = ("debug", "info", "warning", "error")
 Setting = bool | int | str
+_LOGGERS: Final = (logging.getLogger(), logging.getLogger("edge"))
 
 
 class Logs:
@@ -39,6 +40,7 @@ class Logs:
             "log_verbose_level": 0 if rank else 2,
             "log_format": "default",
         }
+        self._levels_before = {logger: logger.level for logger in _LOGGERS}
         self._handler = logging.StreamHandler()
         self._handler.addFilter(self._is_wanted)
         logging.getLogger().addHandler(self._handler)
@@ -63,8 +65,10 @@ class Logs:
         self._apply()
 
     def close(self) -> None:
-        """Stop writing."""
+        """Stop writing, and leave the loggers as they were."""
         logging.getLogger().removeHandler(self._handler)
+        for logger, level in self._levels_before.items():
+            logger.setLevel(level)
 
     def _checked(self, name: str, value: object) -> Setting:
         subject = f"log setting {name!r}"
@@ -92,8 +96,9 @@ class Logs:
 
     def _apply(self) -> None:
         verbose = int(self._settings["log_verbose_level"])
-        logging.getLogger().setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
-        logging.getLogger("edge").setLevel(logging.DEBUG if verbose else logging.NOTSET)
+        everything, ours = _LOGGERS
+        everything.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
+        ours.setLevel(logging.DEBUG if verbose else logging.NOTSET)
         date_format = FORMATS[str(self._settings["log_format"])]
         formatter = logging.Formatter(_LINE, date_format)
         if date_format:

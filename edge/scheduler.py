@@ -32,8 +32,8 @@ T = TypeVar("T")
 DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
 #: What an answer needs at least after its run: the hop to the transport, encoding, and the way to the client.
 _LEAST_RETURN_SECONDS = 0.001
-#: A run that usually takes less is over before another thread would have woken up, and its answer come back from there.
-_BRIEF_SECONDS = 0.00015
+#: A run that usually takes less is not worth another thread: to wake it up and to come back takes about half as long.
+_BRIEF_SECONDS = 0.00025
 
 
 class _Worker:

@@ -40,6 +40,11 @@ def test_defaults(tmp_path: Path) -> None:
         *({"policy": policy} for policy in (None, "pinned", "router", "deadline", "load")),
         {"drain_seconds": 0},
         {"drain_seconds": math.inf},
+        {"model_control": "poll", "poll_seconds": 0.1},
+        {"model_control": "explicit", "load_models": ("*",)},
+        {"model_control": "explicit", "load_models": ("a", "b")},
+        {"allow_shared_memory": True, "max_shared_memory_bytes": 1},
+        {"log_level": "debug"},
     ],
 )
 def test_the_limits_themselves_are_good(tmp_path: Path, good: dict[str, Any]) -> None:
@@ -100,6 +105,36 @@ def test_no_such_scheduling(tmp_path: Path, field: str, value: object) -> None:
 @pytest.mark.parametrize("seconds", [-0.1, -math.inf, math.nan])
 def test_no_such_time(tmp_path: Path, seconds: float) -> None:
     assert refused(tmp_path, drain_seconds=seconds).subject == "--drain-seconds"
+
+
+@pytest.mark.parametrize("seconds", [0.09, 0, -1, math.inf, math.nan])
+def test_no_such_pause(tmp_path: Path, seconds: float) -> None:
+    assert refused(tmp_path, poll_seconds=seconds).subject == "--poll-seconds"
+
+
+@pytest.mark.parametrize(("field", "word"), [("model_control", "POLL"), ("log_level", "trace")])
+def test_no_such_word(tmp_path: Path, field: str, word: str) -> None:
+    error = refused(tmp_path, **{field: word})
+    assert (error.subject, error.given) == (f"--{field.replace('_', '-')}", word)
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_models_to_load_where_all_are_loaded(tmp_path: Path, mode: str) -> None:
+    error = refused(tmp_path, model_control=mode, load_models=("a",))
+    assert (error.subject, error.expected) == ("--load-model", "--model-control explicit")
+
+
+def test_all_models_and_one_of_them(tmp_path: Path) -> None:
+    assert refused(tmp_path, model_control="explicit", load_models=("*", "a")).expected == "* alone, or names"
+
+
+def test_no_room_for_shared_memory(tmp_path: Path) -> None:
+    assert refused(tmp_path, max_shared_memory_bytes=0).subject == "--max-shared-memory-bytes"
+
+
+def test_what_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
+    settings = Settings(repository=tmp_path)
+    assert (settings.model_control, settings.load_models, settings.allow_shared_memory) == ("none", (), False)
 
 
 def test_settings_do_not_change(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Log settings: they change what is written, all of them or none."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from edge.errors import InvalidRequest, Unsupported
+from edge.logs import LEVELS, Logs
+from edge.server import Ready
+from tests.edge.commands import SECONDS
+from tests.edge.gauges import wait_until
+
+OURS, OTHERS = logging.getLogger("edge.of.this.test"), logging.getLogger("another.library")
+
+
+@pytest.fixture
+def logs() -> Iterator[Logs]:
+    with closing(Logs()) as logs:
+        yield logs
+
+
+def written(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What is written of a message of each level, by us and by a library."""
+    capsys.readouterr()
+    for logger, name in ((OURS, "ours"), (OTHERS, "others")):
+        for level in LEVELS:
+            getattr(logger, level)("%s %s", name, level)
+    return [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_levels(capsys: pytest.CaptureFixture[str], level: str, count: int) -> None:
+    with closing(Logs(level)):
+        assert written(capsys) == [f"{name} {level}" for name in ("ours", "others") for level in LEVELS[-count:]]
+    assert written(capsys) == []
+
+
+def test_each_level_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(Logs()) as logs:
+        logs.change({"log_info": False, "log_errors": False, "log_verbose_level": 1})
+        assert written(capsys) == ["ours debug", "ours warning", "others warning"]
+        logs.change({"log_warnings": False, "log_verbose_level": 2})
+        assert written(capsys) == ["ours debug", "others debug"]
+        logs.change({"log_verbose_level": 0})
+        assert written(capsys) == []
+
+
+def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    default = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO edge.of.this.test: x$"
+    iso = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO edge.of.this.test: x$"
+    with closing(Logs()) as logs:
+        for name, pattern in (("default", default), ("ISO8601", iso), ("default", default)):
+            logs.change({"log_format": name})
+            capsys.readouterr()
+            OURS.info("x")
+            assert re.match(pattern, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"zz": True}, {"log_info": 1}, {"log_info": None}, {"log_verbose_level": True}, {"log_format": "xml"}],
+)
+def test_one_wrong_setting_changes_none(logs: Logs, wrong: dict[str, object]) -> None:
+    before = logs.settings
+    with pytest.raises(InvalidRequest):
+        logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
+    assert logs.settings == before
+
+
+def test_no_client_chooses_a_file(logs: Logs, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="stderr"):
+        logs.change({"log_file": str(tmp_path / "log")})
+    logs.change({"log_file": ""})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_stock_client_turns_a_running_server(tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    command = [sys.executable, "-m", "edge", "serve", str(tmp_path / "repository"), "--grpc-port=0", "--no-metrics"]
+    log = tmp_path / "log"
+    with open(log, "wb") as stderr:
+        process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=stderr)
+        try:
+            assert process.stdout is not None
+            ready = msgspec.json.decode(process.stdout.readline(), type=Ready)
+            with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+                _turn(client, log)
+        finally:
+            process.terminate()
+            process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+
+
+def _turn(client: triton.InferenceServerClient, log: Path) -> None:
+    def refused(name: str) -> None:
+        tensor = triton.InferInput("x", [1], "FP32").set_data_from_numpy(np.zeros(1, np.float32))
+        with pytest.raises(InferenceServerException):
+            client.infer(name, [tensor])
+
+    assert "logging" in client.get_server_metadata().extensions
+    first = client.get_log_settings(as_json=True)["settings"]
+    assert first == {
+        "log_file": {"string_param": ""},
+        "log_info": {"bool_param": True},
+        "log_warnings": {"bool_param": True},
+        "log_errors": {"bool_param": True},
+        "log_verbose_level": {"uint32_param": 0},
+        "log_format": {"string_param": "default"},
+    }
+    refused("before")
+    changed = client.update_log_settings({"log_verbose_level": 1, "log_format": "ISO8601"}, as_json=True)["settings"]
+    assert changed == {**first, "log_verbose_level": {"uint32_param": 1}, "log_format": {"string_param": "ISO8601"}}
+    refused("meanwhile")
+    client.update_log_settings({"log_verbose_level": 0})
+    refused("after")
+    assert wait_until(lambda: "'meanwhile'" in log.read_text(), 5)
+    text = log.read_text()
+    assert "'before'" not in text
+    assert "'after'" not in text
+    assert re.search(r"^\S+Z DEBUG edge.servicers: ModelInfer: model 'meanwhile'", text, re.MULTILINE)
+    trace = client.get_trace_settings(as_json=True)["settings"]
+    assert trace["trace_level"] == {"value": ["OFF"]}
+    assert (
+        client.update_trace_settings(settings={"trace_level": None, "trace_rate": "1000"}, as_json=True)["settings"]
+        == trace
+    )
+    with pytest.raises(InferenceServerException, match="nothing is traced"):
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
