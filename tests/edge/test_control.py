@@ -262,7 +262,7 @@ def test_an_unload_waits_for_the_requests_on_their_way(repository: Path) -> None
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not is_healthy(ready, "busy")
         unloading.result()
-        assert all(future.done() for future in flying)
+        assert wait_until(lambda: all(future.done() for future in flying), 2)  # what is left is the way to the client
         assert [future.result().raw_output_contents[0] for future in flying] == [np.int64(300).tobytes()] * 3
         assert states(client)["busy", "1"] == (UNAVAILABLE, "unloaded")
 
