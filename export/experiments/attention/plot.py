@@ -106,7 +106,8 @@ def _heads(results: Sequence[Result]) -> Figure | None:
                 continue
             image = axes.imshow(np.array(record.kept), vmin=0, vmax=1, cmap="viridis", aspect="auto")
             axes.set(title=f"{result.settings.task}, {name}", xlabel="head", ylabel="layer")
-    figure.colorbar(image, ax=panels, label="share of the head's coordinates, mean over dev")
+            axes.set_xticks(range(0, len(record.kept[0]), 2))
+    figure.colorbar(image, ax=panels, label="share kept")
     return figure
 
 
