@@ -170,10 +170,12 @@ class InferenceServicer:
 
         try:
             await self._streams.answer(read, context.write, _deadline(context))
+            return
         except Unparseable:
-            await context.abort(grpc.StatusCode.INTERNAL, _UNPARSEABLE)
+            code, details = grpc.StatusCode.INTERNAL, _UNPARSEABLE
         except Draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
+            code, details = grpc.StatusCode.UNAVAILABLE, _DRAINING
+        await context.abort(code, details)  # not in the block above, for the reason in _answer
 
     @_answer
     async def RepositoryModelLoad(self, request: Any, context: Any) -> pb.RepositoryModelLoadResponse:

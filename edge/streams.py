@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from edge.calls import Calls
 from edge.errors import Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Requests of one stream that are on their way: read, and their answers not yet taken by the client. While they are so
 #: many nothing more is read, and the transport's flow control makes the client wait. So a client that does not read
@@ -82,35 +83,30 @@ class Streams:
                 self.in_flight -= 1
             await reader  # raises why the stream ended, unless the client ended it
         finally:
-            self.open -= 1
             self.in_flight -= len(running)
-            await _cancel({reader, *running})
+            try:
+                await _cancel({reader, *running})
+            finally:
+                self.open -= 1
 
     async def _read(
         self, read: Read, deadline: float | None, turns: asyncio.Queue[_Answer | None], running: set[_Answer]
     ) -> None:
         draining = asyncio.ensure_future(self._draining.wait())
+        ended: Exception | None = None
         try:
-            while True:
-                reading = asyncio.ensure_future(read())
-                try:
-                    await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    if not reading.done():
-                        await _cancel({reading})
-                if reading.cancelled():
-                    raise Draining
-                request = reading.result()
-                if request is None:
-                    return
+            while (request := await _until(draining, read())) is not None:
                 answer = asyncio.create_task(self._infer(request, deadline))
                 running.add(answer)
                 self.in_flight += 1
                 await turns.put(answer)
+        except Exception as error:  # not when it is cancelled: nobody would make room for the end then
+            ended = error
         finally:
             draining.cancel()
-            with suppress(asyncio.CancelledError):
-                await turns.put(None)
+        await turns.put(None)
+        if ended:
+            raise ended
 
     async def _infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelStreamInferResponse:
         response = pb.ModelStreamInferResponse()
@@ -130,6 +126,18 @@ class Streams:
             response.infer_response.model_version = request.model_version
         response.infer_response.parameters[FINAL].bool_param = True
         return response
+
+
+async def _until(draining: asyncio.Future[Any], read: Awaitable[T]) -> T:
+    reading = asyncio.ensure_future(read)
+    try:
+        await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            raise Draining
+        return reading.result()
+    finally:
+        if not reading.done():
+            await _cancel([reading])
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

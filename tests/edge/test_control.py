@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -115,6 +116,25 @@ def test_load_and_unload(repository: Path) -> None:
         assert client.is_server_ready()  # nobody wants it
         client.load_model(NAME)
         assert ask(client) == "1"
+
+
+async def test_the_asyncio_client(repository: Path) -> None:
+    write_oracle_bundle(repository / "a", NAME, 1)
+    with explicit(repository, "--allow-shared-memory") as (ready, _):
+        async with triton_aio.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            await client.load_model(NAME)
+            assert await client.is_model_ready(NAME)
+            await client.unload_model(NAME)
+            assert not await client.is_model_ready(NAME)
+            with pytest.raises(InferenceServerException, match="no-such-object"):
+                await client.register_system_shared_memory("a", "/no-such-object", 8)
+            await client.unregister_system_shared_memory()
+            await client.unregister_cuda_shared_memory()
+            assert not (await client.get_system_shared_memory_status()).regions
+            assert not (await client.get_cuda_shared_memory_status()).regions
+            log = await client.update_log_settings({"log_verbose_level": 1})
+            assert log.settings["log_verbose_level"].uint32_param == 1
+            assert (await client.get_trace_settings()).settings["trace_level"].value == ["OFF"]
 
 
 def test_models_that_are_loaded_at_the_start(repository: Path) -> None:
