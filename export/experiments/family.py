@@ -24,8 +24,8 @@ from export.tasks.tokens import load_tokenizer
 from export.tasks.watch import Watch
 
 TEACHER, DENSE = "teacher", "dense"
-#: What is asked of the reduction. A little more than the names say, because not all of it is reached at every length.
-TIERS = {"half": 2.1, "third": 3.15, "quarter": 4.2}
+#: What is asked of the reduction, at one length. Over dev as it is, leaner tiers turn out faster than that: 4.2 gave 4.6.
+TIERS = {"half": 2.03, "third": 2.95, "quarter": 3.75}
 _LATENCIES = "latency.json"
 
 
@@ -45,10 +45,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
 
 
-#: Of the five tasks in the headline, and of WNLI, whose dev set contradicts its training set.
+#: Of the five tasks in the headline.
 BUDGETS = {
     "SST-2": Budget(teacher_epochs=1, epochs=1, calibration=256, limit=24_000),
-    "CoLA": Budget(teacher_epochs=3, epochs=3, calibration=256),
+    "CoLA": Budget(teacher_epochs=3, epochs=6, calibration=256),
     "STS-B": Budget(teacher_epochs=2, epochs=3, calibration=128),
     "MRPC": Budget(teacher_epochs=3, epochs=3, calibration=96),
     "RTE": Budget(teacher_epochs=4, epochs=3, calibration=64),
