@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from edge.bundle import Bundle
 from edge.calls import Calls
-from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, NotFound, Unsupported
+from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, Unsupported
 from edge.model import Model
 from edge.repository import Entry, Key, Repository
 
@@ -157,9 +157,7 @@ class ModelControl:
         async with self._lock(name):
             paths = await asyncio.to_thread(self._paths_of, name)
             if not paths:
-                known = ", ".join(sorted({entry.name for entry in self._repository})) or "none at all"
-                fix = "Put its bundle into the repository first."
-                raise NotFound(f"model {name!r}", given="an unknown name", expected=f"one of: {known}", fix=fix)
+                raise self._repository.unknown(name, fix="Put its bundle into the repository first.")
             failures = await self._synchronise(name, paths, paths)
         if failures:
             given = Literally("; ".join(f"{directory}: {reason}" for directory, reason in failures.items()))

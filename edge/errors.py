@@ -58,6 +58,10 @@ class FewheadsError(Exception):
         self.fix = fix
 
 
+#: All that a client is told of an error that nobody foresaw.
+INTERNAL = "internal error; the server's log tells more"
+
+
 class UsageError(FewheadsError):
     """A setting, option or argument is wrong."""
 

@@ -210,9 +210,7 @@ class Repository:
             raise InvalidRequest(f"version of model {name!r}", given=version, expected="a positive integer", fix=fix)
         named = [entry for entry in self if entry.name == name and entry.version]
         if not named:
-            known = ", ".join(sorted({entry.name for entry in self})) or "none at all"
-            fix = "RepositoryIndex lists what there is."
-            raise NotFound(f"model {name!r}", given="an unknown name", expected=f"one of: {known}", fix=fix)
+            raise self.unknown(name, fix="RepositoryIndex lists what there is.")
         # A version that is ready is preferred to a higher one that is not.
         chosen = [entry for entry in named if entry.version == str(int(version))] if version else self._best(named)
         if not chosen:
@@ -220,6 +218,11 @@ class Repository:
             fix = "Leave the version out for the highest one."
             raise NotFound(f"version of model {name!r}", given=version, expected=f"one of: {versions}", fix=fix)
         return chosen[-1]
+
+    def unknown(self, name: str, *, fix: str) -> NotFound:
+        """Return the error for a name that no bundle has."""
+        known = ", ".join(sorted({entry.name for entry in self})) or "none at all"
+        return NotFound(f"model {name!r}", given="an unknown name", expected=f"one of: {known}", fix=fix)
 
     @staticmethod
     def _best(named: list[Entry]) -> list[Entry]:

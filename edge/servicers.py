@@ -75,7 +75,7 @@ def _answer(method: Handler[R]) -> Handler[R]:
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception:
-            code, details = grpc.StatusCode.INTERNAL, "internal error; the server's log tells more"
+            code, details = grpc.StatusCode.INTERNAL, errors.INTERNAL
             log.exception("%s failed", method.__name__)
         # gRPC ties the exception that aborts a call into a circle with the call. Nothing of the request may hang on it,
         # neither here nor as the context of that exception, or it would stay until Python's collector comes by.

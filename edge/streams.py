@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from edge.calls import Calls
-from edge.errors import Overloaded, RequestError
+from edge.errors import INTERNAL, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Streams:
                 response.infer_response.parameters["retry_after_ms"].int64_param = error.retry_after_ms
         except Exception:
             log.exception("a request of a stream failed")
-            response.error_message = "internal error; the server's log tells more"
+            response.error_message = INTERNAL
         if response.error_message:
             response.infer_response.id = request.id
             response.infer_response.model_name = request.model_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -94,66 +94,17 @@ if TYPE_CHECKING:
 @click.option("--max-shared-memory-bytes", type=int, default=Settings.max_shared_memory_bytes, show_default=True)
 @click.option("--log-level", type=click.Choice(LEVELS), default=Settings.log_level, show_default=True)
 @json_option
-def serve(
-    repository: Path,
-    host: str,
-    grpc_port: int,
-    metrics_port: int,
-    no_metrics: bool,
-    target: str,
-    cache: Path | None,
-    max_message_bytes: int,
-    max_queue_size: int,
-    max_queue_bytes: int,
-    instances: int,
-    batching: bool,
-    max_queue_delay_us: int | None,
-    policy: str | None,
-    default_timeout_ms: float,
-    admission: bool,
-    drain_seconds: float,
-    strict_readiness: bool,
-    model_control: str,
-    poll_seconds: float,
-    load_models: tuple[str, ...],
-    allow_shared_memory: bool,
-    max_shared_memory_bytes: int,
-    log_level: str,
-    as_json: bool,
-) -> None:
+def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) -> None:
     """Serve every bundle in REPOSITORY over gRPC until SIGTERM or Ctrl-C.
 
     With --json, one line on stdout tells the ports and the models as soon as requests are taken.
     """
-    settings = Settings(
-        repository=repository,
-        host=host,
-        grpc_port=grpc_port,
-        metrics_port=None if no_metrics else metrics_port,
-        target=target,
-        cache=cache,
-        max_message_bytes=max_message_bytes,
-        max_queue_size=max_queue_size,
-        max_queue_bytes=max_queue_bytes,
-        instances=instances,
-        batching=batching,
-        max_queue_delay_us=max_queue_delay_us,
-        policy=policy,
-        default_timeout_ms=default_timeout_ms,
-        admission=admission,
-        drain_seconds=drain_seconds,
-        strict_readiness=strict_readiness,
-        model_control=model_control,
-        poll_seconds=poll_seconds,
-        load_models=load_models,
-        allow_shared_memory=allow_shared_memory,
-        max_shared_memory_bytes=max_shared_memory_bytes,
-        log_level=log_level,
-    )
-    backends.choose(target)  # a wrong one ends here, not in each bundle's reason
+    # Every option bears the name of the setting that it gives.
+    settings = Settings(metrics_port=None if no_metrics else metrics_port, **options)
+    backends.choose(settings.target)  # a wrong one ends here, not in each bundle's reason
     from edge import server  # grpc takes a quarter of a second to import, and `--help` needs none of it
 
-    asyncio.run(server.serve(settings, lambda ready: _announce(ready, host, as_json)))
+    asyncio.run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
 
 
 def _announce(ready: Ready, host: str, as_json: bool) -> None:

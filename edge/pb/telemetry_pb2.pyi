@@ -17,20 +17,40 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class Reading(_message.Message):
-    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes")
+    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes", "sensors", "streams", "problems")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENSORS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     uptime_seconds: float
     memory: _containers.RepeatedCompositeFieldContainer[MemoryReading]
     models: _containers.RepeatedCompositeFieldContainer[ModelReading]
     queue_depth: int
     queue_bytes: int
-    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ...) -> None: ...
+    sensors: _containers.RepeatedCompositeFieldContainer[SensorReading]
+    streams: int
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ..., sensors: _Optional[_Iterable[_Union[SensorReading, _Mapping]]] = ..., streams: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SensorReading(_message.Message):
+    __slots__ = ("kind", "name", "value", "unit", "source")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    value: float
+    unit: str
+    source: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class MemoryReading(_message.Message):
     __slots__ = ("kind", "size_bytes", "source")
@@ -43,7 +63,7 @@ class MemoryReading(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ModelReading(_message.Message):
-    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions")
+    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions", "nonfinite_count", "tier_latencies")
     class ExecutionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +83,8 @@ class ModelReading(_message.Message):
     DROPS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TIER_LATENCIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -75,7 +97,17 @@ class ModelReading(_message.Message):
     drops: _containers.RepeatedCompositeFieldContainer[DropReading]
     tiers: _containers.RepeatedCompositeFieldContainer[TierReading]
     executions: _containers.ScalarMap[int, int]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    nonfinite_count: int
+    tier_latencies: _containers.RepeatedCompositeFieldContainer[TierLatency]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ..., nonfinite_count: _Optional[int] = ..., tier_latencies: _Optional[_Iterable[_Union[TierLatency, _Mapping]]] = ...) -> None: ...
+
+class TierLatency(_message.Message):
+    __slots__ = ("tier", "stages")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    stages: _containers.RepeatedCompositeFieldContainer[StageReading]
+    def __init__(self, tier: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ...) -> None: ...
 
 class DropReading(_message.Message):
     __slots__ = ("reason", "place", "count")
