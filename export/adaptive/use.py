@@ -63,8 +63,8 @@ def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
     all_kept = torch.stack([torch.cat(layer) for layer in kept])
     within, whole = all_scores.var(dim=1, correction=0).mean(), all_scores.var(correction=0)
     return HeadUse(
-        _rows(all_scores.mean(dim=1)),
-        _rows(all_kept.mean(dim=1)),
+        rows_of(all_scores.mean(dim=1)),
+        rows_of(all_kept.mean(dim=1)),
         float(within / whole) if whole > 0 else 0.0,
         tuple(place.means for place in places if place.means),
     )
@@ -90,5 +90,6 @@ class _Places:
         return tuple((self._sums[seen] / self._counts[seen]).tolist())
 
 
-def _rows(values: Tensor) -> tuple[tuple[float, ...], ...]:
+def rows_of(values: Tensor) -> tuple[tuple[float, ...], ...]:
+    """Return a matrix as rows of numbers."""
     return tuple(tuple(row) for row in values.tolist())

@@ -19,7 +19,7 @@ from export.checkpoint import WEIGHTS
 from export.reduction.run import reduce_run
 from export.tasks.recipe import Precision, Recipe
 from export.tasks.run import finetune_run, prepare
-from export.tasks.task import Task
+from export.tasks.task import Data, Reader, Task
 from export.tasks.tokens import load_tokenizer
 from export.tasks.watch import Watch
 
@@ -64,6 +64,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 32
 
 
+class Material(NamedTuple):
+    """What the runs of all families of a task are made of: the model to start from, and the data as it reads them."""
+
+    task: Task
+    model: Path
+    reader: Reader
+    data_dir: Path
+    data: Data
+
+
+def gather(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings: Settings) -> Material:
+    """Read what a task's families are made of.
+
+    Args:
+        task: of GLUE.
+        model: a Hugging Face directory.
+        data_dir: holds ``glue/``.
+        budget: of the task.
+        settings: of the experiment.
+
+    Raises:
+        CheckpointError: the model's tokenizer cannot be read.
+        DataError: the data are missing or malformed.
+    """
+    reader = load_tokenizer(model)
+    data = prepare(task, data_dir, reader, max_length=settings.max_length, limit=budget.limit)
+    return Material(task, model, reader, data_dir, data)
+
+
 class Stage(NamedTuple):
     """One run of a family that is still missing: its name, and the function that makes it."""
 
@@ -71,17 +100,13 @@ class Stage(NamedTuple):
     make: Callable[[Watch], object]
 
 
-def stages(
-    task: Task, model: Path, data_dir: Path, directory: Path, *, seed: int, budget: Budget, settings: Settings
-) -> Iterator[Stage]:
+def stages(material: Material, directory: Path, *, seed: int, budget: Budget, settings: Settings) -> Iterator[Stage]:
     """Yield what is missing of a family, in order; each must be made before the next is asked for.
 
     A finished run stays as it is, and an unfinished one goes on where it was.
 
     Args:
-        task: of GLUE.
-        model: a Hugging Face directory.
-        data_dir: holds ``glue/``.
+        material: from :func:`gather`, with the same budget and settings.
         directory: for the runs, by their names.
         seed: of heads and orders of examples.
         budget: of the task.
@@ -89,18 +114,15 @@ def stages(
 
     Raises:
         CheckpointError: the model, or a run, cannot be read.
-        DataError: the data are missing or malformed.
     """
-    reader = load_tokenizer(model)
-    data = prepare(task, data_dir, reader, max_length=settings.max_length, limit=budget.limit)
 
     def tune(name: str, source: Path, epochs: int, teacher: Path | None, watch: Watch) -> None:
         rate, precision = settings.peak_learning_rate, settings.precision
         finetune_run(
-            task,
+            material.task,
             source,
-            data,
-            reader,
+            material.data,
+            material.reader,
             directory / name,
             Recipe(epochs=epochs, peak_learning_rate=rate, precision=precision),
             seed=seed,
@@ -112,13 +134,16 @@ def stages(
 
     teacher = directory / TEACHER
     wanted = [
-        Stage(TEACHER, partial(tune, TEACHER, model, budget.teacher_epochs, None)),
+        Stage(TEACHER, partial(tune, TEACHER, material.model, budget.teacher_epochs, None)),
         Stage(DENSE, partial(tune, DENSE, teacher, budget.epochs, teacher)),
     ]
     for tier, speedup in TIERS.items():
         reduced = directory / f"{tier}-reduced"
         wanted.append(
-            Stage(reduced.name, partial(_reduce, teacher, data_dir, reduced, speedup, budget.calibration, settings))
+            Stage(
+                reduced.name,
+                partial(_reduce, teacher, material.data_dir, reduced, speedup, budget.calibration, settings),
+            )
         )
         wanted.append(Stage(tier, partial(tune, tier, reduced, budget.epochs, teacher)))
     yield from (stage for stage in wanted if not (directory / stage.name / WEIGHTS).exists())

@@ -7,7 +7,7 @@ how seeds vary, so the interval is, if anything, too narrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,9 +17,8 @@ from edge.datatypes import Array
 from export.experiments.family import DENSE, family_directory
 from export.experiments.measure import MeasuredFamily, read_answers
 from export.tasks.glue import TASKS
-from export.tasks.metrics import METRICS, Difference
+from export.tasks.metrics import METRICS, RESAMPLES, Difference, middle, resampled
 
-_RESAMPLES, _CHUNK = 1000, 50
 _Key = tuple[str, str]
 
 
@@ -102,26 +101,17 @@ class _Task:
         self.resampled: dict[_Key, Array] = {}
         for key in answers[0][0]:
             self.values[key] = np.array([100 * metric(found[key], targets) for found, targets in answers])
-            self.resampled[key] = np.array([_resampled(metric, found[key], targets) for found, targets in answers])
+            self.resampled[key] = np.array([100 * resampled(metric, found[key], targets) for found, targets in answers])
         random = np.random.default_rng(1)
         seeds = len(answers)
         #: For each resample, how often each seed is drawn, over the number of seeds: [seeds, resamples].
-        self.weights = random.multinomial(seeds, [1 / seeds] * seeds, size=_RESAMPLES).T / seeds
+        self.weights = random.multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES).T / seeds
 
     def difference(self, key: _Key) -> tuple[float, Array]:
         """Return the mean difference to the dense FP32 model, and that of each resample."""
         dense = DENSE, "fp32"
-        resampled = ((self.resampled[key] - self.resampled[dense]) * self.weights).sum(axis=0)
-        return float((self.values[key] - self.values[dense]).mean()), resampled
-
-
-def _resampled(metric: Callable[[Array, Array], Array], answers: Array, targets: Array) -> Array:
-    random = np.random.default_rng(0)  # the same items for every file and seed of a task
-    values = []
-    for _ in range(_RESAMPLES // _CHUNK):
-        rows = random.integers(0, len(targets), size=(_CHUNK, len(targets)))
-        values.append(100 * metric(answers[rows], targets[rows]))
-    return np.concatenate(values)
+        drawn = ((self.resampled[key] - self.resampled[dense]) * self.weights).sum(axis=0)
+        return float((self.values[key] - self.values[dense]).mean()), drawn
 
 
 def _point(key: _Key, families: Sequence[MeasuredFamily], values: Mapping[str, _Task]) -> Point:
@@ -141,14 +131,13 @@ def _point(key: _Key, families: Sequence[MeasuredFamily], values: Mapping[str, _
         fixed_speedup=_geometric([file.fixed_speedup for file in files]),
         int8_speedup=_geometric([one.speedup / other.speedup for one, other in zip(files, int8, strict=True)]),
         average=float(np.mean([point.metric for point in points])),
-        difference=_with_interval(mean, np.mean([resampled for _, resampled in differences.values()], axis=0)),
+        difference=_with_interval(mean, np.mean([drawn for _, drawn in differences.values()], axis=0)),
         tasks=points,
     )
 
 
-def _with_interval(value: float, resampled: Array) -> Difference:
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return Difference(value, (float(low), float(high)))
+def _with_interval(value: float, drawn: Array) -> Difference:
+    return Difference(value, middle(drawn))
 
 
 def _geometric(ratios: Sequence[float] | Array) -> float:

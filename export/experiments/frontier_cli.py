@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.files import write_whole
-from export.options import data_dir_option
+from export.options import data_dir_option, precision_option
+from export.tasks import AVERAGED
 from export.tasks.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from export.tasks.metrics import Difference
     from export.tasks.recipe import Precision
 
-_TASKS = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE")
-
 
 @click.command()
 @click.option(
@@ -34,18 +33,12 @@ _TASKS = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE")
     help="What all runs start from: a Hugging Face directory.",
 )
 @click.option(
-    "--task", "tasks", multiple=True, type=click.Choice(_TASKS), help="One of the five; all of them if not given."
+    "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="One of the five; all of them if not given."
 )
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Families of each task.")
 @click.option("--epochs", type=click.IntRange(1), help="Of each training; as the task's budget has it if not given.")
 @click.option("--limit", type=click.IntRange(1), help="Train on so many examples only.")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16"]),
-    default="bf16",
-    show_default=True,
-    help="Of the multiplications in training.",
-)
+@precision_option(default="bf16")
 @data_dir_option
 @click.option(
     "--out",
@@ -76,9 +69,10 @@ def frontier(
         loading = bar.add_task("loading torch", total=1, note="")
         import torch
 
-        from export.experiments.family import BUDGETS, Settings
+        from export.experiments.family import BUDGETS, Settings, family_directory
         from export.experiments.frontier import frontier_of
         from export.experiments.frontier_plot import WITHOUT, draw
+        from export.experiments.measure import read_measured
         from export.figures import new_figure
 
         if plots:
@@ -87,12 +81,17 @@ def frontier(
     # One thread gives the same sums on every machine.
     torch.set_num_threads(1)
     settings = Settings(precision=precision)
-    families = []
-    for seed in range(seeds):
-        for task in tasks or _TASKS:
-            given = {"limit": limit, "epochs": epochs, "teacher_epochs": epochs}
+    given = {"limit": limit, "epochs": epochs, "teacher_epochs": epochs}
+    families: list[MeasuredFamily] = []
+    wanted = [(task, seed) for seed in range(seeds) for task in tasks or AVERAGED]
+    for place, (task, seed) in enumerate(wanted, start=1):
+        measured = read_measured(family_directory(out, task, seed))
+        if measured is None:
             budget = replace(BUDGETS[task], **{name: value for name, value in given.items() if value})
             families.append(_family(task, model, data_dir, out, seed, budget, settings))
+        else:
+            families.append(measured)
+        if measured is None or place == len(wanted):  # what was there before is summed up once
             found = frontier_of(families, out)
             write_whole(out / "frontier.json", msgspec.json.format(msgspec.json.encode(found), indent=1))
             if plots:
@@ -107,18 +106,17 @@ def _family(
     name: str, model: Path, data_dir: Path, out: Path, seed: int, budget: Budget, settings: Settings
 ) -> MeasuredFamily:
     """Make what is missing of a family, and measure it."""
-    from export.experiments.family import family_directory, stages
+    from export.experiments.family import family_directory, gather, stages
     from export.experiments.measure import measure_family
     from export.tasks.glue import TASKS
-    from export.tasks.run import prepare
-    from export.tasks.tokens import Encoded, load_tokenizer
+    from export.tasks.tokens import Encoded
 
     task, directory = TASKS[name], family_directory(out, name, seed)
-    for stage in stages(task, model, data_dir, directory, seed=seed, budget=budget, settings=settings):
+    material = gather(task, model, data_dir, budget=budget, settings=settings)
+    for stage in stages(material, directory, seed=seed, budget=budget, settings=settings):
         with watching(f"{directory.name}/{stage.name}") as watch:
             stage.make(watch)
-    data = prepare(task, data_dir, load_tokenizer(model), max_length=settings.max_length, limit=1)
-    dev = data.dev["dev"]
+    dev = material.data.dev["dev"]
     assert isinstance(dev, Encoded)
     with watching(f"{directory.name}/measured") as watch:
         return measure_family(task, directory, dev, seed=seed, on_item=partial(watch.on_part, "items"))

@@ -24,19 +24,18 @@ from export.experiments.family import DENSE, TEACHER, TIERS
 from export.heads import SequenceClassifier
 from export.precision import dynamic_int8, fused
 from export.reduction.plan import Plan, check_speedup
-from export.reduction.timing import feeds_of
+from export.reduction.timing import WARM_UP, feeds_of, times_in_turns, turns
 from export.tasks.metrics import METRICS
 from export.tasks.models import find_tuned
 from export.tasks.predictions import read_predictions
 from export.tasks.task import HOLDOUT, Task
 from export.tasks.tokens import Encoded
-from export.transformer import TransformerConfig
 
 #: Every tier is measured in these.
 PRECISIONS = ("fp32", "int8")
 #: Tokens of the one length that all tasks share, if the model can read so many.
 FIXED_TOKENS = 128
-_FIXED_CALLS, _WARM_UP = 100, 5
+_FIXED_CALLS = 100
 _ANSWERS, _MEASURED = "answers.npz", "measured.json"
 
 
@@ -94,7 +93,7 @@ def measure_family(
     seed: int,
     on_item: Callable[[int, int], None] = lambda done, items: None,
 ) -> MeasuredFamily:
-    """Measure a trained family, or read what was measured; the answers stand beside it for paired comparisons.
+    """Measure a trained family, and store it with its answers, for paired comparisons.
 
     Args:
         task: of the family.
@@ -108,8 +107,6 @@ def measure_family(
         PlanError: a tier is faster than the multiplications that it lacks can explain, against the dense model in the
             same precision: the machine was too busy to measure on.
     """
-    if (directory / _MEASURED).exists():
-        return msgspec.json.decode((directory / _MEASURED).read_bytes(), type=MeasuredFamily)
     dense = better_dense(task, directory)
     runs = {DENSE: directory / dense} | {tier: directory / tier for tier in TIERS}
     files: dict[tuple[str, str], bytes] = {}
@@ -123,7 +120,9 @@ def measure_family(
     runners = {key: OnnxRuntimeRunner(data, subject=" ".join(key)) for key, data in files.items()}
     answers, seconds = _ask(runners, dev, on_item)
     fixed_tokens = min(FIXED_TOKENS, configs[DENSE].max_positions)
-    fixed = _fixed_seconds(runners, configs[DENSE], fixed_tokens)
+    feeds = feeds_of(configs[DENSE], fixed_tokens)
+    feeds["segments"] = np.zeros_like(feeds["inputs"])
+    fixed = times_in_turns(runners, feeds, _FIXED_CALLS)
     measured = []
     for key, data in files.items():
         tier, precision = key
@@ -143,6 +142,12 @@ def measure_family(
     found = MeasuredFamily(task.name, seed, dense, len(dev.tokens), mean_tokens, tuple(measured))
     _store(directory, found, {"/".join(key): values for key, values in answers.items()}, dev.targets)
     return found
+
+
+def read_measured(directory: Path) -> MeasuredFamily | None:
+    """Return what was measured of a family; None if it was not."""
+    path = directory / _MEASURED
+    return msgspec.json.decode(path.read_bytes(), type=MeasuredFamily) if path.exists() else None
 
 
 def better_dense(task: Task, directory: Path) -> str:
@@ -173,10 +178,7 @@ def read_answers(directory: Path) -> tuple[dict[tuple[str, str], Array], Array]:
 
 
 def _to_onnx(model: SequenceClassifier, dev: Encoded) -> bytes:
-    batch = dev.batch(np.arange(2))
-    assert batch.mask is not None
-    assert batch.segments is not None
-    inputs = {"inputs": batch.inputs, "mask": batch.mask, "segments": batch.segments}
+    inputs = dev.batch(np.arange(2)).named
     dynamic = {name: {0: "batch", 1: "length"} for name in inputs}
     return to_onnx(model, inputs, ["logits"], dynamic)
 
@@ -188,40 +190,16 @@ def _ask(
     items, keys = len(dev.tokens), list(runners)
     answers = {key: np.zeros(items, dtype=np.float64) for key in runners}
     seconds = {key: np.zeros(items) for key in runners}
-    for item in range(-_WARM_UP, items):
+    for item in range(-WARM_UP, items):
         batch = dev.batch(np.array([item % items]))
-        assert batch.mask is not None
-        assert batch.segments is not None
-        feeds = {"inputs": batch.inputs.numpy(), "mask": batch.mask.numpy(), "segments": batch.segments.numpy()}
-        for key in _turns(keys, item):
+        feeds = {name: tensor.numpy() for name, tensor in batch.named.items()}
+        for key in turns(keys, item):
             started = time.perf_counter()
             logits = runners[key].infer(feeds)["logits"][0]
             seconds[key][item] = time.perf_counter() - started
             answers[key][item] = logits[0] if len(logits) == 1 else logits.argmax()
         on_item(max(0, item + 1), items)
     return answers, seconds
-
-
-def _turns(keys: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    """Return the keys, another one first each time: whoever is first finds the caches cold."""
-    first = number % len(keys)
-    return keys[first:] + keys[:first]
-
-
-def _fixed_seconds(
-    runners: Mapping[tuple[str, str], OnnxRuntimeRunner], config: TransformerConfig, tokens: int
-) -> dict[tuple[str, str], Array]:
-    """Return the seconds of each runner for one input of so many tokens, [calls]."""
-    feeds = feeds_of(config, tokens)
-    feeds["segments"] = np.zeros_like(feeds["inputs"])
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runners}
-    for call in range(-_WARM_UP, _FIXED_CALLS):
-        for key in _turns(list(runners), call):
-            started = time.perf_counter()
-            runners[key].infer(feeds)
-            if call >= 0:
-                seconds[key].append(time.perf_counter() - started)
-    return {key: np.array(times) for key, times in seconds.items()}
 
 
 def _store(directory: Path, found: MeasuredFamily, answers: Mapping[str, Array], targets: Array) -> None:

@@ -6,10 +6,10 @@ Times drift with clocks and neighbours; a ratio of times taken in turns hardly d
 from __future__ import annotations
 
 import platform
-import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,10 +18,14 @@ from torch import nn
 
 from edge.datatypes import Array
 from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runner import Runner
 from export.convert import to_onnx
 from export.transformer import TransformerConfig
 
-_WARM_UP = 5
+#: Calls that do not count, before those that do.
+WARM_UP = 5
+
+K = TypeVar("K")
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -41,6 +45,30 @@ class Comparison(msgspec.Struct, frozen=True):
     calls: int
 
 
+def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], calls: int) -> dict[K, Array]:
+    """Return the seconds that each runner takes for the same inputs, call by call, [calls].
+
+    Args:
+        runners: models to be compared.
+        feeds: inputs of all.
+        calls: of each, after some that do not count.
+    """
+    seconds: dict[K, Array] = {key: np.zeros(calls) for key in runners}
+    for call in range(-WARM_UP, calls):
+        for key in turns(list(runners), call):
+            started = time.perf_counter()
+            runners[key].infer(feeds)
+            if call >= 0:
+                seconds[key][call] = time.perf_counter() - started
+    return seconds
+
+
+def turns(keys: Sequence[K], number: int) -> Sequence[K]:
+    """Return the keys, another one first at each number: whoever is first finds the caches cold."""
+    first = number % len(keys)
+    return [*keys[first:], *keys[:first]]
+
+
 def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) -> Comparison:
     """Call two ONNX models in turns.
 
@@ -53,19 +81,14 @@ def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) 
     Raises:
         BundleError: ONNX Runtime does not take a model.
     """
-    runners = [OnnxRuntimeRunner(model, subject="a model to be timed") for model in (dense, other)]
-    times: tuple[list[float], list[float]] = ([], [])
-    for call in range(_WARM_UP + calls):
-        for runner, series in zip(runners, times, strict=True):
-            started = time.perf_counter()
-            runner.infer(feeds)
-            if call >= _WARM_UP:
-                series.append(1e3 * (time.perf_counter() - started))
-    for runner in runners:
+    models = {"dense": dense, "other": other}
+    runners = {name: OnnxRuntimeRunner(model, subject="a model to be timed") for name, model in models.items()}
+    seconds = times_in_turns(runners, feeds, calls)
+    for runner in runners.values():
         runner.close()
-    ratio = statistics.median(dense_time / time for dense_time, time in zip(*times, strict=True))
-    dense_median, median = (statistics.median(series) for series in times)
-    return Comparison(median, dense_median, ratio, calls)
+    medians = {name: float(1e3 * np.median(series)) for name, series in seconds.items()}
+    ratio = float(np.median(seconds["dense"] / seconds["other"]))
+    return Comparison(medians["other"], medians["dense"], ratio, calls)
 
 
 def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array], calls: int = 60) -> Comparison:

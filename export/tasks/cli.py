@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress
-from export.options import data_dir_option, seeds_option
+from export.options import data_dir_option, precision_option, seeds_option
 from export.tasks import NAMES
 from export.tasks.watch import watching
 
@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="The best of them is kept.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="At its peak.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16"]),
-    default="fp32",
-    show_default=True,
-    help="Of the multiplications; bf16 takes half the time where the processor has it.",
-)
+@precision_option(default="fp32")
 @click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per example.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of new head and example order.")
 @seeds_option

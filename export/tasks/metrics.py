@@ -10,13 +10,9 @@ import scipy.stats
 
 from edge.datatypes import Array
 from edge.manifest import Measure
-from export.seeds import across_seeds
 
-#: The tasks whose headline metrics are averaged. WNLI stands apart: its dev set contradicts its training set, so that
-#: what learns is worse than chance on it. The others are too large to be trained by everyone.
-AVERAGED = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE")
-
-_RESAMPLES = 1000
+#: How often items are drawn anew.
+RESAMPLES = 1000
 _CHUNK = 50
 
 
@@ -68,8 +64,8 @@ METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a metric over items drawn anew, the same draws at every call.
+def resampled(metric: Callable[..., Array], *arrays: Array) -> Array:
+    """Return a metric over items drawn anew, [:data:`RESAMPLES`]; the draws are the same at every call.
 
     Args:
         metric: takes as many arrays [..., n] as there are, and returns [...].
@@ -78,11 +74,21 @@ def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float
     random = np.random.default_rng(0)
     number = len(arrays[0])
     values = []
-    for _ in range(_RESAMPLES // _CHUNK):  # in chunks: QQP has 40,000 items
+    for _ in range(RESAMPLES // _CHUNK):  # in chunks: QQP has 40,000 items
         rows = random.integers(0, number, size=(_CHUNK, number))
         values.append(metric(*(array[rows] for array in arrays)))
-    low, high = np.quantile(np.concatenate(values), [0.025, 0.975])
+    return np.concatenate(values)
+
+
+def middle(values: Array) -> tuple[float, float]:
+    """Return between which two numbers the middle 95 % of some values lie."""
+    low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
+
+
+def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a metric over :func:`resampled` items."""
+    return middle(resampled(metric, *arrays))
 
 
 def paired_difference(metric: str, ours: Array, theirs: Array, targets: Array) -> Difference:
@@ -121,27 +127,6 @@ def measures(metrics: Sequence[str], split: str, predictions: Array, targets: Ar
         )
         for name in metrics
     )
-
-
-def headline_average(runs: Sequence[Mapping[str, Measure]]) -> Measure:
-    """Return the mean of the headline metrics over the tasks of :data:`AVERAGED`, with its interval over the seeds.
-
-    Args:
-        runs: for each seed, the headline measure of each task; all tasks must be there, further ones are left out.
-
-    Returns:
-        The measure; without an interval when there is one seed only.
-    """
-    averages = [
-        Measure(
-            metric="headline_average",
-            split="dev",
-            value=float(np.mean([run[task].value for task in AVERAGED])),
-            n=sum(run[task].n for task in AVERAGED),
-        )
-        for run in runs
-    ]
-    return averages[0] if len(averages) == 1 else across_seeds([[average] for average in averages])[0]
 
 
 def _centred(values: Array) -> Array:

@@ -37,6 +37,12 @@ class Batch(NamedTuple):
     segments: Tensor | None
     targets: Tensor
 
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """What a model reads, by the names of its exported inputs; what this batch has not is left out."""
+        given = {"inputs": self.inputs, "mask": self.mask, "segments": self.segments}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
 
 class Rows(Protocol):
     """A data set that a model can be trained on: how long its rows are, and any of them as a batch."""

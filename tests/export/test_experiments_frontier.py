@@ -10,7 +10,14 @@ from export.experiments.family import DENSE, TEACHER, TIERS, family_directory
 from export.experiments.frontier import frontier_of
 from export.experiments.frontier_cli import frontier
 from export.experiments.frontier_plot import draw
-from export.experiments.measure import Measured, MeasuredFamily, better_dense, measure_family, read_answers
+from export.experiments.measure import (
+    Measured,
+    MeasuredFamily,
+    better_dense,
+    measure_family,
+    read_answers,
+    read_measured,
+)
 from export.tasks.cli import finetune
 from export.tasks.predictions import Predictions, encode_predictions, read_predictions
 from export.tasks.registry import TASKS
@@ -96,8 +103,8 @@ def test_every_tier_is_asked_every_item_in_both_precisions(tmp_path):
     assert [file.metric for file in found.files if file.precision == "fp32"] == pytest.approx([score] * 4)
     answers, targets = read_answers(directory)
     assert (answers["half", "fp32"] == targets).mean() == pytest.approx(found.files[0].metric)
-    # What is measured is not measured again.
-    assert measure_family(TASKS["SST-2"], directory, None, seed=0) == found
+    assert read_measured(directory) == found
+    assert read_measured(tmp_path) is None
 
 
 @pytest.mark.slow

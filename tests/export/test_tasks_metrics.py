@@ -2,13 +2,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from edge.manifest import Measure
 from export.tasks.metrics import (
-    AVERAGED,
     METRICS,
     accuracy,
     f1,
-    headline_average,
     interval,
     matthews,
     measures,
@@ -80,20 +77,3 @@ def test_measures():
     assert (one.metric, one.split, one.n, one.value) == ("accuracy", "dev", 10, pytest.approx(0.7))
     assert two.interval is not None
     assert two.interval[0] < two.value < two.interval[1]
-
-
-def test_headline_average():
-    def run(base):
-        return {
-            task: Measure(metric="accuracy", split="dev", value=base + 0.1 * place, n=10)
-            for place, task in enumerate((*AVERAGED, "WNLI"))
-        }
-
-    single = headline_average([run(0.4)])
-    assert (single.value, single.n, single.interval) == (pytest.approx(0.6), 50, None)
-    three = headline_average([run(0.4), run(0.41), run(0.42)])
-    # Student's t of two degrees of freedom is 4.30265, the standard error 0.01 / sqrt(3).
-    assert three.seeds == 3
-    assert three.interval == pytest.approx((0.61 - 4.30265 * 0.01 / 3**0.5, 0.61 + 4.30265 * 0.01 / 3**0.5))
-    with pytest.raises(KeyError):
-        headline_average([{"RTE": run(0.4)["RTE"]}])

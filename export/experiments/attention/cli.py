@@ -10,7 +10,7 @@ import click
 
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
 from edge.errors import UsageError
-from export.options import data_dir_option
+from export.options import data_dir_option, precision_option
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -32,13 +32,7 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 @click.option("--limit", type=click.IntRange(1), help="Train each on so many examples only.")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of each training.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="At its peak.")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16"]),
-    default="fp32",
-    show_default=True,
-    help="Of the multiplications in training.",
-)
+@precision_option(default="fp32")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Train so many times, from 0 on.")
 @click.option("--distil", is_flag=True, help="Let RUN teach all of them.")
 @click.option(

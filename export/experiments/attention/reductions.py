@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from export.adaptive.use import rows_of
 from export.experiments.attention.ground import Ground, Kept, Made
 from export.heads import SequenceClassifier
 from export.reduction.calibration import attention_statistics
@@ -51,7 +52,7 @@ def pruned_by_gradient(ground: Ground) -> Made:
         shapes.append(msgspec.structs.replace(shape, num_heads=len(heads), scale=scale))
         states = after_feed_forward(original, after)
     model.transformer.config = msgspec.structs.replace(config, layers=tuple(shapes))
-    return Made(model, _rows(kept))
+    return Made(model, rows_of(kept))
 
 
 def attention_plan(ground: Ground) -> Made:
@@ -92,8 +93,4 @@ def _kept(reports: Sequence[LayerReport], heads: int, width: int) -> Kept:
     kept = torch.zeros(len(reports), heads)
     for row, report in zip(kept, reports, strict=True):
         row[list(report.plan.heads or ())] = report.plan.shape.head_dim / width
-    return _rows(kept)
-
-
-def _rows(values: Tensor) -> Kept:
-    return tuple(tuple(row) for row in values.tolist())
+    return rows_of(kept)

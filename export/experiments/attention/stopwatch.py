@@ -18,7 +18,7 @@ from export.precision import dynamic_int8
 from export.reduction.plan import TOLERANCE
 from export.reduction.timing import compare, feeds_of
 from export.tasks.predictions import Predictions
-from export.tasks.tokens import Batch, Rows, sorted_batches
+from export.tasks.tokens import Rows, sorted_batches
 
 _OUTPUT = "logits"
 _BATCH = 16
@@ -87,19 +87,14 @@ def multiplications(model: nn.Module, inputs: dict[str, Tensor]) -> int:
 def predict_int8(model: SequenceClassifier, rows: Rows) -> Predictions:
     """Return what a model says of rows of text with dynamic INT8 on ONNX Runtime."""
     batches = [(indices, rows.batch(indices)) for indices in sorted_batches(rows.lengths, _BATCH)]
-    example = _inputs(batches[0][1])
+    example = batches[0][1].named
     exported = to_onnx(model, example, [_OUTPUT], {name: {0: "batch", 1: "length"} for name in example})
     runner = OnnxRuntimeRunner(dynamic_int8(exported), subject="a model in INT8")
     logits: Array = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
     try:
         for indices, batch in batches:
-            feeds = {name: tensor.numpy() for name, tensor in _inputs(batch).items()}
+            feeds = {name: tensor.numpy() for name, tensor in batch.named.items()}
             logits[indices] = runner.infer(feeds)[_OUTPUT]
     finally:
         runner.close()
     return Predictions(logits, rows.targets)
-
-
-def _inputs(batch: Batch) -> dict[str, Tensor]:
-    named = {"inputs": batch.inputs, "mask": batch.mask, "segments": batch.segments}
-    return {name: tensor for name, tensor in named.items() if tensor is not None}
