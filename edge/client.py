@@ -1,63 +1,79 @@
-"""A thin client: NumPy in, NumPy out, and where the time went."""
+"""The blocking client: NumPy in, NumPy out, where the time went, and which server answered.
+
+Several servers are asked in turns; :mod:`edge.retries` says what is sent again, :mod:`edge.rotation` which servers are
+left out. :class:`edge.aio_client.AsyncClient` is the same for asyncio.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import grpc
-import numpy as np
 
-from edge.datatypes import Array, TensorSpec, datatype_of
-from edge.errors import Literally, ServerError
+from edge import rpcs
+from edge.connection import Connection, Credentials
+from edge.datatypes import Array
+from edge.errors import ServerError
+from edge.fleet import DEFAULT_URL, Fleet
+from edge.inference import InferFailure, InferRequest, InferResult, infer_request, text
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.wire import from_raw, to_raw
+from edge.pb import telemetry_pb2
+from edge.refusals import Refusal
+from edge.retries import DEFAULT_RETRIES, ONCE, Retries
+from edge.rpcs import Rpc, Sent, Specs, StreamAnswer
 
-DEFAULT_URL = "127.0.0.1:8001"
-_ADVICE = {
-    grpc.StatusCode.UNAVAILABLE: "Is it running? `fewheads serve REPOSITORY` starts one, --url names another.",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "Allow more time, or ask a server that has less to do.",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "Send it again later, or in smaller parts.",
-    grpc.StatusCode.INTERNAL: "The server's log tells more.",
-}
+__all__ = [
+    "DEFAULT_URL",
+    "ONCE",
+    "Client",
+    "Credentials",
+    "InferFailure",
+    "InferRequest",
+    "InferResult",
+    "Retries",
+    "infer_request",
+    "text",
+]
 
-
-class InferResult(NamedTuple):
-    """One answer.
-
-    Attributes:
-        outputs: the output tensors by name.
-        model_version: which version answered.
-        timings_ns: the server's stage times, when they were asked for.
-        round_trip_ns: what the client saw.
-        tier: which tier answered; empty for a model of one.
-    """
-
-    outputs: dict[str, Array]
-    model_version: str
-    timings_ns: dict[str, int]
-    round_trip_ns: int
-    tier: str
+R = TypeVar("R")
 
 
 class Client:
-    """A connection to one server; safe to share between threads.
+    """A connection to one server, or to several of the same models. Safe to share between threads.
+
+    Make one in each process: it cannot be used after a fork, and says so.
 
     Args:
-        url: ``host:port``.
-        timeout_seconds: the deadline of every call.
+        url: ``host:port``, or several of them, which are asked in turns.
+        timeout_seconds: the time for a call, all its attempts together.
+        retries: how often something is sent again; :data:`ONCE` never does.
+        credentials: TLS and a token, the same for all servers; None uses neither.
+
+    Attributes:
+        servers: as they were named.
+
+    Raises:
+        UsageError: there is no server, or one twice; or the time is none.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, timeout_seconds: float = 10.0) -> None:
-        self.url = url
-        self._timeout = timeout_seconds
-        limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._channel = grpc.insecure_channel(url, options=limits)
-        self._stub = inference_pb2_grpc.GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._telemetry = telemetry_pb2_grpc.TelemetryStub(self._channel)  # type: ignore[no-untyped-call]
+    def __init__(
+        self,
+        url: str | Sequence[str] = DEFAULT_URL,
+        timeout_seconds: float = 10.0,
+        *,
+        retries: Retries = DEFAULT_RETRIES,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._fleet = Fleet(url, timeout_seconds, retries, self._watch)
+        self.servers = self._fleet.urls
+        self._connections = [Connection(server, credentials, grpc) for server in self.servers]
+        self._watched: set[int] = set()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
         return self
@@ -73,100 +89,201 @@ class Client:
         inputs: Mapping[str, Array],
         *,
         version: str = "",
-        timings: bool = False,
+        outputs: Sequence[str] = (),
+        request_id: str = "",
+        priority: int = 0,
+        tier: str = "",
         policy: str = "",
+        timings: bool = False,
+        timeout_seconds: float | None = None,
+        server: str = "",
     ) -> InferResult:
         """Ask a model.
 
         Args:
             model: its name.
-            inputs: its inputs by name; text as arrays of ``bytes`` or ``str``.
+            inputs: its inputs by name; text as arrays of ``bytes`` or ``str``, see :func:`text`.
             version: empty for the highest.
+            outputs: which to send back; none means all of them.
+            request_id: comes back with the answer.
+            priority: from 1, the highest, to 10; 0 is the server's default.
+            tier: which tier shall answer; empty leaves it open.
+            policy: how the server shall choose the tier; empty for its own way.
             timings: ask for the stage times too.
-            policy: which tier shall answer; empty for the server's choice.
+            timeout_seconds: for this call, all attempts together; None is the client's.
+            server: the only one to ask; empty for the next in turn.
 
         Raises:
-            ServerError: the server cannot be reached, or refused; the message holds its status and text.
+            ServerError: no server can be reached, or one refused; it holds status, server and attempts.
+            UsageError: an input is no tensor of the protocol, or an argument makes no sense.
         """
-        request = pb.ModelInferRequest(model_name=model, model_version=version)
-        for name, array in inputs.items():
-            datatype = datatype_of(array)
-            request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-            request.raw_input_contents.append(to_raw(array, datatype))
-        if timings:
-            request.parameters["timings"].bool_param = True
-        if policy:
-            request.parameters["policy"].string_param = policy
-        started_ns = time.perf_counter_ns()
-        response = self._call(self._stub.ModelInfer, request, f"model {model!r}")
-        round_trip_ns = time.perf_counter_ns() - started_ns
-        outputs = {
-            tensor.name: from_raw(raw, tensor.datatype, tuple(tensor.shape), f"output {tensor.name!r}")
-            for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-        }
-        stages = {name: value.int64_param for name, value in response.parameters.items() if name.endswith("_ns")}
-        tier = response.parameters["tier"].string_param if "tier" in response.parameters else ""
-        return InferResult(outputs, response.model_version, stages, round_trip_ns, tier)
+        request = InferRequest(
+            model=model,
+            inputs=inputs,
+            version=version,
+            outputs=outputs,
+            request_id=request_id,
+            priority=priority,
+            tier=tier,
+            policy=policy,
+            timings=timings,
+        )
+        return self._call(rpcs.infer(request), timeout_seconds, server)
 
-    def metadata(self, model: str, version: str = "") -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    def infer_stream(
+        self, requests: Iterable[InferRequest], *, timeout_seconds: float | None = None, server: str = ""
+    ) -> Iterator[StreamAnswer]:
+        """Ask many questions on one connection, and yield the answers in the order of the questions.
+
+        A thread of gRPC takes the questions from the iterator, as fast as the server takes them. The stream stays with
+        one server, and nothing of it is sent again. Closing the iterator cancels what is on its way; nothing is sent
+        before its first answer is asked for.
+
+        Args:
+            requests: the questions.
+            timeout_seconds: for the whole stream; None has no end.
+            server: which to ask; empty for the next in turn.
+
+        Yields:
+            An :class:`InferFailure` where the server refused one question; the stream goes on after it.
+
+        Raises:
+            ServerError: the stream broke; what was not answered by then will not be.
+            Exception: what ``requests`` raised, once the questions before that are answered.
+        """
+        sent = Sent()
+
+        def messages() -> Iterator[pb.ModelInferRequest]:
+            try:
+                for request in requests:
+                    yield sent.encode(request)
+            except Exception as error:  # raised below, on the caller's thread
+                sent.failure = error
+
+        with closing(self._stream(rpcs.STREAM_INFER, messages(), timeout_seconds, server)) as responses:
+            for response, asked in responses:
+                yield sent.decode(response, asked)
+        if sent.failure:
+            raise sent.failure
+
+    def metadata(self, model: str, version: str = "", *, server: str = "") -> Specs:
         """Return a model's inputs and outputs.
 
         Raises:
             ServerError: as :meth:`infer`.
         """
-        request = pb.ModelMetadataRequest(name=model, version=version)
-        response = self._call(self._stub.ModelMetadata, request, f"model {model!r}")
+        return self._call(rpcs.metadata(model, version), None, server)
 
-        def specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
-            return tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
-
-        return specs(response.inputs), specs(response.outputs)
-
-    def index(self) -> list[dict[str, str]]:
-        """Return name, version, state and reason of every bundle.
+    def index(self, *, server: str = "") -> list[dict[str, str]]:
+        """Return name, version, state and reason of every bundle of one server.
 
         Raises:
             ServerError: as :meth:`infer`.
         """
-        response = self._call(self._stub.RepositoryIndex, pb.RepositoryIndexRequest(), "repository")
-        return [
-            {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
-            for model in response.models
-        ]
+        return self._call(rpcs.index(), None, server)
 
-    def telemetry(self) -> telemetry_pb2.Reading:
-        """Return one telemetry reading.
+    def load(self, model: str, *, timeout_seconds: float | None = None, server: str = "") -> None:
+        """Load a model, or load it again. It is asked for once: whether a call that broke was done is not known.
 
         Raises:
             ServerError: as :meth:`infer`.
+            UsageError: there are several servers, and none is named.
         """
-        reading: telemetry_pb2.Reading = self._call(self._telemetry.Get, telemetry_pb2.GetRequest(), "telemetry")
-        return reading
+        self._call(rpcs.load_model(model), timeout_seconds, self._fleet.the_one(server, "load"))
 
-    def ready(self) -> bool:
-        """Say whether the server is ready; one that cannot be reached is not."""
+    def unload(self, model: str, *, timeout_seconds: float | None = None, server: str = "") -> None:
+        """Unload a model; as :meth:`load`."""
+        self._call(rpcs.unload_model(model), timeout_seconds, self._fleet.the_one(server, "unload"))
+
+    def ready(self, model: str = "", version: str = "", *, server: str = "") -> bool:
+        """Say whether any server, or the one that is named, is ready; one that cannot be reached is not.
+
+        Args:
+            model: ask about this model; empty asks about the server as a whole.
+            version: of the model; empty for the highest.
+            server: the only one to ask.
+        """
+        return any(self._ready(model, version, one) for one in ([server] if server else self.servers))
+
+    def _ready(self, model: str, version: str, server: str) -> bool:
         try:
-            return bool(self._call(self._stub.ServerReady, pb.ServerReadyRequest(), "server").ready)
+            return self._call(rpcs.ready(model, version), None, server)
         except ServerError:
             return False
 
+    def telemetry(self, *, server: str = "") -> telemetry_pb2.Reading:
+        """Return one telemetry reading of one server.
+
+        Raises:
+            ServerError: as :meth:`infer`.
+        """
+        return self._call(rpcs.telemetry(), None, server)
+
+    def watch(self, interval_ms: int = 0, *, server: str = "") -> Iterator[telemetry_pb2.Reading]:
+        """Yield a telemetry reading of one server now and after every interval, until the iterator is closed.
+
+        Args:
+            interval_ms: 100 at least; 0 is the server's default.
+            server: which to ask; empty for the next in turn.
+
+        Raises:
+            ServerError: it cannot be reached, refused, or went.
+        """
+        with closing(self._stream(rpcs.WATCH, rpcs.watch(interval_ms), None, server)) as readings:
+            for reading, _ in readings:
+                yield reading
+
     def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
+        """Close the connections; calls that are on their way end with CANCELLED."""
+        self._fleet.close()
+        for connection in self._connections:
+            connection.channel.close()
 
-    def _call(self, method: Any, request: Any, subject: str) -> Any:
+    def _call(self, rpc: Rpc[R], timeout_seconds: float | None, server: str) -> R:
+        attempts = self._fleet.call(rpc.repeatable, timeout_seconds, server)
+        while True:
+            refusal, started_ns = None, time.perf_counter_ns()
+            try:
+                connection = self._connections[attempts.server]
+                response = connection.call(rpc.method, rpc.request, attempts.remaining())
+            except grpc.RpcError as error:
+                refusal = Refusal.of(error)
+            except ValueError:
+                self._fleet.check()  # gRPC's word for a channel that another thread has closed
+                raise
+            if refusal is None:
+                return rpc.read(response, self._fleet.trip(attempts, started_ns))
+            time.sleep(self._fleet.refused(attempts, refusal, rpc.subject))
+            self._fleet.check()
+
+    def _stream(
+        self, method: str, request: Any, timeout_seconds: float | None, server: str
+    ) -> Generator[tuple[Any, str], None, None]:
+        """Yield the answers, each with the server that gave it."""
+        attempts = self._fleet.stream(timeout_seconds, server)
+        call = self._connections[attempts.server].call(method, request, attempts.remaining())
         try:
-            return method(request, timeout=self._timeout)
+            for response in call:
+                attempts.answered()
+                yield response, self.servers[attempts.server]
+            return
         except grpc.RpcError as error:
-            code, details = error.code(), error.details()
-            fix = _ADVICE.get(code, "Correct the request.")
-            given = Literally(f"{code.name} ({details})")
-            raise ServerError(f"{subject} at {self.url}", given=given, expected="an answer", fix=fix) from None
+            refusal = Refusal.of(error)
+        finally:
+            call.cancel()
+        self._fleet.refused(attempts, refusal, method)
 
+    def _watch(self, server: int) -> None:
+        with self._lock:
+            if server in self._watched:
+                return
+            self._watched.add(server)
 
-def text(values: Sequence[str]) -> Array:
-    """Return texts as a BYTES tensor of shape (len(values), 1)."""
-    array = np.empty((len(values), 1), np.object_)
-    # What came from a command line and is no UTF-8 is sent as it was, and the server says so.
-    array[:, 0] = [value.encode(errors="surrogateescape") for value in values]
-    return array
+        def stands() -> None:
+            self._watched.discard(server)
+            self._fleet.rotation.connected(server)
+
+        try:
+            self._connections[server].when_it_stands(stands)
+        except ValueError:  # gRPC's word for a channel that another thread has closed
+            stands()

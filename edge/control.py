@@ -42,6 +42,9 @@ class ModelControl:
         calls: knows which of them are in use.
         mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
         changed: awaited after a model's state has changed.
+
+    Attributes:
+        stopping: once it is set, :meth:`start` begins with no further model.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ModelControl:
         self._operations: set[asyncio.Task[Any]] = set()
         self._started = asyncio.Event()
         self._closing = asyncio.Event()
+        self.stopping = False
         self._stamps: dict[Path, Stamp] = {}
 
     async def start(self, only: Collection[str] | None = None) -> None:
@@ -73,7 +77,7 @@ class ModelControl:
             asyncio.run_coroutine_threadsafe(tell(), loop).result()
 
         self._stamps = await asyncio.to_thread(self._read_stamps)
-        await asyncio.to_thread(self._repository.load_all, changed, only)
+        await asyncio.to_thread(self._repository.load_all, changed, only, lambda: self.stopping)
         self._started.set()
 
     def check_explicit(self, method: str) -> None:

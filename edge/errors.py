@@ -6,10 +6,15 @@
   - GoldenError            a model does not reproduce the golden outputs of its bundle
   - BackendError           a runtime is missing, or refuses or fails to build a model
   - ServerError            the server cannot be reached or refused a client's call
+  - DeviceFailed           the server computes nothing any more; only a new process helps
+  - RunStuck               a run of the server does not end
+  - DrainTimeout           a shutdown did not end in time
   - RequestError           one inference request cannot be answered
     - InvalidRequest       the request contradicts the model's metadata or the protocol
     - NotFound             no such model, version or shared memory
     - AlreadyThere         the name of a shared memory region is taken
+    - Unauthenticated      no token, or one that the server does not know
+    - PermissionDenied     the token is good for something else
     - LoadFailed           a model could not be loaded; what was served before is served still
     - ModelNotReady        the model exists and cannot answer now
     - Overloaded           the queue is full, or another bound of the server is reached
@@ -87,9 +92,56 @@ class BackendError(FewheadsError):
 
 
 class ServerError(FewheadsError):
-    """The server cannot be reached, or refused a client's call."""
+    """The server cannot be reached, refused a client's call, or gave an answer that makes no sense.
+
+    Args:
+        subject: as of every error, and so on.
+        given: the value found.
+        expected: what would have been right.
+        fix: what to do next.
+        code: gRPC's name of the status; empty where it was none.
+        server: which server it was; empty where none was asked.
+        attempts: how often servers were asked.
+        retry_after_ms: when there may be room, as the server says; 0 where it does not.
+    """
 
     exit_code = 6
+
+    def __init__(
+        self,
+        subject: str,
+        *,
+        given: object,
+        expected: str,
+        fix: str,
+        code: str = "",
+        server: str = "",
+        attempts: int = 1,
+        retry_after_ms: int = 0,
+    ) -> None:
+        super().__init__(subject, given=given, expected=expected, fix=fix)
+        self.code = code
+        self.server = server
+        self.attempts = attempts
+        self.retry_after_ms = retry_after_ms
+
+
+class DeviceFailed(FewheadsError):
+    """The server computes nothing any more: its device, or a thread of its own, is lost. Only a new process helps."""
+
+    exit_code = 8
+
+
+class RunStuck(FewheadsError):
+    """A run of the server does not end, and cannot be ended but with its process."""
+
+    exit_code = 9
+
+
+class DrainTimeout(FewheadsError):
+    """A shutdown did not end in time, so the process was."""
+
+    exit_code = 10
 
 
 class RequestError(FewheadsError):
@@ -108,6 +160,14 @@ class NotFound(RequestError):
 
 class AlreadyThere(RequestError):
     """The name of a shared memory region is taken."""
+
+
+class Unauthenticated(RequestError):
+    """The call brings no token, or one that the server does not know."""
+
+
+class PermissionDenied(RequestError):
+    """The caller's token is good for something else."""
 
 
 class LoadFailed(RequestError):

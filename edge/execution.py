@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from edge.batching import split
-from edge.datatypes import Array
 from edge.job import Answer, Job
-from edge.lane import Computed, Lane
+from edge.runs import Runs
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +17,7 @@ Settled = tuple[Job, Answer]
 Forget = Callable[[Job], None]
 
 
-def execute(jobs: list[Job], instance: int, forget: Forget) -> list[Settled]:
+def execute(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[Settled]:
     """Compute jobs of one lane in one run. If that fails, each is tried alone once, so that only the culprit fails.
 
     Args:
@@ -26,6 +25,7 @@ def execute(jobs: list[Job], instance: int, forget: Forget) -> list[Settled]:
             the frames around it, and if they held the job, which holds the error, such a circle would keep the
             request's tensors until Python's collector came by.
         instance: of the model, by its worker.
+        runs: computes them.
         forget: called for each job once nothing is computed for it any more.
 
     Returns:
@@ -34,7 +34,7 @@ def execute(jobs: list[Job], instance: int, forget: Forget) -> list[Settled]:
     """
     jobs[:] = [job for job in jobs if _begun(job, forget)]
     if len(jobs) > 1:
-        settled = _together(jobs, instance, forget)
+        settled = _together(jobs, instance, runs, forget)
         if settled is not None:
             jobs.clear()
             return settled
@@ -42,7 +42,7 @@ def execute(jobs: list[Job], instance: int, forget: Forget) -> list[Settled]:
         jobs[:] = [job for job in jobs if not _expired(job, forget)]
     settled = []
     while jobs:
-        settled += _alone(jobs, instance, forget)
+        settled += _alone(jobs, instance, runs, forget)
     return settled
 
 
@@ -64,11 +64,11 @@ def _expired(job: Job, forget: Forget) -> bool:
     return True
 
 
-def _alone(jobs: list[Job], instance: int, forget: Forget) -> list[Settled]:
+def _alone(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[Settled]:
     """Compute the first of some jobs and take it from the list; it has its error, if there is one."""
     lane, inputs = jobs[0].lane, jobs[0].inputs
     begun_ns = time.perf_counter_ns()
-    computed = _computed(lane, instance, inputs)
+    computed = runs.compute(lane, instance, inputs, jobs[0].size)
     job = jobs.pop(0)
     if isinstance(computed, BaseException):
         job.set_exception(computed)
@@ -80,13 +80,14 @@ def _alone(jobs: list[Job], instance: int, forget: Forget) -> list[Settled]:
     return [(job, Answer(computed.outputs, lane.answered_by(computed.full_rows)))]
 
 
-def _together(jobs: list[Job], instance: int, forget: Forget) -> list[Settled] | None:
+def _together(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[Settled] | None:
     """Compute several jobs in one run; None if that failed, and then nothing has happened to them."""
     lane, rows = jobs[0].lane, [job.rows for job in jobs]
     begun_ns = time.perf_counter_ns()
     inputs = lane.joiner.join([job.inputs for job in jobs])
     joined_ns = time.perf_counter_ns()
-    computed = _computed(lane, instance, inputs)
+    size = lane.joiner.size(inputs)
+    computed = runs.compute(lane, instance, inputs, size, alone=False)
     computed_ns = time.perf_counter_ns()
     if isinstance(computed, BaseException):
         return None
@@ -104,15 +105,8 @@ def _together(jobs: list[Job], instance: int, forget: Forget) -> list[Settled] |
         which = None if computed.full_rows is None else computed.full_rows[start : start + job.rows]
         settled.append((job, Answer(part, lane.answered_by(which))))
         start += job.rows
-    _learn(jobs[0], lane.joiner.size(inputs), computed_ns - begun_ns)
+    _learn(jobs[0], size, computed_ns - begun_ns)
     return settled
-
-
-def _computed(lane: Lane, instance: int, inputs: Mapping[str, Array]) -> Computed | BaseException:
-    try:
-        return lane.compute(instance, inputs)
-    except BaseException as error:  # whatever it is, its own request gets it and the thread lives on
-        return error
 
 
 def _note(job: Job, begun_ns: int, infer_ns: int, batch_rows: int, forget: Forget) -> None:

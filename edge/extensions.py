@@ -11,9 +11,10 @@ from edge.pb import inference_pb2 as pb
 from edge.repository import Repository
 from edge.shared_memory import SharedMemory
 from edge.shared_tensors import no_shared_memory
+from edge.traces import Traces
 
-#: Triton's trace settings, as they are where nothing is traced.
-TRACE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
+#: Triton's trace settings, as they are where nothing is traced, and where something is.
+_NOT_TRACED: Final[dict[str, tuple[str, ...]]] = {
     "trace_file": ("",),
     "trace_level": ("OFF",),
     "trace_rate": ("1000",),
@@ -21,6 +22,7 @@ TRACE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "log_frequency": ("0",),
     "trace_mode": ("triton",),
 }
+_TRACED: Final = {"trace_level": ("TIMESTAMPS",), "trace_mode": ("opentelemetry",)}
 
 
 def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[str, ...]:
@@ -37,18 +39,40 @@ class Extensions:
         control: loads and unloads them.
         shared_memory: the registered regions; None where shared memory is not allowed.
         logs: the log.
+        allow_log_settings: whether clients may change it.
+        traces: where requests are traced; None traces none.
     """
 
     def __init__(
-        self, repository: Repository, control: ModelControl, shared_memory: SharedMemory | None, logs: Logs
+        self,
+        repository: Repository,
+        control: ModelControl,
+        shared_memory: SharedMemory | None,
+        logs: Logs,
+        *,
+        allow_log_settings: bool = False,
+        traces: Traces | None = None,
     ) -> None:
         self._repository = repository
         self._control = control
         self._shared_memory = shared_memory
         self._logs = logs
+        self._allow_log_settings = allow_log_settings
+        self._trace_settings = dict(_NOT_TRACED)
+        if traces:
+            rate = round(1 / traces.ratio) if traces.ratio else 0
+            self._trace_settings |= {**_TRACED, "trace_rate": (str(rate),)}
 
-    async def list_unloaded(self) -> None:
-        """Bring the list of what could be loaded up to date, where models are loaded on request."""
+    async def list_unloaded(self, repository_name: str = "") -> None:
+        """Bring the list of what could be loaded up to date, where models are loaded on request.
+
+        Args:
+            repository_name: of the repository that is asked for.
+
+        Raises:
+            Unsupported: it is another one.
+        """
+        _check_repository(repository_name)
         await self._control.list_unloaded()
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
@@ -135,25 +159,25 @@ class Extensions:
         raise Unsupported("shared memory", given=Literally("a CUDA IPC handle"), expected=expected, fix=fix)
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Return the trace settings. Nothing is traced, so a setting can only be set to what it is, or cleared.
+        """Return the trace settings. Clients change none, so a setting can only be set to what it is, or cleared.
 
         Raises:
             NotFound: there is no such model.
             InvalidRequest: there is no such setting.
-            Unsupported: a setting that would trace something.
+            Unsupported: a setting that would trace something else.
         """
         if request.model_name:
             self._repository.find(request.model_name, "")
         for name, setting in request.settings.items():
-            if name not in TRACE_SETTINGS:
-                expected = f"one of {', '.join(TRACE_SETTINGS)}"
+            if name not in self._trace_settings:
+                expected = f"one of {', '.join(self._trace_settings)}"
                 raise InvalidRequest("trace setting", given=name, expected=expected, fix="Choose one of these.")
-            if setting.value and tuple(setting.value) != TRACE_SETTINGS[name]:
-                fix = "The request parameter timings and the Telemetry service tell where the time goes."
-                given, expected = list(setting.value), f"{list(TRACE_SETTINGS[name])}: nothing is traced"
+            if setting.value and tuple(setting.value) != self._trace_settings[name]:
+                fix = "Start it with `fewheads serve --trace-endpoint URL`, or ask for the parameter timings."
+                given, expected = list(setting.value), f"{list(self._trace_settings[name])}, as the server was started"
                 raise Unsupported(f"trace setting {name!r}", given=given, expected=expected, fix=fix)
         response = pb.TraceSettingResponse()
-        for name, value in TRACE_SETTINGS.items():
+        for name, value in self._trace_settings.items():
             response.settings[name].value.extend(value)
         return response
 
@@ -162,8 +186,12 @@ class Extensions:
 
         Raises:
             InvalidRequest: there is no such setting, or it cannot have such a value.
-            Unsupported: another log file.
+            Unsupported: clients may not change any, or another log file.
         """
+        if request.settings and not self._allow_log_settings:
+            given, expected = Literally("a server whose log clients may only look at"), "--allow-log-settings"
+            fix = "Start it with `fewheads serve --allow-log-settings`."
+            raise Unsupported("LogSettings", given=given, expected=expected, fix=fix)
         self._logs.change({name: _value(setting) for name, setting in request.settings.items()})
         response = pb.LogSettingsResponse()
         for name, value in self._logs.settings.items():

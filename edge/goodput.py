@@ -6,7 +6,6 @@ soon as the server is slow, and hide what an overload does.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,15 +14,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge.bench import direct_inputs, series
 from edge.bundle import Bundle
-from edge.client import Client
-from edge.datatypes import Array
-from edge.elastic import PINNED
 from edge.errors import Literally, ServerError, UsageError
 from edge.launch import running_server
+from edge.load.arrivals import CONSTANT, Arrivals, limited
+from edge.load.measure import Plan, capacity
+from edge.load.record import EXPIRED, IN_TIME, LATE, REFUSED, Columns, Record
+from edge.load.report import Percentiles
+from edge.load.sender import Sender, run
+from edge.load.workload import Shares, Workload
 
-_CAPACITY_CLIENTS = 8
 #: A deadline is so many times what a request takes that finds the server idle, and this at least.
 _DEADLINE_FACTOR, _LEAST_DEADLINE_MS = 20.0, 50.0
 #: Between bursts, so that each finds a server that has recovered.
@@ -114,110 +114,61 @@ def goodput(
         given = Literally(f"{bundle.manifest.name} with one tier")
         fix = "Export several runs into one bundle with `fewheads export --name`."
         raise UsageError("BUNDLE", given=given, expected="one with several tiers", fix=fix)
-    inputs = direct_inputs(bundle, 1)
+    plan = Plan(rate=None, patience_seconds=60.0)
     with running_server([path], target=target, cache=cache, arguments=arguments) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
-        capacity, alone_ms = _capacity(url, bundle.manifest.name, inputs, seconds)
-        deadline = deadline_ms or max(_DEADLINE_FACTOR * alone_ms, _LEAST_DEADLINE_MS)
-        rate = factor * capacity
-        results = {policy: _Outcomes() for policy in policies}
-        with Client(url, deadline / 1e3) as client:
-            for _ in range(rounds):
-                for policy, outcomes in results.items():
-                    _burst(client, bundle.manifest.name, policy, inputs, rate, seconds, outcomes)
-                    time.sleep(_PAUSE_SECONDS)
-                    advanced()
+        able = capacity(url, {bundle: 1.0}, plan, seconds)
+        deadline = deadline_ms or max(_DEADLINE_FACTOR * able.alone_ms, _LEAST_DEADLINE_MS)
+        arrivals = Arrivals(CONSTANT, factor * able.per_second)
+        limits, records = _only(repr(deadline)), {policy: Record() for policy in policies}
+        asked = {policy: Workload({bundle: 1.0}, choices=_only(policy), deadlines_ms=limits) for policy in policies}
+        for _ in range(rounds):
+            for policy, record in records.items():
+                _burst(url, asked[policy], arrivals, seconds, record)
+                time.sleep(_PAUSE_SECONDS)
+                advanced()
     total = seconds * rounds
-    bursts = tuple(outcomes.report(policy, deadline, total) for policy, outcomes in results.items())
-    return GoodputReport(bundle.manifest.name, capacity, rate, deadline, total, bursts)
+    bursts = tuple(_summary(policy, record.columns(), total) for policy, record in records.items())
+    return GoodputReport(bundle.manifest.name, able.per_second, arrivals.rate, deadline, total, bursts)
 
 
-def _capacity(url: str, model: str, inputs: list[dict[str, Array]], seconds: float) -> tuple[float, float]:
-    """Return what the full tier answers in a second, and the median in ms of a client that is alone."""
-    with Client(url, 60.0) as client:
-
-        def call(arrays: dict[str, Array]) -> None:
-            client.infer(model, arrays, policy=PINNED)
-
-        warm = series(call, inputs, 10, 1)
-        each = float(np.median(warm.durations_ns))
-        count = max(int(seconds * 1e9 / each), 2 * _CAPACITY_CLIENTS)
-        busy = series(call, inputs, count, _CAPACITY_CLIENTS)
-    return len(busy.durations_ns) / (busy.wall_ns / 1e9), each / 1e6
+def _only(value: str) -> Shares:
+    return Shares((value,), (1.0,))
 
 
-class _Outcomes:
-    """What came of requests, from several threads."""
+def _burst(url: str, workload: Workload, arrivals: Arrivals, seconds: float, record: Record) -> None:
+    """Send requests at fixed times and wait for what comes of them."""
+    sender = Sender(url, workload, record)
+    times = limited(arrivals.times(), seconds)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._answers: list[tuple[float, str]] = []
-        self._codes: Counter[str] = Counter()
-        self._lags: list[float] = []
-        self.failure: BaseException | None = None
+    async def send() -> None:
+        async with sender:
+            await sender.open_loop(times)
 
-    def sent(self, lag_ms: float) -> None:
-        with self._lock:
-            self._lags.append(lag_ms)
-
-    def answered(self, milliseconds: float, tier: str) -> None:
-        with self._lock:
-            self._answers.append((milliseconds, tier))
-
-    def ended(self, code: str) -> None:
-        with self._lock:
-            self._codes[code] += 1
-
-    def report(self, policy: str, deadline_ms: float, seconds: float) -> Burst:
-        good = [(latency, tier) for latency, tier in self._answers if latency <= deadline_ms]
-        sent, refused = len(self._answers) + self._codes.total(), self._codes["RESOURCE_EXHAUSTED"]
-        p50, p99 = np.percentile([latency for latency, _ in good] or [0.0], [50, 99]).tolist()
-        return Burst(
-            policy=policy,
-            sent=sent,
-            in_time=len(good),
-            refused=refused,
-            late=sent - refused - len(good),
-            per_second=len(good) / seconds,
-            p50_ms=p50,
-            p99_ms=p99,
-            tiers=dict(Counter(tier for _, tier in good)),
-            lag_p99_ms=float(np.percentile(self._lags, 99)),
-        )
+    run(send, sender.interrupt)
+    if sender.interrupted:
+        raise KeyboardInterrupt
+    columns = record.columns()
+    other = columns.where(~np.isin(columns.outcome, (IN_TIME, LATE, REFUSED, EXPIRED)))
+    if len(other):
+        given = Literally(f"{other.outcome[0]}, {other.cause[0]}")
+        expected = "an answer, a refusal or the end of the time"
+        raise ServerError(f"server at {url}", given=given, expected=expected, fix="The server's log tells more.")
 
 
-def _burst(
-    client: Client,
-    model: str,
-    policy: str,
-    inputs: list[dict[str, Array]],
-    rate: float,
-    seconds: float,
-    outcomes: _Outcomes,
-) -> None:
-    """Send requests at fixed times, each on a thread of its own, and wait for what comes of them."""
-
-    def ask(index: int, due: float) -> None:
-        outcomes.sent((time.perf_counter() - due) * 1e3)
-        try:
-            result = client.infer(model, inputs[index % len(inputs)], policy=policy)
-            # From when it was due: a client that is late itself is no excuse.
-            outcomes.answered((time.perf_counter() - due) * 1e3, result.tier)
-        except ServerError as error:
-            code = str(error.given).partition(" ")[0]
-            if code not in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
-                outcomes.failure = error
-            outcomes.ended(code)
-
-    threads = []
-    begun = time.perf_counter()
-    for index in range(max(int(rate * seconds), 1)):
-        due = begun + index / rate
-        time.sleep(max(due - time.perf_counter(), 0.0))
-        thread = threading.Thread(target=ask, args=(index, due))
-        thread.start()
-        threads.append(thread)
-    for thread in threads:
-        thread.join()
-    if outcomes.failure:
-        raise outcomes.failure
+def _summary(policy: str, columns: Columns, seconds: float) -> Burst:
+    good = columns.where(columns.outcome == IN_TIME)
+    counts, latency = columns.counts(), Percentiles.of(good.latency)
+    refused = counts.get(REFUSED, 0)
+    return Burst(
+        policy=policy,
+        sent=len(columns),
+        in_time=len(good),
+        refused=refused,
+        late=len(columns) - len(good) - refused,
+        per_second=len(good) / seconds,
+        p50_ms=latency.p50_ms,
+        p99_ms=latency.p99_ms,
+        tiers=dict(Counter(good.tier.tolist())),
+        lag_p99_ms=Percentiles.of(columns.lag).p99_ms,
+    )

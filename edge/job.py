@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from edge.batching import byte_size
 from edge.datatypes import Array
+from edge.drift import Promise
 from edge.errors import DeadlineExceeded, Literally
 from edge.lane import Lane
 from edge.lease import Lease
@@ -47,6 +48,7 @@ class Job(Future[Answer]):
         batch_rows: of the run that answered it; 0 before.
         computed_ns: when its run ended, by ``time.perf_counter_ns()``; 0 before.
         on_cancel: told when it is cancelled.
+        promise: what it was let in with; None where it had no deadline, or did not have to wait.
     """
 
     order: tuple[int, int] = (DEFAULT_PRIORITY, 0)
@@ -55,6 +57,7 @@ class Job(Future[Answer]):
     batch_rows = 0
     computed_ns = 0
     on_cancel: Callable[[Job], None] | None = None
+    promise: Promise | None = None
 
     def __init__(
         self,
@@ -83,6 +86,11 @@ class Job(Future[Answer]):
     def key(self) -> Hashable:
         """What it must have in common with others to share a run."""
         return (self.lane, self.lane.joiner.key(self.inputs) if self.lane.max_rows else None)
+
+    @property
+    def place(self) -> str:
+        """Where it is: ``queued``, ``running``, or ``answered`` when the run that gave its answer is over."""
+        return "queued" if not self.started else "answered" if self.computed_ns else "running"
 
     @cached_property
     def size_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from edge.batching import Joiner
 from edge.datatypes import Array
 from edge.latency import LatencyTable
+from edge.record import RunRecord
 
 #: Mean deviations above the mean of a run that a promise is made on.
 PROMISED_DEVIATIONS = 2.0
@@ -56,6 +57,12 @@ class Lane:
         max_delay_seconds: how long a request that found the server busy may wait for others to join it.
         preferred_rows: sizes that a run should have; without any, it takes what is there.
         name_of: says which tiers answered the rows that a request got from a run with a router.
+        model: whose tier it is, as name and version with a colon between.
+        on_gpu: whether it needs a device that can be lost to the process.
+
+    Attributes:
+        latency: how long its runs take.
+        record: how they go.
     """
 
     def __init__(
@@ -68,14 +75,19 @@ class Lane:
         max_delay_seconds: float = 0.0,
         preferred_rows: tuple[int, ...] = (),
         name_of: Callable[[Array], str] | None = None,
+        model: str = "",
+        on_gpu: bool = False,
     ) -> None:
         self.tier = tier
+        self.model = model
+        self.on_gpu = on_gpu
         self.compute = compute
         self.joiner = joiner
         self.max_rows = max_rows
         self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
         self.preferred_rows = preferred_rows
         self.latency = LatencyTable()
+        self.record = RunRecord()
         self._name_of = name_of
 
     def answered_by(self, full_rows: Array | None) -> str:

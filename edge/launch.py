@@ -53,7 +53,8 @@ def serving(
     """
     command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # gRPC's core logs what strangers sent as it came; a reader that stumbled over it would leave the pipe full.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     log: list[str] = []
     assert process.stdout is not None
     assert process.stderr is not None

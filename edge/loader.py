@@ -6,6 +6,8 @@ import ctypes
 from functools import partial
 from pathlib import Path
 
+from edge.backends import choose
+from edge.budget import MemoryBudget
 from edge.build import Loaded, load_runner
 from edge.bundle import Bundle
 from edge.errors import FewheadsError
@@ -28,13 +30,22 @@ class Loader:
         target: the backend, as ``fewheads build --target`` takes it.
         cache: where built models lie.
         options: what holds for all models.
+        budget: refuses what the memory has no room for; None refuses nothing.
     """
 
-    def __init__(self, device: Scheduler, target: str, cache: Path | None, options: ServingOptions) -> None:
+    def __init__(
+        self,
+        device: Scheduler,
+        target: str,
+        cache: Path | None,
+        options: ServingOptions,
+        budget: MemoryBudget | None = None,
+    ) -> None:
         self._device = device
         self._target = target
         self._cache = cache
         self._options = options
+        self._budget = budget
 
     def load_model(self, bundle: Bundle) -> Model:
         """Return a model whose every tier has reproduced its golden set, and has run a few times since.
@@ -42,8 +53,19 @@ class Loader:
         Not for the event loop: it takes seconds.
 
         Raises:
+            LoadFailed: the memory has no room for it.
             FewheadsError: as :func:`edge.build.load_runner`. Nothing stays loaded.
         """
+        if not self._budget:
+            return self._load(bundle)
+        runtime = "tensorrt" if choose(self._target).name.startswith("tensorrt") else "onnxruntime"
+        with self._budget.reserved(bundle, runtime, self._options.instances):
+            model = self._load(bundle)
+        if model.runner.device == "CPU":  # what a GPU takes does not show in the size of the process
+            self._budget.learn(bundle, self._options.instances, model.load_memory_bytes)
+        return model
+
+    def _load(self, bundle: Bundle) -> Model:
         memory = MemorySampler()
         before = memory.process_rss_bytes()
         instances: list[dict[str, Loaded]] = [{} for _ in range(self._options.instances)]

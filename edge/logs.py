@@ -5,40 +5,62 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Final
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+import msgspec
 
 from edge.errors import InvalidRequest, Literally, Unsupported
 
-_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-#: Triton's names of the formats. ISO 8601 is in UTC.
-FORMATS: Final = {"default": None, "ISO8601": "%Y-%m-%dT%H:%M:%SZ"}
+_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
+_UTC = "%Y-%m-%dT%H:%M:%SZ"
+#: Triton's names of the formats, and ``json``: one object per line. All but the default are in UTC.
+FORMATS: Final = {"default": None, "ISO8601": _UTC, "json": _UTC}
 LEVELS: Final = ("debug", "info", "warning", "error")
 Setting = bool | int | str
+#: What grpcio says, as an error and with a traceback, of a call whose client went while it was answered. That is no
+#: fault of the server's, and any client could fill the disk with it.
+_CORE: Final = "grpc._cython.cygrpc"
+_CLIENT_IS_GONE: Final = "ExecuteBatchError raised in core"
 _LOGGERS: Final = (logging.getLogger(), logging.getLogger("edge"))
+
+
+class About(NamedTuple):
+    """Which request a message is about: the model that it asked, and its id, which may be empty."""
+
+    model: str
+    request_id: str
+
+
+#: Set for each request, and inherited by whatever is done for it.
+ABOUT: ContextVar[About | None] = ContextVar("about", default=None)
 
 
 class Logs:
     """Logging to stderr, with Triton's settings.
 
-    - ``log_info``, ``log_warnings``, ``log_errors`` (bool): whether messages of that level are written.
+    - ``log_info``, ``log_warning``, ``log_error`` (bool): whether messages of that level are written.
     - ``log_verbose_level`` (int): 0 writes no debug messages, 1 those of this program, which tell each refused
       request; 2 and more those of its libraries too.
     - ``log_format`` (str): a name in :data:`FORMATS`.
     - ``log_file`` (str): always empty, for stderr.
 
+    A message that belongs to a request names its model and, if it has one, its id.
+
     Args:
         level: the least level that is written, one of :data:`LEVELS`.
+        log_format: a name in :data:`FORMATS`.
     """
 
-    def __init__(self, level: str = "info") -> None:
+    def __init__(self, level: str = "info", log_format: str = "default") -> None:
         rank = LEVELS.index(level)
         self._settings: dict[str, Setting] = {
             "log_file": "",
             "log_info": rank <= 1,
-            "log_warnings": rank <= 2,
-            "log_errors": True,
+            "log_warning": rank <= 2,
+            "log_error": True,
             "log_verbose_level": 0 if rank else 2,
-            "log_format": "default",
+            "log_format": log_format,
         }
         self._levels_before = {logger: logger.level for logger in _LOGGERS}
         self._handler = logging.StreamHandler()
@@ -88,19 +110,48 @@ class Logs:
         return value
 
     def _is_wanted(self, record: logging.LogRecord) -> bool:
+        if record.name == _CORE and str(record.msg).startswith(_CLIENT_IS_GONE):
+            return int(self._settings["log_verbose_level"]) > 1
         if record.levelno < logging.INFO:
             return True  # the loggers' levels decide these, so that nobody pays for what is not written
         if record.levelno < logging.WARNING:
             return bool(self._settings["log_info"])
-        return bool(self._settings["log_warnings" if record.levelno < logging.ERROR else "log_errors"])
+        return bool(self._settings["log_warning" if record.levelno < logging.ERROR else "log_error"])
 
     def _apply(self) -> None:
         verbose = int(self._settings["log_verbose_level"])
         everything, ours = _LOGGERS
         everything.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
         ours.setLevel(logging.DEBUG if verbose else logging.NOTSET)
-        date_format = FORMATS[str(self._settings["log_format"])]
-        formatter = logging.Formatter(_LINE, date_format)
-        if date_format:
+        name = str(self._settings["log_format"])
+        formatter = (_Json if name == "json" else _Text)(_LINE, FORMATS[name])
+        if FORMATS[name]:
             formatter.converter = time.gmtime
         self._handler.setFormatter(formatter)
+
+
+class _Text(logging.Formatter):
+    """A line for people. What comes from clients is quoted, so that it cannot pass for a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        about = ABOUT.get()
+        record.about = f" [model {about.model!r}, request {about.request_id!r}]" if about else ""
+        return super().formatMessage(record)
+
+
+class _Json(logging.Formatter):
+    """A line for programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": f"{self.formatTime(record, self.datefmt)[:-1]}.{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        about = ABOUT.get()
+        if about:
+            line |= {"model": about.model, "request_id": about.request_id}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()

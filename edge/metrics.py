@@ -1,12 +1,15 @@
-"""Prometheus metrics: Triton's names for what Triton has, ``fewheads_`` for the rest. Only this file names them."""
+"""Prometheus metrics of models and the queue: Triton's names for what Triton has, ``fewheads_`` for the rest.
+
+Those of the board are in :mod:`edge.board_metrics`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -17,14 +20,20 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from edge import __version__
-from edge.errors import Literally, UsageError
+from edge.board_metrics import board_metrics, whole_sizes
+from edge.health import Health
 from edge.memory import MemorySampler
 from edge.repository import Repository
 from edge.scheduler import Scheduler
+from edge.sensors import Sensors
 from edge.statistics import BUCKETS_NS, Histogram, Snapshot
 from edge.streams import Streams
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
 _MODEL = ("model", "version")
+_TIER_STAGES = ("request", "compute_infer")
 #: Triton's counters per model, and where each is found.
 _COUNTERS: dict[str, tuple[str, Callable[[Snapshot], float]]] = {
     "nv_inference_request_success": ("Answered requests", lambda now: now.success),
@@ -44,14 +53,26 @@ class ServerCollector(Collector):
     Args:
         repository: the models and their counters.
         scheduler: the queue.
+        health: what is wrong, if anything is.
         memory: where memory is read.
+        sensors: those of the board.
         streams: the streams that are open.
     """
 
-    def __init__(self, repository: Repository, scheduler: Scheduler, memory: MemorySampler, streams: Streams) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        health: Health,
+        memory: MemorySampler,
+        sensors: Sensors,
+        streams: Streams,
+    ) -> None:
         self._repository = repository
         self._scheduler = scheduler
+        self._health = health
         self._memory = memory
+        self._sensors = sensors
         self._streams = streams
 
     def collect(self) -> Iterator[Metric]:
@@ -66,6 +87,13 @@ class ServerCollector(Collector):
         failures = Metric("nv_inference_request_failure", "Requests without an answer, by reason", "unknown")
         duration = HistogramMetricFamily(
             "fewheads_stage_duration_seconds", "Latency by stage", labels=(*_MODEL, "stage")
+        )
+        # A family of its own, of the stages that a tier decides: 47 lines each, and a model may have eight tiers.
+        by_tier = HistogramMetricFamily(
+            "fewheads_tier_duration_seconds", "Latency by tier", labels=(*_MODEL, "tier", "stage")
+        )
+        nonfinite = CounterMetricFamily(
+            "fewheads_nonfinite_answers", "Answers that held a NaN or an infinity", labels=_MODEL
         )
         ready = GaugeMetricFamily("fewheads_model_ready", "1 when the model can be asked", labels=_MODEL)
         load = GaugeMetricFamily("fewheads_model_load_memory_bytes", "Growth of the process at load", labels=_MODEL)
@@ -91,51 +119,43 @@ class ServerCollector(Collector):
                 failures.add_sample(failures.name, where, count)
             for stage, histogram in now.stages.items():
                 duration.add_metric([*labels, stage], _buckets(histogram), histogram.total_ns / 1e9)
-            ready.add_metric(labels, float(entry.state == "READY"))
+            for tier, stages in now.tier_stages.items():
+                for stage in _TIER_STAGES:
+                    histogram = stages[stage]
+                    by_tier.add_metric([*labels, tier, stage], _buckets(histogram), histogram.total_ns / 1e9)
+            nonfinite.add_metric(labels, now.nonfinite)
+            ready.add_metric(labels, float(self._health.state(entry)[0] == "READY"))
             model = entry.model  # once: it may be unloaded at any moment
             if model:
                 load.add_metric(labels, model.load_memory_bytes)
-        yield from (failures, drops, tiers, runs, duration, ready, load)
-        yield GaugeMetricFamily("fewheads_queue_depth", "Requests that wait for a worker", self._scheduler.depth)
-        yield GaugeMetricFamily("fewheads_queue_bytes", "Bytes of their tensors", self._scheduler.queued_bytes)
+        yield GaugeMetricFamily(
+            "fewheads_problems", "What is not healthy; telemetry tells it in words", len(self._health.problems())
+        )
+        yield from (failures, drops, tiers, runs, duration, by_tier, nonfinite, ready, load)
+        scheduler = self._scheduler
+        yield GaugeMetricFamily("fewheads_queue_depth", "Requests that wait for a worker", scheduler.depth)
+        yield GaugeMetricFamily("fewheads_queue_bytes", "Bytes of their tensors", scheduler.queued_bytes)
+        yield GaugeMetricFamily("fewheads_queue_depth_peak", "Most that waited since the start", scheduler.peak_depth)
+        yield GaugeMetricFamily("fewheads_queue_bytes_peak", "Most of their bytes", scheduler.peak_queued_bytes)
         yield GaugeMetricFamily("fewheads_streams", "Open streams of requests", self._streams.open)
         yield GaugeMetricFamily(
             "fewheads_stream_requests", "Requests of streams that are on their way", self._streams.in_flight
         )
-        memory = GaugeMetricFamily("fewheads_memory_bytes", "Memory, by kind and source", labels=("kind", "source"))
-        for sample in self._memory.sample():
-            memory.add_metric([sample.kind, sample.source], sample.size_bytes)
-        yield memory
+        yield from board_metrics(self._memory.sample(), self._sensors.sample())
         yield InfoMetricFamily("fewheads_build", "The release", {"version": __version__})
 
 
-class MetricsServer:
-    """Serves ``/metrics`` over HTTP.
+def metrics_app(collector: Collector) -> WSGIApplication:
+    """Return the WSGI application that answers Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    # On a board, processor time is dearer than the network's.
+    whole_page: WSGIApplication = make_wsgi_app(registry, disable_compression=True)
 
-    Attributes:
-        port: where it listens.
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return [whole_sizes(part) for part in whole_page(environ, start_response)]
 
-    Raises:
-        UsageError: the port cannot be taken.
-    """
-
-    def __init__(self, collector: ServerCollector, host: str, port: int) -> None:
-        registry = CollectorRegistry()
-        registry.register(collector)
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            fix = "Give another --metrics-port, or 0 for any free one."
-            raise UsageError(
-                f"--metrics-port {port}", given=Literally(error), expected="a free port", fix=fix
-            ) from None
-        self.port: int = self._server.server_port
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    return application
 
 
 def _us(now: Snapshot, stage: str) -> float:

@@ -109,12 +109,16 @@ class Model:
     def measure(self) -> None:
         """Learn how long each tier takes for one golden row, or the whole golden set where it has no rows."""
         for name, lane in self.lanes.items():
-            golden = self._golden[self.full_tier if name == AUTO else name]
-            inputs = {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
+            inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
                 begun = time.perf_counter()
                 self.infer(name, 0, inputs)
                 lane.latency.observe(lane.joiner.size(inputs), time.perf_counter() - begun)
+
+    def golden_row(self, lane: str) -> dict[str, Array]:
+        """Return inputs that a lane must be able to compute: one golden row, or the whole set where it has no rows."""
+        golden = self._golden[self.full_tier if lane == AUTO else lane]
+        return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
 
     def complete(self, outputs: dict[str, Array]) -> dict[str, Array]:
         """Return the outputs of the graph and what the manifest makes of them, such as labels or scores."""
@@ -158,6 +162,8 @@ class Model:
                 max_delay_seconds=delay_us / 1e6,
                 preferred_rows=self._serving.preferred_batch_sizes,
                 name_of=partial(answered_by, router) if router and name == AUTO else None,
+                model=f"{self.name}:{self.version}",
+                on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in own),
             )
         return lanes
 

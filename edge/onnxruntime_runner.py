@@ -58,6 +58,9 @@ class OnnxRuntimeRunner:
             self._session: onnxruntime.InferenceSession | None = ort.InferenceSession(
                 model, options, providers=[provider]
             )
+            # It keeps the file for a fallback to other providers, which would hold the weights twice and is not wanted.
+            self._session.disable_fallback()
+            self._session._model_bytes = None
             self.inputs = tuple(_spec(tensor) for tensor in self._session.get_inputs())
             self.outputs = tuple(_spec(tensor) for tensor in self._session.get_outputs())
         except Exception as error:  # ONNX Runtime raises a class of its own for each status, all under Exception

@@ -84,12 +84,16 @@ class JobQueue:
 
     Attributes:
         size_bytes: how many they hold.
+        peak_jobs: how many have waited at once since the start.
+        peak_bytes: how many bytes they have held at once.
     """
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
         self.max_jobs = max_jobs
         self.max_bytes = max_bytes
         self.size_bytes = 0
+        self.peak_jobs = 0
+        self.peak_bytes = 0
         self._groups: dict[Hashable, _Group] = {}
         self._jobs: dict[Job, Hashable] = {}
         self._pushed = 0
@@ -116,6 +120,8 @@ class JobQueue:
         self._groups[key].add(job)
         self._jobs[job] = key
         self.size_bytes += job.size_bytes
+        self.peak_jobs = max(self.peak_jobs, len(self._jobs))
+        self.peak_bytes = max(self.peak_bytes, self.size_bytes)
 
     def remove(self, job: Job) -> bool:
         """Take a job out; False when it does not wait any more."""

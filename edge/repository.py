@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge import manifest as manifests
+from edge.budget import MemoryBudget
 from edge.bundle import Bundle
 from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound
 from edge.files import read_regular
@@ -20,6 +21,9 @@ from edge.scheduler import Scheduler
 from edge.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
+
+#: As many as 64 bits always hold; Python refuses to read thousands of them.
+_VERSION_DIGITS = 18
 
 State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
 
@@ -74,11 +78,12 @@ class Repository:
     """Loads bundles on the device thread and finds them by name and version.
 
     Args:
-        directory: every subdirectory whose name does not start with a dot is a bundle.
+        directory: every subdirectory whose name does not start with a dot is a bundle, or else it is one itself.
         device: where models are loaded and run.
         target: the backend, as ``fewheads build --target`` takes it.
         cache: where built models lie.
         options: what holds for all models.
+        budget: refuses models that the memory has no room for; None refuses none.
     """
 
     def __init__(
@@ -89,28 +94,28 @@ class Repository:
         target: str = "auto",
         cache: Path | None = None,
         options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.directory = directory
-        self.loader = Loader(device, target, cache, options)
+        self.loader = Loader(device, target, cache, options, budget)
         # Replaced, never changed: other threads read it.
         self._entries: tuple[Entry, ...] = ()
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(sorted(self._entries, key=lambda entry: (entry.name, len(entry.version), entry.version)))
 
-    @property
-    def all_ready(self) -> bool:
-        """Whether every bundle that is wanted is ready; an empty repository is."""
-        return all(entry.state == "READY" for entry in self._entries if entry.wanted)
-
     def load_all(
-        self, changed: Callable[[Entry], None] = lambda entry: None, only: Collection[str] | None = None
+        self,
+        changed: Callable[[Entry], None] = lambda entry: None,
+        only: Collection[str] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Load the bundles of the directory. One that fails stays behind with its reason and stops no other.
 
         Args:
             changed: called after each bundle, ready or not.
             only: the names of the models to load; the others are only listed. None loads all of them.
+            stopped: says whether to load no further model.
         """
         taken: dict[Key, Path] = {}
         # All of them are known, as loading, before the first is loaded: nobody is told "no such model" meanwhile.
@@ -121,6 +126,8 @@ class Repository:
         ]
         self.list_unloaded(self.scan())
         for entry, bundle in pending:
+            if stopped():
+                return
             if bundle:
                 try:
                     entry.loaded(self.loader.load_model(bundle))
@@ -129,7 +136,9 @@ class Repository:
             changed(entry)
 
     def directories(self) -> list[Path]:
-        """Return where bundles are."""
+        """Return where bundles are: in subdirectories, unless the directory is a bundle itself."""
+        if (self.directory / MANIFEST_NAME).is_file():
+            return [self.directory]
         return sorted(path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     @staticmethod
@@ -205,9 +214,11 @@ class Repository:
             InvalidRequest: the version is not a positive integer.
             NotFound: there is none.
         """
-        if version and not (version.isascii() and version.isdigit() and int(version)):
+        digits = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
+        if version and not (digits and int(version)):
             fix = "Leave the version out for the highest one."
-            raise InvalidRequest(f"version of model {name!r}", given=version, expected="a positive integer", fix=fix)
+            expected = f"a positive integer of at most {_VERSION_DIGITS} digits"
+            raise InvalidRequest(f"version of model {name!r}", given=version, expected=expected, fix=fix)
         named = [entry for entry in self if entry.name == name and entry.version]
         if not named:
             raise self.unknown(name, fix="RepositoryIndex lists what there is.")

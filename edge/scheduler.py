@@ -12,18 +12,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from edge.datatypes import Array
+from edge.drift import Drift, Promise
 from edge.errors import Literally, Overloaded
 from edge.execution import execute
 from edge.job import Answer, Job, expired
-from edge.lane import PROMISED_DEVIATIONS, Lane
+from edge.lane import PROMISED_DEVIATIONS, Computed, Lane
 from edge.latency import LatencyTable
 from edge.lease import Lease
 from edge.queue import JobQueue
+from edge.runs import Runs
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class _Worker:
     """A thread that computes. Its inbox takes runs and the server's own work; None ends it, [] makes it look around.
 
     ``run`` is what it was given last: when, of which lane, and of what size. ``lent`` is set while another thread uses
-    its instance.
+    its instance. ``hand`` holds the requests that it is at.
     """
 
     def __init__(self, index: int, run: Callable[[_Worker], None]) -> None:
@@ -48,6 +51,7 @@ class _Worker:
         self.inbox: SimpleQueue[list[Job] | Callable[[], None] | None] = SimpleQueue()
         self.run: tuple[float, Lane, int] | None = None
         self.lent = False
+        self.hand: list[Job] = []
         self.thread = threading.Thread(target=run, args=(self,), name=f"device-{index}", daemon=True)
 
 
@@ -61,6 +65,9 @@ class Scheduler:
         admission: whether to refuse requests that are predicted to miss their deadline.
         device_bound: whether runners belong to the thread that loads them, as those of a GPU do. Otherwise the
             server's own work runs where it is called, and a model that is being loaded delays no request.
+
+    Attributes:
+        runs: what the workers are at, and whether there is a device still.
     """
 
     def __init__(
@@ -73,6 +80,8 @@ class Scheduler:
         device_bound: bool = True,
     ) -> None:
         self.instances = instances
+        self.runs = Runs(instances)
+        self.runs.on_lost = self._refuse_all
         self._queue = JobQueue(max_queue_size, max_queue_bytes)
         self._admission = admission
         self._device_bound = device_bound
@@ -81,9 +90,10 @@ class Scheduler:
         self._alarm_at = math.inf
         self._closing = False
         self._returns = LatencyTable()
-        self._workers = [_Worker(index, self._work) for index in range(instances)]
+        self._drift = Drift()
+        self._workers = [_Worker(index, self._watched) for index in range(instances)]
         self._idle = self._workers[:]
-        self._timer = threading.Thread(target=self._expire, name="expiry", daemon=True)
+        self._timer = threading.Thread(target=self._watched, name="expiry", daemon=True)
         for thread in (self._timer, *(worker.thread for worker in self._workers)):
             thread.start()
 
@@ -96,6 +106,16 @@ class Scheduler:
     def queued_bytes(self) -> int:
         """How many bytes their tensors hold."""
         return self._queue.size_bytes
+
+    @property
+    def peak_depth(self) -> int:
+        """How many have waited at once since the start."""
+        return self._queue.peak_jobs
+
+    @property
+    def peak_queued_bytes(self) -> int:
+        """How many bytes their tensors have held at once."""
+        return self._queue.peak_bytes
 
     @property
     def max_queue_size(self) -> int:
@@ -111,6 +131,7 @@ class Scheduler:
         """Run a job now if a worker is idle, or let it wait.
 
         Raises:
+            ModelNotReady: the device is lost.
             DeadlineExceeded: its deadline has passed already.
             Overloaded: too many requests or bytes wait already, or it is predicted to end after its deadline.
         """
@@ -119,20 +140,39 @@ class Scheduler:
             raise expired(time.perf_counter_ns() - job.queued_ns)
         job.on_cancel = self._cancelled
         with self._lock:
-            if not self._runs_at_once(job):
+            if self.runs.lost:
+                raise self.runs.refusal()
+            if not self._runs_at_once(job.lane):
                 self._enqueue(job, now)
                 return
             worker = self._idle.pop()
-            worker.lent = self._is_brief(job)
+            worker.lent = self._is_brief(job.lane, job.size)
             if not worker.lent:
                 self._hand_over(worker, [job], now)
                 return
         self._run_here(worker, job)
 
+    def compute_here(self, lane: Lane, inputs: Mapping[str, Array], size: int) -> Computed | None:
+        """Compute inputs on this thread, as :meth:`submit` would, without a job.
+
+        Returns:
+            The outputs; None if nobody is idle, or that would take too long for this thread, or it failed.
+        """
+        with self._lock:
+            if not self._runs_at_once(lane) or not self._is_brief(lane, size):
+                return None
+            worker = self._idle.pop()
+            worker.lent = True
+        try:
+            computed = self.runs.compute(lane, worker.index, inputs, size, alone=False)
+        finally:
+            self._take_back(worker)
+        return None if isinstance(computed, BaseException) else computed
+
     def finish_seconds(self, job: Job) -> float:
         """Predict in how many seconds a job would be answered if it were submitted now; what is unknown counts 0."""
         with self._lock:
-            if self._runs_at_once(job):
+            if self._runs_at_once(job.lane):
                 return job.lane.run_seconds(job.size) + self._return_seconds
             return self._finish_seconds(job, time.monotonic())
 
@@ -146,6 +186,7 @@ class Scheduler:
             try:
                 future.set_result(work())
             except BaseException as error:  # whatever it is, the caller gets it and the thread lives on
+                self.runs.check(error)
                 future.set_exception(error)
 
         self._own(run)
@@ -187,21 +228,24 @@ class Scheduler:
                 self._idle.remove(owner)
             owner.inbox.put(work)
 
-    def _is_brief(self, job: Job) -> bool:
+    def _is_brief(self, lane: Lane, size: int) -> bool:
         if self._device_bound:
             return False
-        seconds = job.lane.latency.usual_seconds(job.size)
+        seconds = lane.latency.usual_seconds(size)
         return seconds is not None and seconds < _BRIEF_SECONDS
 
     def _run_here(self, worker: _Worker, job: Job) -> None:
         """Compute a job on this thread, with the instance of an idle worker."""
         try:
-            answers = execute([job], worker.index, self._forget)
+            answers = execute([job], worker.index, self.runs, self._forget)
         finally:
-            if self._look_around(worker, returned=True) is not None:
-                worker.inbox.put([])  # something waits for others to join it; the worker has to know until when
+            self._take_back(worker)
         for _, answer in answers:
             job.set_result(answer)
+
+    def _take_back(self, worker: _Worker) -> None:
+        if self._look_around(worker, returned=True) is not None:
+            worker.inbox.put([])  # something waits for others to join it; the worker has to know until when
 
     def _enqueue(self, job: Job, now: float) -> None:
         """Let a job wait. Only with the lock."""
@@ -214,10 +258,10 @@ class Scheduler:
         if self._idle:  # it waits for others to join it; a worker has to know until when
             self._idle[-1].inbox.put([])
 
-    def _runs_at_once(self, job: Job) -> bool:
+    def _runs_at_once(self, lane: Lane) -> bool:
         if not self._idle or len(self._queue):
             return False
-        return not job.lane.max_delay_seconds or len(self._idle) == self.instances
+        return not lane.max_delay_seconds or len(self._idle) == self.instances
 
     def _hand_over(self, worker: _Worker, jobs: list[Job], now: float) -> None:
         """Give an idle worker a run. Only with the lock."""
@@ -239,17 +283,21 @@ class Scheduler:
         if seconds > left:
             given = Literally(f"an answer in {seconds * 1e3:.1f} ms, as predicted")
             raise _overloaded("deadline", given, f"one in {left * 1e3:.1f} ms", "deadline", seconds - left)
+        job.promise = Promise(now, seconds / self._drift.factor(now), left)
 
     def _finish_seconds(self, job: Job, now: float) -> float:
         before, own = self._queue.seconds_until_done(job)
         if not self._idle:
             for begun, lane, size in (worker.run for worker in self._workers if worker.run):
                 before += max(begun + lane.run_seconds(size) - now, 0.0)
-        return before / self.instances + job.lane.max_delay_seconds + own + self._return_seconds
+        waiting = (before / self.instances + own) * self._drift.factor(now)
+        return waiting + job.lane.max_delay_seconds + self._return_seconds
 
     def _cancelled(self, job: Job) -> None:
         with self._lock:
             waited = self._queue.remove(job)
+            if waited:
+                self._drift.left(time.monotonic(), job.promise)
         if waited:  # otherwise a worker has it in hand
             self._forget(job)
 
@@ -259,6 +307,32 @@ class Scheduler:
         lease, job.lease = job.lease, None
         if lease:
             self.give_back(lease)
+
+    def _watched(self, worker: _Worker | None = None) -> None:
+        """Be a thread of the scheduler, a worker's or the timer's. None of them may end unnoticed."""
+        try:
+            if worker:
+                self._work(worker)
+            else:
+                self._expire()
+        except BaseException as error:
+            log.exception("a thread of the scheduler has ended")
+            self.runs.lose(f"the thread {threading.current_thread().name} ended by {type(error).__name__}")
+            self._refuse(worker.hand if worker else [])
+
+    def _refuse_all(self) -> None:
+        """End what waits: nothing will be computed any more."""
+        with self._lock:
+            waiting = list(self._queue)
+            for job in waiting:
+                self._queue.remove(job)
+        self._refuse(waiting)
+
+    def _refuse(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if not job.done() and (job.running() or job.set_running_or_notify_cancel()):
+                job.set_exception(self.runs.refusal())
+            self._forget(job)
 
     def _work(self, worker: _Worker) -> None:
         wait: float | None = None
@@ -273,10 +347,13 @@ class Scheduler:
             if callable(item):
                 _guarded(item)
             elif item:
-                answers = execute(item, worker.index, self._forget)
+                worker.hand = item[:]
+                answers = execute(item, worker.index, self.runs, self._forget)
             # The loop variable would keep the last requests' tensors alive until the next ones come.
             del item
+            self._learn(answers)
             wait = self._look_around(worker)
+            worker.hand = []
             # Last, so that whoever gets an answer finds the worker idle and the interpreter free.
             while answers:
                 job, answer = answers.pop(0)
@@ -322,7 +399,18 @@ class Scheduler:
             self._end(late)
             del late
 
+    def _learn(self, answers: list[tuple[Job, Answer]]) -> None:
+        if answers:
+            now = time.monotonic()
+            with self._lock:
+                for promise in [job.promise for job, _ in answers]:
+                    self._drift.kept(now, promise)
+
     def _end(self, late: list[Job]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for promise in [job.promise for job in late]:
+                self._drift.left(now, promise)
         for job in late:
             if job.set_running_or_notify_cancel():
                 job.expire()

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from edge import __version__
 from edge.elastic import Demand
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded, RequestError
+from edge.health import Health
 from edge.job import DEFAULT_PRIORITY, PRIORITY_LEVELS, Answer, Job
 from edge.lane import Lane
 from edge.model import Model
+from edge.nonfinite import NonfiniteWarnings, nonfinite
 from edge.parameters import TIER, TIER_REASON, Parameters, parse
 from edge.pb import inference_pb2 as pb
 from edge.repository import Entry, Repository
 from edge.scheduler import Scheduler
 from edge.shared_memory import SharedMemory, Window
 from edge.shared_tensors import output_windows
+from edge.traces import Traces
 from edge.wire import decode_inputs, encode_outputs, requested_outputs
 
 #: What ServerMetadata claims: only what is there. What options switch on is added.
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 #: A transport's timer may be this early.
 _CLOCK_SECONDS = 0.005
 
@@ -52,30 +55,42 @@ class InferenceService:
     Args:
         repository: the models.
         scheduler: where they compute.
+        health: what is wrong, if anything is.
         strict_readiness: whether the server is ready only when every bundle is.
         default_timeout_seconds: for requests that bring no deadline of their own; None lets them wait for ever.
         shared_memory: where tensors may lie; None where that is not allowed.
         extensions: names of protocol extensions that are on beside :data:`EXTENSIONS`.
+        traces: where requests are traced; None traces none.
     """
 
     def __init__(
         self,
         repository: Repository,
         scheduler: Scheduler,
+        health: Health,
         *,
         strict_readiness: bool = True,
         default_timeout_seconds: float | None = None,
         shared_memory: SharedMemory | None = None,
         extensions: tuple[str, ...] = (),
+        traces: Traces | None = None,
     ) -> None:
         self._repository = repository
         self._scheduler = scheduler
+        self._health = health
         self._strict_readiness = strict_readiness
         self._default_timeout = default_timeout_seconds
         self._shared_memory = shared_memory
         self._extensions = (*EXTENSIONS, *extensions)
+        self._traces = traces
+        self._nonfinite = NonfiniteWarnings()
         #: Set when all bundles were tried, cleared when the server begins to drain.
         self.accepting = False
+
+    @property
+    def traced(self) -> bool:
+        """Whether requests are traced."""
+        return self._traces is not None
 
     def start(self, request: pb.ModelInferRequest, deadline: float | None) -> Call:
         """Check a request, preprocess it and queue it.
@@ -116,9 +131,11 @@ class InferenceService:
             self._scheduler.submit(job)
         except BaseException as error:
             self._scheduler.give_back(model.lease)
-            if isinstance(error, RequestError):
+            if isinstance(error, Exception):
                 place = error.cause if isinstance(error, Overloaded) else _refused_at(error)
                 entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
+                if self._traces:
+                    self._traces.failed(request, started_ns, type(error).__name__)
             raise
         return Call(
             request,
@@ -168,19 +185,25 @@ class InferenceService:
             model_name=call.model.name, model_version=call.model.version, id=call.request.id
         )
         encode_outputs(response, call.model.complete(answer.outputs), call.output_names, call.windows)
+        bad = nonfinite(answer.outputs)  # all of them: a label or a score may have been made of what is not sent
+        if bad:
+            self._nonfinite.found(call.model.name, answer.tier, bad)
         timings = call.future.timings
         now_ns = time.perf_counter_ns()
         timings.compute_output_ns += now_ns - begun_ns
         self._scheduler.returned((now_ns - call.future.computed_ns) / 1e9)
         timings.request_ns = now_ns - call.started_ns
-        if len(call.model.tiers) > 1:
-            response.parameters[TIER].string_param = answer.tier
+        tier = answer.tier if len(call.model.tiers) > 1 else ""
+        if tier:
+            response.parameters[TIER].string_param = tier
             response.parameters[TIER_REASON].string_param = call.tier_reason
-            call.entry.statistics.answered(answer.tier, call.tier_reason)
+            call.entry.statistics.answered(tier, call.tier_reason)
         if call.parameters.timings:
             for stage in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns"):
                 response.parameters[stage].int64_param = getattr(timings, stage)
-        call.entry.statistics.succeeded(timings, call.rows, call.future.batch_rows)
+        call.entry.statistics.succeeded(timings, call.rows, call.future.batch_rows, tier=tier, nonfinite=bool(bad))
+        if self._traces:
+            self._traces.answered(call, tier)
         return response
 
     def failed(self, call: Call, reason: str) -> None:
@@ -195,28 +218,31 @@ class InferenceService:
         if reason == "Cancelled" and job.deadline is not None and time.monotonic() > job.deadline - _CLOCK_SECONDS:
             reason = DeadlineExceeded.__name__
         if reason in ("Cancelled", DeadlineExceeded.__name__):
-            place = "queued" if not job.started else "answered" if job.done() else "running"
+            place = job.place
         if job.computed_ns and reason == DeadlineExceeded.__name__:
             self._scheduler.returned((time.perf_counter_ns() - job.computed_ns) / 1e9)  # at least
         call.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns, place)
+        if self._traces:
+            self._traces.failed(call.request, call.started_ns, reason)
 
     def server_ready(self) -> bool:
-        """Whether the server takes requests and, if strict, every bundle is ready."""
-        return self.accepting and (self._repository.all_ready or not self._strict_readiness)
+        """Whether the server takes requests, its device computes and, if strict, every bundle is ready."""
+        models_ready = self._health.models_ready() or not self._strict_readiness
+        return self.accepting and self._health.server_sound() and models_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
-        """Whether a model can be asked; an unknown one cannot.
+        """Whether a model can be asked and is sound; an unknown one cannot.
 
         Raises:
             InvalidRequest: the version is not a positive integer.
         """
         try:
-            self._repository.ready(request.name, request.version)
+            entry, _ = self._repository.ready(request.name, request.version)
         except InvalidRequest:
             raise
         except RequestError:
             return False
-        return self.accepting
+        return self.accepting and self._health.state(entry)[0] == "READY"
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
         """Return the server's name, version and the protocol extensions that it offers."""
@@ -276,24 +302,28 @@ class InferenceService:
         return pb.ModelConfigResponse(config=config)
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Return the counters of one model, or of all of them.
+        """Return the counters of one version, or of all of a model, or of all models.
 
         Raises:
             RequestError: there is no such model.
         """
-        entries = [self._repository.find(request.name, request.version)] if request.name else list(self._repository)
+        entries = list(self._repository)
+        if request.name:
+            found = self._repository.find(request.name, request.version)
+            entries = [found] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Return every bundle with its state, and the reason if it is not ready."""
         response = pb.RepositoryIndexResponse()
         for entry in self._repository:
-            if entry.state == "READY" or not request.ready:
-                response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
+            state, reason = self._health.state(entry)
+            if state == "READY" or not request.ready:
+                response.models.add(name=entry.name, version=entry.version, state=state, reason=reason)
         return response
 
 
-def _refused_at(error: RequestError) -> str:
+def _refused_at(error: Exception) -> str:
     return "refused" if isinstance(error, DeadlineExceeded) else ""
 
 

@@ -5,44 +5,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import wraps
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from edge import errors
+from edge.access import CALLER, Access
 from edge.calls import Calls
 from edge.errors import RequestError
 from edge.extensions import Extensions
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
+from edge.rate import client_of
+from edge.scopes import INFER_STREAM, TELEMETRY_WATCH
 from edge.service import InferenceService
+from edge.statuses import STATUSES
 from edge.streams import Draining, Streams, Unparseable
 from edge.telemetry import Telemetry
+from edge.traces import carry
 
 log = logging.getLogger(__name__)
 
 INFERENCE = "inference.GRPCInferenceService"
 TELEMETRY = "fewheads.telemetry.v1.Telemetry"
 
-#: The one place where errors become status codes.
+#: Errors to the status codes of gRPC.
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NotFound: grpc.StatusCode.NOT_FOUND,
-    errors.AlreadyThere: grpc.StatusCode.ALREADY_EXISTS,
-    errors.LoadFailed: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
-    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
-    errors.RunnerError: grpc.StatusCode.INTERNAL,
+    kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
 
-_UNPARSEABLE = "the message is not the protobuf of this method"
+UNPARSEABLE = "the message is not the protobuf of this method"
 _DRAINING = "the server is going down and takes no further request"
 #: Whether the client streams and whether the server does, to what makes a handler of that kind.
 _MAKERS = {
@@ -63,7 +62,7 @@ def _answer(method: Handler[R]) -> Handler[R]:
     @wraps(method)
     async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request is None:
-            return await context.abort(grpc.StatusCode.INTERNAL, _UNPARSEABLE)
+            return await context.abort(grpc.StatusCode.INTERNAL, UNPARSEABLE)
         trailer: tuple[tuple[str, str], ...] = ()
         try:
             return await method(self, request, context)
@@ -114,13 +113,35 @@ def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
 
 
 class InferenceServicer:
-    """``inference.GRPCInferenceService``: each method asks the service and passes the answer on."""
+    """``inference.GRPCInferenceService``: each method asks the service and passes the answer on.
 
-    def __init__(self, service: InferenceService, calls: Calls, streams: Streams, extensions: Extensions) -> None:
+    Args:
+        service: what needs no model to compute.
+        calls: answers single requests.
+        streams: answers streams.
+        extensions: answers Triton's extensions.
+        access: asked again for each request of a stream; None lets everyone call everything.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        calls: Calls,
+        streams: Streams,
+        extensions: Extensions,
+        access: Access | None = None,
+    ) -> None:
+        self._access = access
         self._service = service
         self._calls = calls
         self._streams = streams
         self._extensions = extensions
+
+    def _introduce(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Note who asks and, where requests are traced, as part of which trace."""
+        _name_caller(context)
+        if self._service.traced:
+            carry(context.invocation_metadata())
 
     @_answer
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
@@ -152,27 +173,32 @@ class InferenceServicer:
 
     @_answer
     async def RepositoryIndex(self, request: Any, context: Any) -> pb.RepositoryIndexResponse:
-        await self._extensions.list_unloaded()
+        await self._extensions.list_unloaded(request.repository_name)
         return self._service.repository_index(request)
 
     @_answer
     async def ModelInfer(
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ModelInferResponse:
+        self._introduce(context)
         return await self._calls.infer(request, _deadline(context))
 
+    @_answer
     async def ModelStreamInfer(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._introduce(context)
+
         async def read() -> pb.ModelInferRequest | None:
             request = await context.read()
             if request is None:
                 raise Unparseable
+            _ask_again(self._access, INFER_STREAM, context)
             return None if request is grpc.aio.EOF else request
 
         try:
             await self._streams.answer(read, context.write, _deadline(context))
             return
         except Unparseable:
-            code, details = grpc.StatusCode.INTERNAL, _UNPARSEABLE
+            code, details = grpc.StatusCode.INTERNAL, UNPARSEABLE
         except Draining:
             code, details = grpc.StatusCode.UNAVAILABLE, _DRAINING
         await context.abort(code, details)  # not in the block above, for the reason in _answer
@@ -225,28 +251,67 @@ def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     return None if remaining is None else time.monotonic() + remaining
 
 
-class TelemetryServicer:
-    """``fewheads.telemetry.v1.Telemetry``."""
+def _name_caller(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Note who asks, by the address, where no token has told it."""
+    if not CALLER.get():
+        CALLER.set(_client(context.peer()))
 
-    def __init__(self, telemetry: Telemetry) -> None:
+
+@lru_cache
+def _client(peer: str) -> str:
+    """Return who asks, from the address as gRPC writes it."""
+    _, _, address = peer.partition(":")
+    return client_of(unquote(address).rpartition(":")[0].strip("[]"))
+
+
+def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Return the header that holds a caller's token; None if there is none."""
+    for name, value in metadata:
+        if name == "authorization":
+            return value if isinstance(value, str) else ""
+    return None
+
+
+def _ask_again(access: Access | None, rpc: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Check that a call that goes on may do so, for its token may have gone meanwhile.
+
+    Raises:
+        RequestError: as :meth:`edge.access.Access.authorize`.
+    """
+    if access:
+        access.authorize(authorization(context.invocation_metadata()), rpc)
+
+
+class TelemetryServicer:
+    """``fewheads.telemetry.v1.Telemetry``.
+
+    Args:
+        telemetry: takes the readings.
+        access: asked again for each reading of a call that goes on; None lets everyone read.
+    """
+
+    def __init__(self, telemetry: Telemetry, access: Access | None = None) -> None:
+        self._access = access
         self._telemetry = telemetry
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """End the calls that watch: they would go on for as long as the server lets them."""
+        self._draining.set()
 
     @_answer
     async def Get(self, request: telemetry_pb2.GetRequest, context: Any) -> telemetry_pb2.Reading:
-        return self._telemetry.reading()
+        return await asyncio.to_thread(self._telemetry.reading)
 
-    async def Watch(
-        self, request: telemetry_pb2.WatchRequest | None, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[telemetry_pb2.Reading]:
-        if request is None:
-            await context.abort(grpc.StatusCode.INTERNAL, _UNPARSEABLE)
-            return
+    @_answer
+    async def Watch(self, request: telemetry_pb2.WatchRequest, context: Any) -> None:
         interval_ms = request.interval_ms or _DEFAULT_WATCH_MS
         if interval_ms < _MIN_WATCH_MS:
-            error = errors.InvalidRequest(
-                "interval_ms", given=interval_ms, expected=f"at least {_MIN_WATCH_MS}", fix="0 means once a second."
-            )
-            await context.abort(STATUS_CODES[type(error)], str(error))
+            expected, fix = f"at least {_MIN_WATCH_MS}", "0 means once a second."
+            raise errors.InvalidRequest("interval_ms", given=interval_ms, expected=expected, fix=fix)
         while True:
-            yield self._telemetry.reading()
-            await asyncio.sleep(interval_ms / 1000)
+            await context.write(await asyncio.to_thread(self._telemetry.reading))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), interval_ms / 1000)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
+            _ask_again(self._access, TELEMETRY_WATCH, context)

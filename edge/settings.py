@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 
 from edge.elastic import POLICIES
 from edge.errors import Literally, UsageError
-from edge.logs import LEVELS
+from edge.logs import FORMATS, LEVELS
+from edge.rate import Rate
 from edge.scheduler import DEFAULT_MAX_QUEUE_BYTES
 
 #: gRPC keeps its limits in 32 bits.
@@ -16,6 +20,8 @@ _MAX_INT32 = 2**31 - 1
 _MAX_INSTANCES = 64
 #: Triton's words for when models are loaded: at the start only, as the repository changes, or on request.
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
+#: What carries gRPC: its own library, or a leaner one.
+TRANSPORTS = ("grpcio", "nghttp2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +32,9 @@ class Settings:
         repository: the directory whose bundles are served.
         host: the address to listen on; loopback unless told otherwise.
         grpc_port: 0 lets the system choose.
+        transport: what carries gRPC, one of :data:`TRANSPORTS`.
         metrics_port: 0 lets the system choose; None serves no metrics.
+        http_port: where the protocol is served over HTTP too; 0 lets the system choose, None does not serve it.
         target: the backend, as ``fewheads build --target`` takes it.
         cache: where built models lie.
         max_message_bytes: the largest request that is read.
@@ -40,6 +48,10 @@ class Settings:
         default_timeout_ms: for requests without a deadline of their own; 0 lets them wait for ever.
         admission: whether requests that are predicted to miss their deadline are refused.
         drain_seconds: how long a shutdown waits for the requests that were accepted.
+        watchdog_seconds: how long any run may take before the server is not ready, unless ten times what those of its
+            size usually take is longer; infinite watches none.
+        stuck_exit_seconds: how long a run that is stuck is waited for before the process ends; infinite waits for ever.
+        memory_headroom_bytes: what has to stay free of the machine's memory when a model is loaded.
         strict_readiness: whether ServerReady needs every bundle of the repository to be ready, as in Triton.
         model_control: when models are loaded, one of :data:`MODEL_CONTROL_MODES`.
         poll_seconds: how often the repository is looked at, where its changes are followed.
@@ -47,13 +59,25 @@ class Settings:
         allow_shared_memory: whether clients may name shared memory objects of this host, which the server then reads
             and writes.
         max_shared_memory_bytes: how large all that clients have registered may be.
+        allow_log_settings: whether clients may change what is logged.
         log_level: the least level of messages that are written.
+        tls_certificate: the server's certificate in PEM, read again when it changes; None serves without TLS.
+        tls_key: its private key.
+        tls_client_ca: the authorities that clients' certificates must come from; None asks clients for none.
+        tokens: a file of bearer tokens, as ``fewheads token`` makes them, read again when it changes; None asks
+            clients for none.
+        rate_limit: how often each client may ask; None lets all ask as they like.
+        log_format: how they are written, a name in :data:`edge.logs.FORMATS`.
+        trace_endpoint: the URL of an OpenTelemetry collector; empty traces nothing.
+        trace_ratio: the share of requests that is traced, of those whose callers do not trace.
     """
 
     repository: Path
     host: str = "127.0.0.1"
     grpc_port: int = 8001
+    transport: str = "grpcio"
     metrics_port: int | None = 8002
+    http_port: int | None = None
     target: str = "auto"
     cache: Path | None = None
     max_message_bytes: int = 64 * 1024**2
@@ -66,13 +90,25 @@ class Settings:
     default_timeout_ms: float = 0.0
     admission: bool = True
     drain_seconds: float = 10.0
+    watchdog_seconds: float = 30.0
+    stuck_exit_seconds: float = 60.0
+    memory_headroom_bytes: int = 256 * 1024**2
     strict_readiness: bool = True
     model_control: str = "none"
     poll_seconds: float = 15.0
     load_models: tuple[str, ...] = ()
     allow_shared_memory: bool = False
     max_shared_memory_bytes: int = 256 * 1024**2
+    allow_log_settings: bool = False
     log_level: str = "info"
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tokens: Path | None = None
+    rate_limit: Rate | None = None
+    log_format: str = "default"
+    trace_endpoint: str = ""
+    trace_ratio: float = 0.01
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -84,13 +120,16 @@ class Settings:
             given = Literally(f"{self.repository}, which is {'a file' if self.repository.exists() else 'not there'}")
             fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
             raise UsageError("REPOSITORY", given=given, expected="a directory of bundles", fix=fix)
-        ports = {"--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+        ports = {"--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port, "--http-port": self.http_port}
         for name, port in ports.items():
             if port is not None and not 0 <= port <= 65535:
                 raise UsageError(name, given=port, expected="0 to 65535", fix="Take a free port, or 0 for any.")
         if self.grpc_port and self.grpc_port == self.metrics_port:
             fix = "Give the two different ports."
             raise UsageError("--metrics-port", given=self.metrics_port, expected="another port than gRPC's", fix=fix)
+        if self.http_port and self.http_port in (self.grpc_port, self.metrics_port):
+            expected, fix = "another port than gRPC's and the metrics'", "Give each its own."
+            raise UsageError("--http-port", given=self.http_port, expected=expected, fix=fix)
         sizes: dict[str, tuple[float, float, float]] = {
             "--max-message-bytes": (self.max_message_bytes, 1, _MAX_INT32),
             "--max-queue-size": (self.max_queue_size, 1, _MAX_INT32),
@@ -98,6 +137,9 @@ class Settings:
             "--instances": (self.instances, 1, _MAX_INSTANCES),
             "--max-queue-delay-us": (self.max_queue_delay_us or 0, 0, 1_000_000),
             "--default-timeout-ms": (self.default_timeout_ms, 0, math.inf),
+            "--watchdog-seconds": (self.watchdog_seconds, 0.1, math.inf),
+            "--stuck-exit-seconds": (self.stuck_exit_seconds, 0, math.inf),
+            "--memory-headroom-bytes": (self.memory_headroom_bytes, 0, 2**63 - 1),
             "--poll-seconds": (self.poll_seconds, 0.1, 86400),
             "--max-shared-memory-bytes": (self.max_shared_memory_bytes, 1, 2**63 - 1),
         }
@@ -110,11 +152,22 @@ class Settings:
             raise UsageError("--policy", given=self.policy, expected=f"one of {', '.join(POLICIES)}", fix=fix)
         if not self.drain_seconds >= 0:  # so that NaN is refused too
             raise UsageError("--drain-seconds", given=self.drain_seconds, expected="0 or more", fix="Raise it.")
-        words = {"--model-control": (self.model_control, MODEL_CONTROL_MODES), "--log-level": (self.log_level, LEVELS)}
+        words: dict[str, tuple[str, Sequence[str]]] = {
+            "--model-control": (self.model_control, MODEL_CONTROL_MODES),
+            "--log-level": (self.log_level, LEVELS),
+            "--transport": (self.transport, TRANSPORTS),
+            "--log-format": (self.log_format, tuple(FORMATS)),
+        }
         for name, (word, known) in words.items():
             if word not in known:
                 expected = f"one of {', '.join(known)}"
                 raise UsageError(name, given=word, expected=expected, fix="Leave it out for the default.")
+        if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
+            expected = "http://HOST:PORT or https://HOST:PORT"
+            fix = "Give where the collector takes OTLP over gRPC, port 4317 as a rule."
+            raise UsageError("--trace-endpoint", given=self.trace_endpoint, expected=expected, fix=fix)
+        if not 0 <= self.trace_ratio <= 1:
+            raise UsageError("--trace-ratio", given=self.trace_ratio, expected="0 to 1", fix="1 traces all.")
         if self.load_models and self.model_control != "explicit":
             given = Literally(f"it with --model-control {self.model_control}")
             fix = "Leave it out: all models are loaded at the start."
@@ -122,3 +175,41 @@ class Settings:
         if "*" in self.load_models and len(self.load_models) > 1:
             fix = "Give one or the other."
             raise UsageError("--load-model", given=list(self.load_models), expected="* alone, or names", fix=fix)
+        self._check_transport()
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, fix = Literally("one without the other"), "Give both, or leave both out."
+            raise UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
+        if self.tls_client_ca and not self.tls_certificate:
+            given, fix = Literally("it without --tls-certificate"), "Give the server a certificate too."
+            raise UsageError("--tls-client-ca", given=given, expected="--tls-certificate and --tls-key", fix=fix)
+
+    def _check_transport(self) -> None:
+        if self.transport == "grpcio":
+            return
+        if self.tls_certificate:
+            given, fix = Literally(f"it with --transport {self.transport}"), "Leave --transport out."
+            raise UsageError("--tls-certificate", given=given, expected="--transport grpcio", fix=fix)
+        if find_spec("ngh2") is None:
+            given, fix = Literally(f"{self.transport} without its library"), "Install it: pip install 'fewheads[fast]'."
+            raise UsageError("--transport", given=given, expected="the package ngh2", fix=fix)
+
+    def open_doors(self) -> list[str]:
+        """Return what a stranger on the network may do with these settings; nothing where none reaches the server."""
+        if _is_loopback(self.host):
+            return []
+        doors = []
+        if not self.tokens and not self.tls_client_ca:
+            fix = "--tokens, or --tls-client-ca, lets in only those who shall"
+            doors.append(f"{self.host} is no loopback address, and whoever reaches it may call everything; {fix}")
+        if not self.tls_certificate:
+            told = "requests, answers and tokens" if self.tokens else "requests and answers"
+            fix = "--tls-certificate encrypts them"
+            doors.append(f"{self.host} is no loopback address, and {told} can be read on the way; {fix}")
+        return doors
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -69,6 +69,10 @@ class Histogram:
         return other
 
 
+#: A histogram for each of :data:`STAGES`.
+Stages = dict[str, Histogram]
+
+
 @dataclass(slots=True)
 class BatchTotals:
     """Executions of one batch size: their number, their time, and that of all requests that took part in them."""
@@ -83,7 +87,9 @@ class BatchTotals:
 class Snapshot:
     """All numbers of a model at one moment; they belong together.
 
-    ``drops`` counts failures whose place is known by reason and place, ``tiers`` answers by tier and why it was that.
+    ``drops`` counts failures whose place is known by reason and place, ``tiers`` answers by tier and why it was that,
+    ``nonfinite`` answers that held a NaN or an infinity. ``tier_stages`` are the stages by the tier that answered, for
+    models that have several.
     """
 
     success: int = 0
@@ -92,7 +98,9 @@ class Snapshot:
     inference_count: int = 0
     execution_count: int = 0
     last_inference_ms: int = 0
-    stages: dict[str, Histogram] = field(default_factory=lambda: {stage: Histogram() for stage in STAGES})
+    nonfinite: int = 0
+    stages: Stages = field(default_factory=lambda: {stage: Histogram() for stage in STAGES})
+    tier_stages: dict[str, Stages] = field(default_factory=dict)
     batches: dict[int, BatchTotals] = field(default_factory=dict)
     drops: dict[tuple[str, str], int] = field(default_factory=dict)
     tiers: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -118,19 +126,29 @@ class ModelStatistics:
             batch.count += 1
             batch.compute_infer_ns += infer_ns
 
-    def succeeded(self, timings: Timings, rows: int, batch_rows: int) -> None:
-        """Count one answered request of ``rows`` inferences, which took part in a call of ``batch_rows``."""
+    def succeeded(
+        self, timings: Timings, rows: int, batch_rows: int, *, tier: str = "", nonfinite: bool = False
+    ) -> None:
+        """Count one answered request.
+
+        Args:
+            timings: where its time went.
+            rows: its inferences.
+            batch_rows: of the call that it took part in.
+            tier: who answered; empty for models of one tier.
+            nonfinite: whether its answer holds a NaN or an infinity.
+        """
         with self._lock:
             now = self._now
             now.success += 1
             now.inference_count += rows
             now.last_inference_ms = time.time_ns() // 1_000_000
-            stages = now.stages
-            stages["request"].observe(timings.request_ns)
-            stages["queue"].observe(timings.queue_ns)
-            stages["compute_input"].observe(timings.compute_input_ns)
-            stages["compute_infer"].observe(timings.compute_infer_ns)
-            stages["compute_output"].observe(timings.compute_output_ns)
+            now.nonfinite += nonfinite
+            _observe(now.stages, timings)
+            if tier:
+                if tier not in now.tier_stages:
+                    now.tier_stages[tier] = {stage: Histogram() for stage in STAGES}
+                _observe(now.tier_stages[tier], timings)
             batch = now.batches.setdefault(batch_rows, BatchTotals())
             batch.compute_input_ns += timings.compute_input_ns
             batch.compute_output_ns += timings.compute_output_ns
@@ -167,7 +185,9 @@ class ModelStatistics:
                 inference_count=now.inference_count,
                 execution_count=now.execution_count,
                 last_inference_ms=now.last_inference_ms,
-                stages={stage: histogram.copy() for stage, histogram in now.stages.items()},
+                nonfinite=now.nonfinite,
+                stages=_copy(now.stages),
+                tier_stages={tier: _copy(stages) for tier, stages in now.tier_stages.items()},
                 batches={
                     rows: BatchTotals(b.count, b.compute_input_ns, b.compute_infer_ns, b.compute_output_ns)
                     for rows, b in now.batches.items()
@@ -175,3 +195,15 @@ class ModelStatistics:
                 drops=dict(now.drops),
                 tiers=dict(now.tiers),
             )
+
+
+def _observe(stages: Stages, timings: Timings) -> None:
+    stages["request"].observe(timings.request_ns)
+    stages["queue"].observe(timings.queue_ns)
+    stages["compute_input"].observe(timings.compute_input_ns)
+    stages["compute_infer"].observe(timings.compute_infer_ns)
+    stages["compute_output"].observe(timings.compute_output_ns)
+
+
+def _copy(stages: Stages) -> Stages:
+    return {stage: histogram.copy() for stage, histogram in stages.items()}

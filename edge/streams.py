@@ -95,7 +95,7 @@ class Streams:
         draining = asyncio.ensure_future(self._draining.wait())
         ended: Exception | None = None
         try:
-            while (request := await _until(draining, read())) is not None:
+            while (request := await _until(draining, read)) is not None:
                 answer = asyncio.create_task(self._infer(request, deadline))
                 running.add(answer)
                 self.in_flight += 1
@@ -128,8 +128,10 @@ class Streams:
         return response
 
 
-async def _until(draining: asyncio.Future[Any], read: Awaitable[T]) -> T:
-    reading = asyncio.ensure_future(read)
+async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]) -> T:
+    if draining.done():  # the next request of a client that never pauses is here at once, every time
+        raise Draining
+    reading = asyncio.ensure_future(read())
     try:
         await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():

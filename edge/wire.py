@@ -91,7 +91,7 @@ def decode_inputs(
         elif raw:
             arrays[tensor.name] = from_raw(next(contents), spec.datatype, shape, subject)
         else:
-            arrays[tensor.name] = _from_typed(tensor.contents, spec.datatype, shape, subject)
+            arrays[tensor.name] = from_typed(tensor.contents, spec.datatype, shape, subject)
     return arrays
 
 
@@ -139,7 +139,12 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
     return _bytes_array(elements, shape)
 
 
-def _from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    """Return a tensor of typed contents, copied.
+
+    Raises:
+        InvalidRequest: they are in the wrong field, too many, too few, or too large for the datatype.
+    """
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
         fix = "Put the bytes into raw_input_contents."

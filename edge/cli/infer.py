@@ -11,12 +11,14 @@ from zipfile import BadZipFile
 import click
 import numpy as np
 
+from edge.cli.connection import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
 from edge.errors import Literally, UsageError
 
 if TYPE_CHECKING:
     from edge.client import InferResult
+    from edge.connection import Credentials
 
 _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_ns")
 
@@ -29,8 +31,17 @@ _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_n
 )
 @click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@file.npy reads a file.")
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
-@click.option("--url", default="127.0.0.1:8001", show_default=True, help="The server's gRPC address.")
+@click.option("--tier", default="", help="Which tier shall answer.  [default: the server's choice]")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    default=("127.0.0.1:8001",),
+    show_default="127.0.0.1:8001",
+    help="The server's gRPC address; several take turns, and stand in for each other.",
+)
 @click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait.")
+@connection_options
 @json_option
 def infer(
     model: str,
@@ -38,8 +49,10 @@ def infer(
     pairs: tuple[str, ...],
     tensors: tuple[str, ...],
     model_version: str,
-    url: str,
+    tier: str,
+    urls: tuple[str, ...],
     timeout: float,
+    credentials: Credentials | None,
     as_json: bool,
 ) -> None:
     r"""Ask MODEL for TEXT, for pairs of texts, or for tensors, and show the answer and where the time went.
@@ -51,11 +64,13 @@ def infer(
     """
     from edge.client import Client
 
-    with Client(url, timeout) as client:
+    with Client(urls, timeout, credentials=credentials) as client:
         specs, _ = client.metadata(model, model_version)
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
-        client.infer(model, inputs, version=model_version)  # the first call opens the connection; time the second
-        result = client.infer(model, inputs, version=model_version, timings=True)
+        # The first call opens the connection; time the second, at the same server.
+        first = client.infer(model, inputs, version=model_version, tier=tier)
+        server = first.trip.server
+        result = client.infer(model, inputs, version=model_version, tier=tier, timings=True, server=server)
     _show(model, [texts, pairs], result, as_json)
 
 
@@ -124,12 +139,23 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
     times_ms["transport"] = (result.round_trip_ns - sum(stages_ns.values())) / 1e6
     times_ms["round_trip"] = result.round_trip_ns / 1e6
     if as_json:
-        print_json({"model": model, "version": result.model_version, "outputs": outputs, "times_ms": times_ms})
+        print_json(
+            {
+                "model": model,
+                "version": result.model_version,
+                "tier": result.tier,
+                "tier_reason": result.tier_reason,
+                "server": result.trip.server,
+                "outputs": outputs,
+                "times_ms": times_ms,
+            }
+        )
         return
     rows = max(len(values) for values in outputs.values())
     texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
+    tier = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
     print_table(
-        f"{model} version {result.model_version}",
+        f"{model} version {result.model_version}{tier}, from {result.trip.server}",
         [*texts, *outputs],
         [[_cell(values, row) for values in (*texts.values(), *outputs.values())] for row in range(rows)],
     )

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from edge import manifest as manifests
 from edge.bundle import Bundle
+from edge.cli.connection import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import Literally, UsageError
 from edge.manifest import Manifest
+
+if TYPE_CHECKING:
+    from edge.connection import Credentials
 
 
 @click.command()
 @click.argument("bundles", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]...")
 @click.option("--url", help="Ask a server instead, for example 127.0.0.1:8001.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of manifest.json.")
+@connection_options
 @json_option
-def info(bundles: tuple[Path, ...], url: str | None, schema: bool, as_json: bool) -> None:
+def info(
+    bundles: tuple[Path, ...], url: str | None, schema: bool, credentials: Credentials | None, as_json: bool
+) -> None:
     """Check BUNDLEs and show what they hold; or show what the server at --url serves."""
     if schema:
         print_json(manifests.schema())
     elif url:
-        _server(url, as_json)
+        _server(url, credentials, as_json)
     elif bundles:
         opened = [Bundle.open(path) for path in bundles]
         if as_json:
@@ -75,10 +83,10 @@ def _interval(interval: tuple[float, float] | None) -> str:
     return f"{interval[0]:.4g} … {interval[1]:.4g}" if interval else ""
 
 
-def _server(url: str, as_json: bool) -> None:
+def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
     from edge.client import Client
 
-    with Client(url) as client:
+    with Client(url, credentials=credentials) as client:
         models, reading = client.index(), client.telemetry()
     memory = {sample.kind: sample.size_bytes for sample in reading.memory}
     latency = {

@@ -33,16 +33,27 @@ def print_json(result: object) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers are right-aligned."""
+    stdout.print(Text(title, style="bold"))
+    stdout.print(table(columns, rows))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table; numbers are right-aligned, and None is an empty cell among them."""
     rows = [list(row) for row in rows]
-    table = Table()
+    made = Table()
     for index, column in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
+        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         # Text, not str: a name in brackets is no markup.
-        table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
-    stdout.print(Text(title, style="bold"))
-    stdout.print(table)
+        made.add_row(*(Text(_cell(value)) for value in row))
+    return made
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def progress() -> Progress:

@@ -17,7 +17,7 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class Reading(_message.Message):
-    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes", "sensors", "streams", "problems")
+    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes", "sensors", "streams", "problems", "queue_depth_peak", "queue_bytes_peak")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class Reading(_message.Message):
     SENSORS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DEPTH_PEAK_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_BYTES_PEAK_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     uptime_seconds: float
     memory: _containers.RepeatedCompositeFieldContainer[MemoryReading]
@@ -36,7 +38,9 @@ class Reading(_message.Message):
     sensors: _containers.RepeatedCompositeFieldContainer[SensorReading]
     streams: int
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ..., sensors: _Optional[_Iterable[_Union[SensorReading, _Mapping]]] = ..., streams: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    queue_depth_peak: int
+    queue_bytes_peak: int
+    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ..., sensors: _Optional[_Iterable[_Union[SensorReading, _Mapping]]] = ..., streams: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., queue_depth_peak: _Optional[int] = ..., queue_bytes_peak: _Optional[int] = ...) -> None: ...
 
 class SensorReading(_message.Message):
     __slots__ = ("kind", "name", "value", "unit", "source")
@@ -130,17 +134,19 @@ class TierReading(_message.Message):
     def __init__(self, tier: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StageReading(_message.Message):
-    __slots__ = ("stage", "count", "total_ns", "p50_ns", "p95_ns", "p99_ns")
+    __slots__ = ("stage", "count", "total_ns", "p50_ns", "p95_ns", "p99_ns", "bucket_counts")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
     P50_NS_FIELD_NUMBER: _ClassVar[int]
     P95_NS_FIELD_NUMBER: _ClassVar[int]
     P99_NS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_COUNTS_FIELD_NUMBER: _ClassVar[int]
     stage: str
     count: int
     total_ns: int
     p50_ns: int
     p95_ns: int
     p99_ns: int
-    def __init__(self, stage: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ..., p50_ns: _Optional[int] = ..., p95_ns: _Optional[int] = ..., p99_ns: _Optional[int] = ...) -> None: ...
+    bucket_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage: _Optional[str] = ..., count: _Optional[int] = ..., total_ns: _Optional[int] = ..., p50_ns: _Optional[int] = ..., p95_ns: _Optional[int] = ..., p99_ns: _Optional[int] = ..., bucket_counts: _Optional[_Iterable[int]] = ...) -> None: ...

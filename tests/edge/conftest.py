@@ -13,6 +13,7 @@ from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.server import Ready
+from edge.settings import TRANSPORTS, Settings
 from tests.edge.models import ORACLE_BUNDLE, write_oracle_bundle
 from tests.edge.serving_models import write_busy_bundle, write_echo_bundle
 
@@ -40,17 +41,44 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(directory.iterdir())
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of modules that say so on every transport; the others run on the default one."""
+    if "transport" in metafunc.fixturenames and getattr(metafunc.module, "ON_EVERY_TRANSPORT", False):
+        metafunc.parametrize("transport", TRANSPORTS, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def transport(request: pytest.FixtureRequest) -> str:
+    name: str = getattr(request, "param", Settings.transport)
+    return name
+
+
+@pytest.fixture(scope="session")
+def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
     cache = tmp_path_factory.mktemp("cache")
     # Without admission, so that time may run out in the queue too.
-    with running_server(bundles, cache=cache, arguments=["--max-queue-size=32", "--no-admission"]) as ready:
+    with running_server(
+        bundles,
+        cache=cache,
+        arguments=[
+            "--max-queue-size=32",
+            "--no-admission",
+            "--allow-log-settings",
+            "--http-port=0",
+            f"--transport={transport}",
+        ],
+    ) as ready:
         yield ready
 
 
 @pytest.fixture(scope="session")
 def url(server: Ready) -> str:
     return f"127.0.0.1:{server.grpc_port}"
+
+
+@pytest.fixture(scope="session")
+def http_url(server: Ready) -> str:
+    return f"127.0.0.1:{server.http_port}"
 
 
 @pytest.fixture

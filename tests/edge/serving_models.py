@@ -50,7 +50,7 @@ def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
         [helper.make_tensor_value_info(result, _ELEMENTS[datatype], ["n"])],
     )
     value = np.array([b"a", b"bc"]) if datatype == "BYTES" else np.array([0, 1], NUMPY_TYPES[datatype])
-    return _write(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
+    return write_bundle_of(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
 
 
 def write_busy_bundle(directory: Path) -> Bundle:
@@ -89,10 +89,13 @@ def write_busy_bundle(directory: Path) -> Bundle:
         ],
     )
     value = np.array([2], np.int64)
-    return _write(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
+    return write_bundle_of(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
 
 
-def _write(directory: Path, name: str, model: bytes, inputs: dict[str, Array], outputs: dict[str, Array]) -> Bundle:
+def write_bundle_of(
+    directory: Path, name: str, model: bytes, inputs: dict[str, Array], outputs: dict[str, Array]
+) -> Bundle:
+    """A model without a batch dimension, as the version 1 of ``name``; its inputs and outputs are the golden ones."""
     loaded = onnx.load_from_string(model)
     names = {info.name: info for info in (*loaded.graph.input, *loaded.graph.output)}
     types = {code: datatype for datatype, code in _ELEMENTS.items()}

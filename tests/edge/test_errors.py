@@ -23,6 +23,9 @@ EXIT_CODES = {
     errors.BackendError: 5,
     errors.ServerError: 6,
     errors.RequestError: 7,
+    errors.DeviceFailed: 8,
+    errors.RunStuck: 9,
+    errors.DrainTimeout: 10,
 }
 
 

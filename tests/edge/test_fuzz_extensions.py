@@ -68,7 +68,7 @@ log_values = st.one_of(
     st.builds(pb.LogSettingsRequest.SettingValue, string_param=st.sampled_from(["", "default", "ISO8601", "/tmp/x"])),
     st.just(pb.LogSettingsRequest.SettingValue()),
 )
-log_names = st.sampled_from(["log_info", "log_warnings", "log_verbose_level", "log_format", "log_file", "zz"])
+log_names = st.sampled_from(["log_info", "log_warning", "log_verbose_level", "log_format", "log_file", "zz"])
 trace_values = st.builds(
     pb.TraceSettingRequest.SettingValue, value=st.lists(st.sampled_from(["OFF", "TIMESTAMPS", ""]), max_size=2)
 )
@@ -122,7 +122,7 @@ streams = st.lists(
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     """A server with everything on, and an object in shared memory for its regions."""
     Path(f"/dev/shm{KEY}").write_bytes(good().raw_input_contents[0] + bytes(4036))
-    arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory"]
+    arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
     try:
         with running_server([ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache"), arguments=arguments) as ready:
             yield ready

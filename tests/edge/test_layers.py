@@ -21,15 +21,29 @@ HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda")
 
 #: Package to the only files of edge/ that may import it.
 OWNERS = {
-    "grpc": ("edge/client.py", "edge/grpc_server.py", "edge/servicers.py", GENERATED),
-    "grpc_health": ("edge/grpc_server.py",),
+    "grpc": (
+        "edge/client.py",
+        "edge/aio_client.py",
+        "edge/connection.py",
+        "edge/credentials.py",
+        "edge/grpc_server.py",
+        "edge/health_servicer.py",
+        "edge/http2/",
+        "edge/servicers.py",
+        "edge/load/sender.py",
+        GENERATED,
+    ),
+    "grpc_health": ("edge/grpc_server.py", "edge/health_servicer.py"),
     "grpc_reflection": ("edge/grpc_server.py",),
-    "prometheus_client": ("edge/metrics.py",),
+    "ngh2": ("edge/http2/connection.py",),
+    "prometheus_client": ("edge/metrics.py", "edge/board_metrics.py"),
     "onnxruntime": ("edge/onnxruntime_runner.py",),
     "tensorrt": (),  # by import_module only, see below
     "tensorrt_rtx": (),
     "torch": (),
     "onnx": (),
+    "starlette": ("edge/rest.py", "edge/rest_endpoint.py"),
+    "uvicorn": ("edge/rest_server.py",),
     "tritonclient": (),
     "export": (),
     "tests": (),
@@ -42,19 +56,35 @@ USERS_OF_MESSAGES = (
     "edge/parameters.py",
     "edge/service.py",
     "edge/telemetry.py",
+    "edge/window.py",
     "edge/shared_tensors.py",
     "edge/calls.py",
+    "edge/express.py",
     "edge/streams.py",
     "edge/extensions.py",
     "edge/servicers.py",
     "edge/grpc_server.py",
     "edge/client.py",
+    "edge/aio_client.py",
+    "edge/connection.py",
+    "edge/inference.py",
+    "edge/rpcs.py",
+    "edge/rest.py",
+    "edge/rest_infer.py",
+    "edge/rest_messages.py",
+    "edge/load/sender.py",
+    "edge/load/workload.py",
 )
 #: The workstation hands bundles over; it neither serves nor asks a server.
 NOT_FOR_EXPORT = (
     "edge.grpc_server",
     "edge.servicers",
     "edge.client",
+    "edge.aio_client",
+    "edge.connection",
+    "edge.fleet",
+    "edge.rest",
+    "edge.rest_server",
     "edge.server",
     "edge.service",
     "edge.repository",
@@ -64,6 +94,7 @@ NOT_FOR_EXPORT = (
     "edge.launch",
     "edge.bench",
     "edge.goodput",
+    "edge.load",
     "edge.pb",
 )
 #: Names that the standard library has only since Python 3.11 or later.
@@ -263,8 +294,13 @@ def test_nothing_but_the_command_line_imports_commands() -> None:
 
 
 def test_only_the_composition_root_knows_the_transport() -> None:
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.grpc_server")} == {"edge/server.py"}
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.servicers")} == {"edge/server.py", "edge/grpc_server.py"}
+    assert {f.file for f in imports(EDGE) if f.is_of("edge.grpc_server")} == {"edge/server.py", "edge/http2/server.py"}
+    # The rest of it is known to no one else.
+    assert {f.file for f in imports(EDGE) if f.is_of("edge.http2.server")} == {"edge/server.py"}
+    assert {f.file for f in imports(EDGE) if f.is_of("edge.rest_server")} == {"edge/server.py"}
+    assert {f.file for f in imports(EDGE) if f.is_of("edge.rest")} == {"edge/server.py", "edge/rest_server.py"}
+    endpoints = {"edge/grpc_server.py", "edge/http2/server.py", "edge/http2/rpc.py"}
+    assert {f.file for f in imports(EDGE) if f.is_of("edge.servicers")} == {"edge/server.py", *endpoints}
     assert {f.file for f in imports(EDGE) if f.is_of("edge.metrics")} == {"edge/server.py"}
 
 
@@ -337,13 +373,19 @@ def test_no_module_of_the_device_loads_a_runtime() -> None:
 def test_models_and_commands_load_without_grpc() -> None:
     graph = at_import(EDGE)
     transport = {
+        "edge.credentials",
         "edge.grpc_server",
         "edge.servicers",
         "edge.client",
+        "edge.aio_client",
+        "edge.connection",
         "edge.pb.inference_pb2_grpc",
         "edge.pb.telemetry_pb2_grpc",
+        "edge.health_servicer",
+        *(module for module in graph if module.startswith("edge.http2.")),
     }
     free = sorted(module for module in graph if not (reached(graph, module) | {module}) & transport)
     assert {"edge.build", "edge.model", "edge.service", "edge.repository", "edge.__main__"} <= set(free)
+    assert {"edge.inference", "edge.retries", "edge.rotation", "edge.fleet"} <= set(free)
     assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
     assert "grpc" not in imported_by(*free)

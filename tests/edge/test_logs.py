@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from contextvars import copy_context
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from edge.errors import InvalidRequest, Unsupported
-from edge.logs import LEVELS, Logs
+from edge.logs import ABOUT, LEVELS, About, Logs
 from edge.server import Ready
 from tests.edge.commands import SECONDS
 from tests.edge.gauges import wait_until
@@ -49,12 +50,23 @@ def test_levels(capsys: pytest.CaptureFixture[str], level: str, count: int) -> N
 
 def test_each_level_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with closing(Logs()) as logs:
-        logs.change({"log_info": False, "log_errors": False, "log_verbose_level": 1})
+        logs.change({"log_info": False, "log_error": False, "log_verbose_level": 1})
         assert written(capsys) == ["ours debug", "ours warning", "others warning"]
-        logs.change({"log_warnings": False, "log_verbose_level": 2})
+        logs.change({"log_warning": False, "log_verbose_level": 2})
         assert written(capsys) == ["ours debug", "others debug"]
         logs.change({"log_verbose_level": 0})
         assert written(capsys) == []
+
+
+def test_clients_that_leave_fill_no_log(capsys: pytest.CaptureFixture[str], logs: Logs) -> None:
+    core = logging.getLogger("grpc._cython.cygrpc")
+    core.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
+    assert not capsys.readouterr().err
+    core.error("something else")
+    assert "something else" in capsys.readouterr().err
+    logs.change({"log_verbose_level": 2})
+    core.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
+    assert "/a/B" in capsys.readouterr().err
 
 
 def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +78,35 @@ def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
             capsys.readouterr()
             OURS.info("x")
             assert re.match(pattern, capsys.readouterr().err)
+
+
+def test_a_message_names_its_request_and_no_client_can_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def log() -> None:
+        ABOUT.set(About("m", 'x"\n2026-01-01 ERROR forged'))
+        try:
+            raise ValueError("why")
+        except ValueError:
+            OURS.exception("it failed")
+
+    with closing(Logs(log_format="json")) as logs:
+        OURS.info("alone")
+        copy_context().run(log)
+        logs.change({"log_format": "default"})
+        copy_context().run(log)
+    alone, told, *text = capsys.readouterr().err.splitlines()
+    assert "request_id" not in msgspec.json.decode(alone)
+    line = msgspec.json.decode(told)
+    assert re.match(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", line.pop("time"))
+    assert "ValueError: why" in line.pop("exception")
+    assert line == {
+        "level": "error",
+        "logger": OURS.name,
+        "message": "it failed",
+        "model": "m",
+        "request_id": 'x"\n2026-01-01 ERROR forged',
+    }
+    assert text[0].endswith("it failed [model 'm', request 'x\"\\n2026-01-01 ERROR forged']")
+    assert not any(line.startswith("2026-01-01") for line in text)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +129,16 @@ def test_no_client_chooses_a_file(logs: Logs, tmp_path: Path) -> None:
 
 def test_the_stock_client_turns_a_running_server(tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
-    command = [sys.executable, "-m", "edge", "serve", str(tmp_path / "repository"), "--grpc-port=0", "--no-metrics"]
+    command = [
+        sys.executable,
+        "-m",
+        "edge",
+        "serve",
+        str(tmp_path / "repository"),
+        "--grpc-port=0",
+        "--no-metrics",
+        "--allow-log-settings",
+    ]
     log = tmp_path / "log"
     with open(log, "wb") as stderr:
         process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=stderr)
@@ -114,8 +164,8 @@ def _turn(client: triton.InferenceServerClient, log: Path) -> None:
     assert first == {
         "log_file": {"string_param": ""},
         "log_info": {"bool_param": True},
-        "log_warnings": {"bool_param": True},
-        "log_errors": {"bool_param": True},
+        "log_warning": {"bool_param": True},
+        "log_error": {"bool_param": True},
         "log_verbose_level": {"uint32_param": 0},
         "log_format": {"string_param": "default"},
     }
@@ -136,5 +186,5 @@ def _turn(client: triton.InferenceServerClient, log: Path) -> None:
         client.update_trace_settings(settings={"trace_level": None, "trace_rate": "1000"}, as_json=True)["settings"]
         == trace
     )
-    with pytest.raises(InferenceServerException, match="nothing is traced"):
+    with pytest.raises(InferenceServerException, match="--trace-endpoint"):
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.memory import MemorySampler
+from tests.edge.boards import write
 
 PROCESS = 4321
 MEMINFO = """\
@@ -47,20 +48,18 @@ KINDS = {
     "system_available": 4200000 * 1024,
     "system_total": 7665664 * 1024,
     "device_used": 524688 * 1024,
+    "device_peak_used": 524688 * 1024,
+    "device_total": 7665664 * 1024,
     "device_process": 524288 * 1024,
 }
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 def readings(root: Path, process_id: int = PROCESS) -> dict[str, int]:
-    sample = MemorySampler(root, process_id).sample()
+    return readings_of(MemorySampler(root, process_id))
+
+
+def readings_of(sampler: MemorySampler) -> dict[str, int]:
+    sample = sampler.sample()
     assert len({reading.kind for reading in sample}) == len(sample)
     return {reading.kind: reading.size_bytes for reading in sample}
 
@@ -84,7 +83,7 @@ def test_every_reading_names_its_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "absent"),
     [
-        ("proc/meminfo", {"system_available", "system_total", "device_used"}),
+        ("proc/meminfo", {"system_available", "system_total", "device_used", "device_peak_used", "device_total"}),
         (f"proc/{PROCESS}/status", {"process_rss", "process_peak_rss"}),
         (f"proc/{PROCESS}/smaps_rollup", {"process_pss"}),
         ("sys/kernel/debug/nvmap/iovmm/clients", {"device_process"}),
@@ -108,7 +107,29 @@ def test_a_machine_without_nvmap(tmp_path: Path) -> None:
     meminfo = "".join(line for line in MEMINFO.splitlines(keepends=True) if not line.startswith("NvMap"))
     files = {**FILES, "proc/meminfo": meminfo}
     del files["sys/kernel/debug/nvmap/iovmm/clients"]
-    assert set(readings(write(tmp_path, files))) == set(KINDS) - {"device_used", "device_process"}
+    device = {"device_used", "device_peak_used", "device_total", "device_process"}
+    assert set(readings(write(tmp_path, files))) == set(KINDS) - device
+
+
+def test_the_high_water_mark_of_the_device(tmp_path: Path) -> None:
+    sampler = MemorySampler(tmp_path, PROCESS)
+    for kilobytes, note in ((300, True), (900, True), (200, False), (100, False)):
+        write(tmp_path, {"proc/meminfo": f"NvMapMemUsed: {kilobytes} kB\n"})
+        if note:
+            sampler.note()
+        found = {reading.kind: reading.size_bytes // 1024 for reading in sampler.sample()}
+        assert found == {"device_used": kilobytes, "device_peak_used": 300 if kilobytes == 300 else 900}
+    (tmp_path / "proc/meminfo").unlink()
+    sampler.note()
+    assert [reading.kind for reading in sampler.sample()] == ["device_peak_used"]
+
+
+def test_a_peak_between_two_readings_is_noted(tmp_path: Path) -> None:
+    sampler = MemorySampler(tmp_path, PROCESS)
+    for kilobytes in (1, 50, 2):
+        write(tmp_path, {"proc/meminfo": f"NvMapMemUsed: {kilobytes} kB\n"})
+        sampler.note()
+    assert readings_of(sampler)["device_peak_used"] == 50 * 1024
 
 
 def test_another_process_has_its_own_numbers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,14 @@ def test_optimized_graph_computes_the_same(tmp_path: Path):
     golden = oracle_golden()
     got = OnnxRuntimeRunner(path.read_bytes(), subject="oracle").infer(golden.inputs)
     np.testing.assert_array_equal(got["value"], golden.outputs["value"])
+
+
+def test_the_file_is_not_kept_beside_the_weights():
+    model = oracle_onnx()
+    before = sys.getrefcount(model)
+    runner = OnnxRuntimeRunner(model, subject="oracle")
+    assert sys.getrefcount(model) == before
+    runner.close()
 
 
 def test_runtime_failure_hides_its_text(runner: OnnxRuntimeRunner, caplog: pytest.LogCaptureFixture):

@@ -12,6 +12,9 @@ import pytest
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 QUEUE_SIZE = 32
 

@@ -208,6 +208,53 @@ def test_a_cancelled_job_leaves_the_queue_at_once_and_harms_no_other(scheduler: 
     assert is_empty(scheduler)
 
 
+def test_the_most_that_waited_is_remembered(scheduler: Scheduler) -> None:
+    assert (scheduler.peak_depth, scheduler.peak_queued_bytes) == (0, 0)
+    lane = lane_of(lambda rows: rows)
+    for waiting in (3, 1):
+        with occupied(scheduler):
+            jobs = [submitted(scheduler, job_of(lane, 1, 2)) for _ in range(waiting)]
+        for job in jobs:
+            job.result(WAIT)
+    assert is_empty(scheduler)
+    assert (scheduler.peak_depth, scheduler.peak_queued_bytes) == (3, 3 * 2 * ROW_BYTES)
+
+
+def test_a_job_knows_where_it_is(scheduler: Scheduler) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def work(rows: Array) -> Array:
+        started.set()
+        assert go.wait(WAIT)
+        return rows
+
+    running = submitted(scheduler, job_of(lane_of(work), 0))
+    assert started.wait(WAIT)
+    queued = submitted(scheduler, job_of(lane_of(lambda rows: rows), 0))
+    assert (running.place, queued.place) == ("running", "queued")
+    go.set()
+    output(queued)
+    assert (running.place, queued.place) == ("answered", "answered")
+
+
+def test_a_job_whose_time_runs_out_between_two_tries_was_running(scheduler: Scheduler) -> None:
+    # The run that two share fails when the deadline of one has passed, so it is not tried alone.
+    def work(rows: Array) -> Array:
+        if len(rows) > 1:
+            time.sleep(0.1)
+            raise ValueError
+        return rows
+
+    lane = lane_of(work, max_rows=2)
+    with occupied(scheduler):
+        good = submitted(scheduler, job_of(lane, 1))
+        late = submitted(scheduler, job_of(lane, 2, deadline=time.monotonic() + 0.05))
+    assert output(good) == [[1]]
+    with pytest.raises(DeadlineExceeded):
+        late.result(WAIT)
+    assert (good.place, late.place) == ("answered", "running")
+
+
 def test_a_running_job_cannot_be_cancelled(scheduler: Scheduler) -> None:
     started, go = threading.Event(), threading.Event()
 

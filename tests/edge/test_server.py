@@ -30,15 +30,19 @@ from tests.edge.conftest import ORACLE, VERSIONED
 from tests.edge.models import ORACLE_BUNDLE
 from tests.edge.test_overload import busy
 
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture(scope="module")
-def good(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def good(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
     """A server of nothing but good bundles."""
     cache = tmp_path_factory.mktemp("cache")
-    with running_server([b for b in bundles if b.name != "broken"], cache=cache) as ready:
+    arguments = [f"--transport={transport}"]
+    with running_server([b for b in bundles if b.name != "broken"], cache=cache, arguments=arguments) as ready:
         yield ready
 
 
@@ -147,17 +151,18 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals) -> None:
+def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals, transport: str) -> None:
     """The request in flight is answered, new ones are refused, and health says so meanwhile."""
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
-    with running_server(only) as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+    draining = running_server(only, arguments=[f"--transport={transport}"])
+    with draining as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(busy(1))
-        flying = stub.ModelInfer.future(busy(8000))
+        flying = stub.ModelInfer.future(busy(3000))
         time.sleep(0.3)
         assert not flying.done()
         os.kill(ready.process_id, number)
-        assert flying.result().raw_output_contents[0] == np.int64(8000).tobytes()
+        assert flying.result().raw_output_contents[0] == np.int64(3000).tobytes()
     # running_server fails unless the exit code is 0.
 
 
@@ -178,7 +183,7 @@ def test_two_bundles_of_one_name_and_version(tmp_path: Path) -> None:
         assert "each name and version once" in ready.unavailable["two"]
 
 
-def test_a_port_that_is_taken(bundles: list[Path]) -> None:
+def test_a_port_that_is_taken(bundles: list[Path], transport: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -186,14 +191,14 @@ def test_a_port_that_is_taken(bundles: list[Path]) -> None:
         for option in ("--grpc-port", "--metrics-port"):
             with (
                 pytest.raises(ServerError, match=f"{option} {port}"),
-                running_server([], arguments=[f"{option}={port}"]),
+                running_server([], arguments=[f"{option}={port}", f"--transport={transport}"]),
             ):
                 pass
 
 
-def test_a_message_above_the_limit_is_refused_and_the_server_goes_on(bundles: list[Path]) -> None:
+def test_a_message_above_the_limit_is_refused_and_the_server_goes_on(bundles: list[Path], transport: str) -> None:
     only = [bundle for bundle in bundles if bundle.name == "oracle"]
-    limited = running_server(only, arguments=["--max-message-bytes=1000"])
+    limited = running_server(only, arguments=["--max-message-bytes=1000", f"--transport={transport}"])
     with limited as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
         with pytest.raises(ServerError, match="RESOURCE_EXHAUSTED"):
             client.infer(ORACLE, {"x": np.zeros((64, 15), np.float32)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,19 @@ def test_defaults(tmp_path: Path) -> None:
         {"max_queue_bytes": 1, "instances": 1, "max_queue_delay_us": 0, "default_timeout_ms": 0},
         {"max_queue_bytes": 2**40, "instances": 64, "max_queue_delay_us": 1_000_000, "default_timeout_ms": math.inf},
         *({"policy": policy} for policy in (None, "pinned", "router", "deadline", "load")),
+        {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
+        {"http_port": 8000},
         {"drain_seconds": 0},
         {"drain_seconds": math.inf},
         {"model_control": "poll", "poll_seconds": 0.1},
+        {"watchdog_seconds": 0.1, "stuck_exit_seconds": 0, "memory_headroom_bytes": 0},
+        {"watchdog_seconds": math.inf, "stuck_exit_seconds": math.inf, "memory_headroom_bytes": 2**40},
         {"model_control": "explicit", "load_models": ("*",)},
         {"model_control": "explicit", "load_models": ("a", "b")},
         {"allow_shared_memory": True, "max_shared_memory_bytes": 1},
         {"log_level": "debug"},
+        {"transport": "grpcio"},
+        {"transport": "nghttp2"},
     ],
 )
 def test_the_limits_themselves_are_good(tmp_path: Path, good: dict[str, Any]) -> None:
@@ -63,7 +70,7 @@ def test_a_repository_that_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 10**20])
-@pytest.mark.parametrize("field", ["grpc_port", "metrics_port"])
+@pytest.mark.parametrize("field", ["grpc_port", "metrics_port", "http_port"])
 def test_no_such_port(tmp_path: Path, field: str, port: int) -> None:
     error = refused(tmp_path, **{field: port})
     assert error.subject == f"--{field.replace('_', '-')}"
@@ -73,6 +80,11 @@ def test_no_such_port(tmp_path: Path, field: str, port: int) -> None:
 def test_one_port_for_two(tmp_path: Path) -> None:
     error = refused(tmp_path, grpc_port=9000, metrics_port=9000)
     assert (error.subject, error.given) == ("--metrics-port", 9000)
+
+
+@pytest.mark.parametrize("port", [8001, 8002])
+def test_one_port_for_two_with_http(tmp_path: Path, port: int) -> None:
+    assert refused(tmp_path, http_port=port).subject == "--http-port"
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31, 10**30])
@@ -94,6 +106,10 @@ def test_no_such_size(tmp_path: Path, field: str, size: int) -> None:
         ("default_timeout_ms", -1.0),
         ("default_timeout_ms", math.nan),
         ("policy", "fast"),
+        ("watchdog_seconds", 0.0),
+        ("watchdog_seconds", math.nan),
+        ("stuck_exit_seconds", -1.0),
+        ("memory_headroom_bytes", -1),
     ],
 )
 def test_no_such_scheduling(tmp_path: Path, field: str, value: object) -> None:
@@ -132,6 +148,35 @@ def test_no_room_for_shared_memory(tmp_path: Path) -> None:
     assert refused(tmp_path, max_shared_memory_bytes=0).subject == "--max-shared-memory-bytes"
 
 
+@pytest.mark.parametrize(
+    ("given", "doors"),
+    [
+        ({}, []),
+        ({"host": "localhost"}, []),
+        ({"host": "::1"}, []),
+        ({"host": "0.0.0.0"}, ["whoever reaches it may call everything", "requests and answers can be read"]),
+        ({"host": "nano.local"}, ["whoever reaches it may call everything", "requests and answers can be read"]),
+        ({"host": "::", "tokens": Path("t")}, ["requests, answers and tokens can be read"]),
+        ({"host": "10.0.0.1", "tls_certificate": Path("c"), "tls_key": Path("k")}, ["may call everything"]),
+        ({"host": "10.0.0.1", "tls_certificate": Path("c"), "tls_key": Path("k"), "tokens": Path("t")}, []),
+        ({"host": "10.0.0.1", "tls_certificate": Path("c"), "tls_key": Path("k"), "tls_client_ca": Path("a")}, []),
+    ],
+)
+def test_what_a_stranger_may_do(tmp_path: Path, given: dict[str, Any], doors: list[str]) -> None:
+    told = Settings(repository=tmp_path, **given).open_doors()
+    assert len(told) == len(doors)
+    assert all(door in text for door, text in zip(doors, told, strict=True))
+
+
+@pytest.mark.parametrize("half", ["tls_certificate", "tls_key"])
+def test_half_of_a_certificate(tmp_path: Path, half: str) -> None:
+    assert refused(tmp_path, **{half: tmp_path}).expected == "both or none"
+
+
+def test_an_authority_of_clients_without_a_certificate(tmp_path: Path) -> None:
+    assert refused(tmp_path, tls_client_ca=tmp_path).subject == "--tls-client-ca"
+
+
 def test_what_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     settings = Settings(repository=tmp_path)
     assert (settings.model_control, settings.load_models, settings.allow_shared_memory) == ("none", (), False)
@@ -146,3 +191,20 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
 def test_every_setting_is_documented() -> None:
     for field in dataclasses.fields(Settings):
         assert f"        {field.name}: " in (Settings.__doc__ or "")
+
+
+def test_an_unknown_transport(tmp_path: Path) -> None:
+    assert refused(tmp_path, transport="zz").expected == "one of grpcio, nghttp2"
+
+
+def test_tls_needs_the_default_transport(tmp_path: Path) -> None:
+    error = refused(tmp_path, transport="nghttp2", tls_certificate=tmp_path / "a", tls_key=tmp_path / "b")
+    assert (error.subject, error.expected) == ("--tls-certificate", "--transport grpcio")
+
+
+def test_a_transport_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ngh2", None)
+    monkeypatch.setattr(sys, "path", [])
+    error = refused(tmp_path, transport="nghttp2")
+    assert (error.subject, error.expected) == ("--transport", "the package ngh2")
+    assert "fewheads[fast]" in error.fix

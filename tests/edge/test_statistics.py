@@ -152,6 +152,30 @@ def test_places_and_tiers_are_counted() -> None:
     assert statistics.snapshot().tiers
 
 
+def test_stages_are_counted_by_tier_where_there_are_several() -> None:
+    statistics = ModelStatistics()
+    statistics.succeeded(Timings(request_ns=5, compute_infer_ns=3), 1, 1)
+    assert statistics.snapshot().tier_stages == {}
+    for tier, duration in (("full", 7), ("half", 2), ("half", 4), ("half,full", 9)):
+        statistics.succeeded(Timings(request_ns=duration), 1, 1, tier=tier)
+    now = statistics.snapshot()
+    of_tiers = {tier: (stages["request"].count, stages["request"].total_ns) for tier, stages in now.tier_stages.items()}
+    assert of_tiers == {"full": (1, 7), "half": (2, 6), "half,full": (1, 9)}
+    assert all(tuple(stages) == STAGES for stages in now.tier_stages.values())
+    assert (now.stages["request"].count, now.stages["request"].total_ns) == (5, 27)
+    now.tier_stages["half"]["request"].observe(1)
+    now.tier_stages.clear()
+    assert statistics.snapshot().tier_stages["half"]["request"].count == 2
+
+
+def test_answers_that_are_no_numbers_are_counted() -> None:
+    statistics = ModelStatistics()
+    for nonfinite in (False, True, True):
+        statistics.succeeded(Timings(), 1, 1, nonfinite=nonfinite)
+    now = statistics.snapshot()
+    assert (now.success, now.nonfinite) == (3, 2)
+
+
 def test_failures_are_counted_by_reason() -> None:
     statistics = ModelStatistics()
     for reason in ("InvalidRequest", "Overloaded", "InvalidRequest"):

@@ -19,6 +19,9 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.edge.conftest import ORACLE, VERSIONED
 
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -100,6 +103,9 @@ ROWS = [
     Row("no model name", "ModelInfer", pb.ModelInferRequest(), NOT_FOUND, "model ''"),
     Row("version abc", "ModelInfer", changed(lambda r: setattr(r, "model_version", "abc")), INVALID, "'abc'"),
     Row("version 0", "ModelInfer", changed(lambda r: setattr(r, "model_version", "0")), INVALID, "positive integer"),
+    Row(
+        "version of 5000 digits", "ModelInfer", changed(lambda r: setattr(r, "model_version", "9" * 5000)), INVALID, "…"
+    ),
     Row("version ²", "ModelInfer", changed(lambda r: setattr(r, "model_version", "²")), INVALID, "positive integer"),
     Row("version 7", "ModelInfer", changed(lambda r: setattr(r, "model_version", "7")), NOT_FOUND, "one of: 1"),
     Row("version abc, ready", "ModelReady", pb.ModelReadyRequest(name=ORACLE, version="abc"), INVALID, "'abc'"),
@@ -292,7 +298,7 @@ ROWS = [
     Row("trace settings", "TraceSetting", pb.TraceSettingRequest(model_name=ORACLE), OK),
     Row("trace off", "TraceSetting", trace_setting("trace_level", "OFF"), OK),
     Row("trace cleared", "TraceSetting", trace_setting("trace_level"), OK),
-    Row("trace on", "TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), UNIMPLEMENTED, "nothing is traced"),
+    Row("trace on", "TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), UNIMPLEMENTED, "--trace-endpoint"),
     Row("unknown trace setting", "TraceSetting", trace_setting("zz", "1"), INVALID, "'zz'"),
     Row("unknown model, trace", "TraceSetting", pb.TraceSettingRequest(model_name="zz"), NOT_FOUND, "'zz'"),
     # A bundle that could not be loaded keeps the name of its directory.

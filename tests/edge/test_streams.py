@@ -29,6 +29,9 @@ from tests.edge.serving_models import ECHO_MAX
 from tests.edge.test_overload import busy, failures
 from tests.edge.test_status_codes import expression
 
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -220,11 +223,12 @@ def test_an_unparseable_message_ends_the_stream_after_the_answers_before_it(
     assert wait_until(lambda: is_at_rest(server))
 
 
-def test_a_server_that_goes_down_answers_what_it_has_read(bundles: list[Path]) -> None:
+def test_a_server_that_goes_down_answers_what_it_has_read(bundles: list[Path], transport: str) -> None:
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
     sender = Sender()
     begun = 0.0
-    with running_server(only) as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+    going = running_server(only, arguments=[f"--transport={transport}"])
+    with going as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
         stream = Stub(channel).ModelStreamInfer(iter(sender))
         sender.queue.put(numbered(1))
         assert value_of(next(stream)) == 0

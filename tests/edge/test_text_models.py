@@ -242,7 +242,7 @@ def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(tmp_path: Path, mon
     device = Scheduler(max_queue_size=1)
     repository = Repository(tmp_path / "models", device, target="onnxruntime", cache=tmp_path / "cache")
     repository.load_all()
-    assert repository.all_ready
+    assert all(entry.state == "READY" for entry in repository)
     assert sorted(ReadingBundle.read_files) == ["full.onnx", "lean.onnx", "tokenizer.json"]
     (entry,) = repository
     assert entry.model

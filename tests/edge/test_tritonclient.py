@@ -18,6 +18,9 @@ from edge.expression import evaluate, tokenize
 from tests.edge.conftest import ORACLE, VERSIONED
 from tests.edge.serving_models import echo_input, echo_output
 
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
 TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
 TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 

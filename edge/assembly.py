@@ -1,0 +1,226 @@
+"""The composition root: every part of a server is made here and handed to those that need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge import backends
+from edge.access import Access
+from edge.budget import MemoryBudget
+from edge.calls import Calls
+from edge.control import ModelControl
+from edge.credentials import ServerCertificates
+from edge.errors import Literally, UsageError
+from edge.express import Express
+from edge.extensions import Extensions, extensions
+from edge.grpc_server import GrpcServer
+from edge.health import Health
+from edge.http_access import GuardedPages
+from edge.http_server import HttpServer
+from edge.lane import ServingOptions
+from edge.limits import MAX_STREAMS, Limits
+from edge.logs import Logs
+from edge.memory import MemorySampler
+from edge.metrics import ServerCollector, metrics_app
+from edge.pages import LiveReading, Pages
+from edge.rate import RateLimit
+from edge.repository import Entry, Repository
+from edge.scheduler import Scheduler
+from edge.scopes import TELEMETRY_GET
+from edge.sensors import Sensors
+from edge.service import InferenceService
+from edge.servicers import INFERENCE, InferenceServicer, TelemetryServicer
+from edge.settings import Settings
+from edge.shared_memory import SharedMemory
+from edge.streams import Streams
+from edge.supervisor import Supervisor
+from edge.systemd import Notifier
+from edge.telemetry import Telemetry
+from edge.traces import Traces
+from edge.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+    from edge.http2.server import Http2Server
+    from edge.rest_server import RestServer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a server is made of, as far as it has to be started, told or closed.
+
+    Attributes:
+        scheduler: where models compute.
+        repository: the models.
+        control: loads and unloads them.
+        service: answers the protocol; it takes requests when it is told to.
+        streams: its open streams.
+        telemetry: what is told of all this.
+        watchdog: ends the process when nothing else helps.
+        notifier: tells systemd.
+        supervisor: tells everyone else what has become of the server's health.
+        grpc: the port of gRPC.
+        rest: that of HTTP and JSON; None serves none.
+        pages: what the port of metrics shows.
+        certificates: for TLS; None serves without it.
+        traces: where requests are traced; None traces none.
+    """
+
+    scheduler: Scheduler
+    repository: Repository
+    control: ModelControl
+    service: InferenceService
+    streams: Streams
+    telemetry: Telemetry
+    watchdog: Watchdog
+    notifier: Notifier
+    supervisor: Supervisor
+    grpc: GrpcServer | Http2Server
+    rest: RestServer | None
+    pages: WSGIApplication
+    certificates: ServerCertificates | None
+    traces: Traces | None
+
+    def open_pages(self, host: str, port: int) -> HttpServer:
+        """Show the pages on a port.
+
+        Raises:
+            UsageError: the port cannot be taken.
+        """
+        return HttpServer(self.pages, host, port, self.certificates)
+
+
+def assemble(settings: Settings, logs: Logs) -> Parts:
+    """Make all parts of a server. It must be done inside the event loop that will run them.
+
+    Raises:
+        UsageError: what an option needs is not installed, a certificate or the tokens cannot be read, or a GPU shall
+            have several instances.
+    """
+    # What can be wrong comes first: nothing has to be taken down again then.
+    certificates = _certificates(settings)
+    access = Access(settings.tokens) if settings.tokens else None
+    traces = Traces(settings.trace_endpoint, settings.trace_ratio) if settings.trace_endpoint else None
+    scheduler = _scheduler(settings)
+
+    memory, sensors = MemorySampler(), Sensors()
+    repository = Repository(
+        settings.repository,
+        scheduler,
+        target=settings.target,
+        cache=settings.cache,
+        options=ServingOptions(settings.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
+        budget=MemoryBudget(memory, settings.memory_headroom_bytes),
+    )
+    health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
+    shared_memory = None
+    if settings.allow_shared_memory:
+        shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
+    service = InferenceService(
+        repository,
+        scheduler,
+        health,
+        strict_readiness=settings.strict_readiness,
+        default_timeout_seconds=settings.default_timeout_ms / 1e3 or None,
+        shared_memory=shared_memory,
+        extensions=extensions(settings.model_control, shared_memory),
+        traces=traces,
+    )
+    limit = RateLimit(settings.rate_limit) if settings.rate_limit else None
+    calls = Calls(service, limit, None if traces else Express(repository, scheduler))
+    streams = Streams(calls)
+
+    async def changed(entry: Entry) -> None:
+        supervisor.publish()
+
+    control = ModelControl(repository, calls, settings.model_control, changed)
+    changes = Extensions(
+        repository, control, shared_memory, logs, traces=traces, allow_log_settings=settings.allow_log_settings
+    )
+    doors = [door for door in (access, certificates) if door]
+    telemetry = Telemetry(repository, scheduler, health, memory, sensors, streams, doors)
+    collector = ServerCollector(repository, scheduler, health, memory, sensors, streams)
+    pages: WSGIApplication = Pages(metrics_app(collector), LiveReading(telemetry.reading))
+    inference = InferenceServicer(service, calls, streams, changes, access)
+    grpc = _grpc(settings, inference, TelemetryServicer(telemetry, access), access, certificates)
+    notifier = Notifier()
+    supervisor = Supervisor(
+        health,
+        repository,
+        scheduler,
+        server_ready=service.server_ready,
+        set_health=grpc.set_health,
+        services=("", INFERENCE),
+        notifier=notifier,
+    )
+    return Parts(
+        scheduler=scheduler,
+        repository=repository,
+        control=control,
+        service=service,
+        streams=streams,
+        telemetry=telemetry,
+        watchdog=Watchdog(health, settings.stuck_exit_seconds),
+        notifier=notifier,
+        supervisor=supervisor,
+        grpc=grpc,
+        rest=None if settings.http_port is None else _rest(settings, service, calls, changes, access, certificates),
+        pages=GuardedPages(pages, access, TELEMETRY_GET) if access else pages,
+        certificates=certificates,
+        traces=traces,
+    )
+
+
+def _scheduler(settings: Settings) -> Scheduler:
+    on_gpu = backends.choose(settings.target).device == "GPU"
+    if on_gpu and settings.instances > 1:
+        fix = "A GPU gains nothing from rivals: leave it out, and let requests share runs."
+        raise UsageError("--instances", given=settings.instances, expected="1 on a GPU", fix=fix)
+    return Scheduler(
+        settings.max_queue_size,
+        max_queue_bytes=settings.max_queue_bytes,
+        instances=settings.instances,
+        admission=settings.admission,
+        device_bound=on_gpu,
+    )
+
+
+def _certificates(settings: Settings) -> ServerCertificates | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    return ServerCertificates(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+
+
+def _grpc(
+    settings: Settings,
+    inference: InferenceServicer,
+    telemetry: TelemetryServicer,
+    access: Access | None,
+    certificates: ServerCertificates | None,
+) -> GrpcServer | Http2Server:
+    calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
+    limits = Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls)
+    if settings.transport == "grpcio":
+        return GrpcServer(inference, telemetry, limits, access=access, certificates=certificates)
+    from edge.http2.server import Http2Server  # its library is an extra
+
+    return Http2Server(inference, telemetry, limits, access=access)
+
+
+def _rest(
+    settings: Settings,
+    service: InferenceService,
+    calls: Calls,
+    changes: Extensions,
+    access: Access | None,
+    certificates: ServerCertificates | None,
+) -> RestServer:
+    try:
+        from edge.rest import RestApi  # its libraries are an extra
+        from edge.rest_server import RestServer
+    except ModuleNotFoundError as error:
+        given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
+        raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None
+    return RestServer(RestApi(service, calls, changes, access, settings.max_message_bytes), certificates)

@@ -1,0 +1,35 @@
+"""``fewheads token``: a new bearer token, and the line by which a server knows it."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, stderr
+from edge.scopes import SCOPES
+from edge.tokens import new_token
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    required=True,
+    help="What it is good for: asking models, changing what the server does, reading its measurements. Repeatable.",
+)
+@json_option
+def token(name: str, scopes: tuple[str, ...], as_json: bool) -> None:
+    """Make a bearer token for the client NAME.
+
+    The line for `fewheads serve --tokens FILE` goes to stdout, so that `>> FILE` adds it. The token itself is shown
+    once, on stderr; the line holds only its hash. With --json both are in one document.
+    """
+    secret, line = new_token(name, scopes)
+    if as_json:
+        print_json({"token": secret, "line": line})
+        return
+    click.echo(msgspec.json.encode(line))
+    stderr.print(f"The token, shown this once: {secret}", highlight=False, soft_wrap=True)

@@ -1,0 +1,151 @@
+"""``fewheads top``: what a server does, live."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich.live import Live
+from rich.text import Text
+
+from edge.cli.connection import connection_options
+from edge.cli.output import stderr, stdout
+from edge.cli.view import view
+from edge.errors import Literally, ServerError
+
+if TYPE_CHECKING:
+    from edge.connection import Credentials
+    from edge.window import Reading, Window
+
+#: Between two attempts to reach a server that has gone.
+_RETRY_SECONDS = 1.0
+#: A server that says nothing for so long after a reading is due has gone.
+_PATIENCE_SECONDS = 5.0
+
+Show = Callable[["Reading", "Window"], None]
+#: Tells that the server has gone, or with an empty text that it is back.
+Tell = Callable[[str], None]
+
+
+@click.command()
+@click.option("--url", default="127.0.0.1:8001", show_default=True, help="The server's gRPC address.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between readings."
+)
+@click.option("--once", is_flag=True, help="Show one reading, which counts from the server's start, and end.")
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each reading instead of tables.")
+def top(url: str, interval: float, once: bool, credentials: Credentials | None, as_json: bool) -> None:
+    """Show throughput, latency, tiers, queue, memory and sensors of the server at --url until Ctrl-C.
+
+    Rates and percentiles are of the last five seconds, or of the last interval where that is longer. In a terminal the
+    view is drawn anew each time; into a pipe or file go plain tables. A server that goes away is waited for.
+    """
+    try:
+        with _output(url, as_json, live=stdout.is_terminal and not once) as (show, tell):
+            _watch(url, interval, once, credentials, show, tell)
+    except KeyboardInterrupt:
+        pass  # the way to end it
+
+
+def _watch(url: str, interval: float, once: bool, credentials: Credentials | None, show: Show, tell: Tell) -> None:
+    from edge.window import Recent
+
+    reached = False
+    while True:
+        recent = Recent()  # another process counts from zero
+        try:
+            for reading in _readings(url, interval, credentials):
+                if reached:
+                    tell("")
+                reached = True
+                show(reading, recent.add(reading))
+                if once:
+                    return
+            gone = f"{url} has ended the stream"
+        except ServerError as error:
+            if not reached:
+                raise
+            gone = str(error)
+        tell(f"waiting for the server: {gone}")
+        time.sleep(_RETRY_SECONDS)
+
+
+def _readings(url: str, interval: float, credentials: Credentials | None) -> Iterator[Reading]:
+    """Yield readings until the server goes, or says nothing for so long that it must have gone."""
+    from edge.client import Client
+
+    patience = interval + _PATIENCE_SECONDS
+    given_up = threading.Event()
+    with Client(url, credentials=credentials) as client:
+
+        def give_up() -> None:
+            given_up.set()
+            client.close()
+
+        readings = client.watch(round(interval * 1000))
+        while True:
+            # A board that has lost its power ends no connection; closing the client does.
+            silence = threading.Timer(patience, give_up)
+            silence.daemon = True
+            silence.start()
+            try:
+                reading = next(readings, None)
+            except ServerError:
+                if not given_up.is_set():
+                    raise
+                given, fix = Literally(f"nothing for {patience:g} s"), "See whether it runs, and is connected."
+                raise ServerError(f"telemetry at {url}", given=given, expected="a reading", fix=fix) from None
+            finally:
+                silence.cancel()
+            if reading is None:
+                return
+            yield reading
+
+
+@contextmanager
+def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Tell]]:
+    """Give what shows a reading, and what tells whether the server is there."""
+    if as_json or not live:
+        yield _print_json if as_json else _print_tables(url), _Remarks().tell
+        return
+    with Live(Text(f"{url} …"), console=stdout, screen=True, auto_refresh=False) as screen:
+        last: tuple[Reading, Window] | None = None
+
+        def show(reading: Reading, window: Window) -> None:
+            nonlocal last
+            last = reading, window
+            screen.update(view(url, reading, window, stdout.width), refresh=True)
+
+        def tell(remark: str) -> None:
+            if last and remark:
+                screen.update(view(url, *last, stdout.width, remark), refresh=True)
+
+        yield show, tell
+
+
+def _print_json(reading: Reading, window: Window) -> None:
+    from edge.window import document
+
+    click.echo(msgspec.json.encode(document(reading, window)))
+
+
+def _print_tables(url: str) -> Show:
+    return lambda reading, window: stdout.print(view(url, reading, window, stdout.width))
+
+
+class _Remarks:
+    """Says on stderr that the server has gone and that it is back, each of it once."""
+
+    def __init__(self) -> None:
+        self._gone = False
+
+    def tell(self, remark: str) -> None:
+        if bool(remark) != self._gone:
+            self._gone = bool(remark)
+            stderr.print(remark or "the server is back", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,282 @@
+"""One call: its messages in and out, how it ends, and the context that its handler sees."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import aclosing
+from contextvars import Context
+from typing import Any, NoReturn, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from edge import errors
+from edge.http2.messages import Messages, Refused
+from edge.http2.metadata import Field, Head, Metadata, read_metadata
+from edge.servicers import UNPARSEABLE
+
+log = logging.getLogger(__name__)
+
+_OK = grpc.StatusCode.OK
+_INTERNAL = grpc.StatusCode.INTERNAL
+
+
+class Wire(Protocol):
+    """What a call needs of its connection. Nothing of it raises, not even when the connection is gone."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address as gRPC writes it."""
+
+    def acknowledge(self, stream_id: int, size: int) -> None:
+        """Let the client send so many bytes more."""
+
+    def send(self, stream_id: int, message: bytes) -> None:
+        """Send a message."""
+
+    def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
+        """Send how the call ended."""
+
+    def room(self, stream_id: int) -> Awaitable[None] | None:
+        """Return what to wait for until the client has taken what was sent; None if it has."""
+
+
+class Rpc:
+    """One call on one stream. Its handler is started once there is a request, and cancelled when nobody waits for it.
+
+    To the handler it is the ``grpc.aio.ServicerContext``, as far as our servicers and those of health and reflection
+    use one.
+
+    Args:
+        wire: the connection.
+        stream_id: on it.
+        handler: of the method; None for a call that ends at once.
+        head: what it begins with.
+        fields: its header fields.
+        max_message_bytes: the largest message that is read.
+        context: in which the handler runs.
+
+    Attributes:
+        held: bytes that were received and not yet acknowledged.
+        done: whether it has been said how the call ended, or nobody listens any more.
+    """
+
+    __slots__ = (
+        "_context",
+        "_deadline",
+        "_ended",
+        "_fields",
+        "_handler",
+        "_inbox",
+        "_messages",
+        "_reader",
+        "_task",
+        "_timer",
+        "_wire",
+        "done",
+        "held",
+        "stream_id",
+    )
+
+    def __init__(
+        self,
+        wire: Wire,
+        stream_id: int,
+        handler: Any,
+        head: Head,
+        fields: Iterable[Field],
+        max_message_bytes: int,
+        context: Context,
+    ) -> None:
+        self.stream_id = stream_id
+        self.held = 0
+        self.done = handler is None
+        self._wire = wire
+        self._context = context
+        self._handler = handler
+        self._fields = fields
+        self._messages = Messages(max_message_bytes, head.encoding)
+        self._inbox: deque[bytes] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+        self._deadline = None if head.timeout is None else time.monotonic() + head.timeout
+        self._timer: asyncio.TimerHandle | None = None
+        if head.timeout and not self.done:
+            self._timer = asyncio.get_running_loop().call_later(head.timeout, self._expire)
+        elif head.timeout is not None and not self.done:
+            self._expire()
+        if not self.done and handler.request_streaming:
+            self._start(self._streaming())
+
+    # What the connection tells.
+
+    def receive(self, data: bytes, ended: bool) -> None:
+        """Take bytes of the request, and whether they are the last."""
+        self.held += len(data)
+        if self.done:
+            return  # not acknowledged, so that a client that sends on has to stop
+        try:
+            if data:
+                self._inbox.extend(self._messages.feed(data))
+            if ended and self._messages.begun:
+                raise Refused(_INTERNAL, "the request ends in the middle of a message")
+            self._ended = ended
+            if self._handler.request_streaming:
+                self._wake()
+            elif len(self._inbox) > 1 or (ended and not self._inbox):
+                raise Refused(_INTERNAL, f"expected one message, got {len(self._inbox)}")
+        except Refused as refused:
+            self._cut(refused.code, refused.details)
+            return
+        if not self._inbox or not self._handler.request_streaming:
+            self._acknowledge()
+        if ended and not self._handler.request_streaming:
+            self._start(self._unary())
+
+    def close(self) -> None:
+        """The stream is no more: nobody waits for the answer."""
+        self._acknowledge()
+        self._end()
+        if self._task:
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        """Cancel the call as the server goes down, and wait until its handler has ended."""
+        self._cut(grpc.StatusCode.UNAVAILABLE, "the server is going down")
+        if self._task:
+            await asyncio.wait([self._task])
+
+    # What the handler asks for, as grpc.aio.ServicerContext.
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline, at least 0; None without one."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
+    def invocation_metadata(self) -> Metadata:
+        """Return the client's metadata."""
+        return read_metadata(self._fields)
+
+    def peer(self) -> str:
+        """Return the client's address."""
+        return self._wire.peer
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
+        """End the call.
+
+        Raises:
+            grpc.aio.AbortError: always.
+        """
+        self._finish(code, details, trailing_metadata)
+        raise grpc.aio.AbortError
+
+    async def read(self) -> Any:
+        """Return the next request, or ``grpc.aio.EOF``."""
+        while not self._inbox:
+            if self._ended:
+                return grpc.aio.EOF
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message = self._inbox.popleft()
+        if not self._inbox:
+            self._acknowledge()
+        return self._handler.request_deserializer(message)
+
+    async def write(self, response: Any) -> None:
+        """Send a response, and wait until the client has taken it."""
+        self._wire.send(self.stream_id, self._handler.response_serializer(response))
+        while not self.done and (room := self._wire.room(self.stream_id)):
+            await room
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await self.read()
+        if request is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return request
+
+    # How a handler runs.
+
+    async def _unary(self) -> None:
+        handler = self._handler
+        try:
+            request = handler.request_deserializer(self._inbox.popleft())
+            if handler.response_streaming:
+                await self._respond(handler.unary_stream(request, self))
+            else:
+                response = await handler.unary_unary(request, self)
+                del request
+                if not self.done:
+                    self._wire.send(self.stream_id, handler.response_serializer(response))
+        except (Exception, asyncio.CancelledError) as error:
+            self._fail(error)
+        else:
+            self._finish(_OK, "")
+
+    async def _streaming(self) -> None:
+        try:
+            await self._respond(self._handler.stream_stream(self, self))
+        except (Exception, asyncio.CancelledError) as error:
+            self._fail(error)
+        else:
+            self._finish(_OK, "")
+
+    async def _respond(self, answering: Any) -> None:
+        """Let a handler write, or write what it yields."""
+        if not hasattr(answering, "__aiter__"):
+            await answering
+            return
+        async with aclosing(answering) as responses:
+            async for response in responses:
+                await self.write(response)
+
+    def _start(self, coroutine: Any) -> None:
+        self._task = self._context.run(asyncio.get_running_loop().create_task, coroutine)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+        elif isinstance(error, DecodeError):
+            self._finish(_INTERNAL, UNPARSEABLE)
+        elif not isinstance(error, grpc.aio.AbortError):
+            log.error("a call failed", exc_info=error)
+            self._finish(_INTERNAL, errors.INTERNAL)
+
+    def _expire(self) -> None:
+        self._cut(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call passed")
+
+    def _cut(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call, whatever its handler does."""
+        self._finish(code, details)  # first: a task that has not begun yet never gets to know that it was cancelled
+        if self._task:
+            self._task.cancel()
+
+    def _finish(self, code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> None:
+        if not self.done:
+            self._end()
+            self._wire.finish(self.stream_id, code, details, metadata)
+
+    def _end(self) -> None:
+        self.done = True
+        self._inbox.clear()
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self) -> None:
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _acknowledge(self) -> None:
+        if self.held:
+            self._wire.acknowledge(self.stream_id, self.held)
+            self.held = 0

@@ -1,0 +1,63 @@
+"""The gRPC endpoint on nghttp2: which services, on which port, health, reflection, drain."""
+
+from __future__ import annotations
+
+from edge.access import Access
+from edge.grpc_server import Door, add_services, port_is_taken
+from edge.health_servicer import HealthServicer
+from edge.http2.port import Port
+from edge.http2.routes import Routes
+from edge.limits import Limits
+from edge.servicers import INFERENCE, TELEMETRY, InferenceServicer, TelemetryServicer
+
+
+class Http2Server:
+    """What :class:`edge.grpc_server.GrpcServer` is, on another transport.
+
+    Args:
+        inference: answers the RPCs of inference.
+        telemetry: those of telemetry.
+        limits: what a client may take.
+        access: who may call what; None lets everyone call everything.
+
+    Attributes:
+        port: where it listens, once :meth:`start` has returned.
+    """
+
+    def __init__(
+        self,
+        inference: InferenceServicer,
+        telemetry: TelemetryServicer,
+        limits: Limits,
+        *,
+        access: Access | None = None,
+    ) -> None:
+        self.port = 0
+        self._health = HealthServicer()
+        self._telemetry = telemetry
+        routes = Routes(by_path=access is None)
+        add_services(Door(routes, access) if access else routes, inference, telemetry, self._health)
+        self._port = Port(routes, limits)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen, with NOT_SERVING as the health of all but telemetry, which answers at once.
+
+        Raises:
+            UsageError: the port cannot be taken.
+        """
+        for name in ("", INFERENCE, TELEMETRY):
+            self.set_health(name, name == TELEMETRY)
+        try:
+            self.port = await self._port.open(host, port)
+        except OSError as error:
+            raise port_is_taken(host, port, str(error)) from None
+
+    def set_health(self, name: str, serving: bool) -> None:
+        """Set the health of a service or model; the empty name is the whole server."""
+        self._health.set(name, serving)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Say NOT_SERVING, end the calls that only watch, refuse new ones, let the others end, then close the port."""
+        self._health.drain()
+        self._telemetry.drain()
+        await self._port.drain(grace_seconds)

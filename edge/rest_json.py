@@ -1,0 +1,159 @@
+"""JSON as clients send it and get it: bounded and checked before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
+
+from edge.errors import InvalidRequest, Literally
+
+T = TypeVar("T")
+
+#: More JSON than this would keep the event loop, and everyone who waits for it, for a good part of a second.
+MAX_JSON_BYTES: Final = 4 * 1024**2
+#: The types that JSON has, to their names. A bool is no number here, although Python takes it for an int.
+_KINDS: Final[dict[type, str]] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "null",
+}
+INT64: Final = (-(2**63), 2**63 - 1)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NO_DEFAULT: Final = object()
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Return the object that a body holds; an empty body is an empty object.
+
+    As in Triton, ``NaN``, ``Infinity`` and ``-Infinity`` are numbers.
+
+    Raises:
+        InvalidRequest: it is too large, no UTF-8, no JSON, no object, nested too deeply, or says something twice.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        given, expected = Literally(f"{len(data)} bytes"), f"at most {MAX_JSON_BYTES}"
+        fix = "Send tensors as binary data behind the JSON."
+        raise InvalidRequest("JSON", given=given, expected=expected, fix=fix)
+    if not data:
+        return {}
+    try:
+        text = data.decode()
+        value = _DECODER.decode(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # no half of a pair may get any further
+    except UnicodeError:
+        raise _not_json("text that is no UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _not_json(f"what is none at line {error.lineno}, column {error.colno}") from None
+    except ValueError:
+        raise _not_json("a number of thousands of digits") from None
+    except RecursionError:
+        raise _not_json("lists and objects nested too deeply") from None
+    return checked(value, dict, "body")
+
+
+def encode(value: object) -> bytes:
+    """Return JSON; what is not finite becomes ``NaN``, ``Infinity`` or ``-Infinity``, as in Triton."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def checked(value: Any, kind: type[T], subject: str) -> T:
+    """Return a value of JSON that has to be of one type.
+
+    Raises:
+        InvalidRequest: it is of another type.
+    """
+    if type(value) is not kind:
+        # The value itself could be nested so deeply that it cannot be shown.
+        given = Literally(kind_of(value))
+        raise InvalidRequest(subject, given=given, expected=_KINDS[kind], fix="Send it as the protocol says.")
+    return value
+
+
+def kind_of(value: object) -> str:
+    """Return what JSON calls the type of a value."""
+    return _KINDS[type(value)]
+
+
+def field(
+    document: Mapping[str, Any], name: str, kind: type[T], subject: str = "body", default: Any = _NO_DEFAULT
+) -> T:
+    """Return a field of an object.
+
+    Raises:
+        InvalidRequest: it is missing, and there is no default, or it is of another type.
+    """
+    if name in document:
+        return checked(document[name], kind, f"{name} of {subject}")
+    if default is _NO_DEFAULT:
+        fix = "Add it, as the protocol says."
+        raise InvalidRequest(f"{name} of {subject}", given=Literally("nothing"), expected=_KINDS[kind], fix=fix)
+    return default  # type: ignore[no-any-return]
+
+
+def whole(value: Any, limits: tuple[int, int], subject: str) -> int:
+    """Return a whole number within limits.
+
+    Raises:
+        InvalidRequest: it is none, or beyond them.
+    """
+    number = checked(value, int, subject)
+    if not limits[0] <= number <= limits[1]:
+        expected = f"{limits[0]} to {limits[1]}"
+        raise InvalidRequest(subject, given=number, expected=expected, fix="Send a number within these limits.")
+    return number
+
+
+def int64(value: Any, subject: str) -> int:
+    """Return a whole number that the protocol keeps in 64 bits.
+
+    Raises:
+        InvalidRequest: it is none, or too large.
+    """
+    return whole(value, INT64, subject)
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return a message as JSON has it: names as in the ``.proto``, whole numbers as numbers, unset fields too."""
+    result: dict[str, Any] = {}
+    for descriptor in message.DESCRIPTOR.fields:
+        value = getattr(message, descriptor.name)
+        if descriptor.message_type and descriptor.message_type.GetOptions().map_entry:
+            inner = descriptor.message_type.fields_by_name["value"]
+            result[descriptor.name] = {key: _plain(value[key], inner) for key in value}
+        elif descriptor.is_repeated:
+            result[descriptor.name] = [_plain(one, descriptor) for one in value]
+        elif not descriptor.has_presence or message.HasField(descriptor.name):
+            result[descriptor.name] = _plain(value, descriptor)
+    return result
+
+
+def _plain(value: Any, descriptor: Any) -> Any:
+    if descriptor.message_type:
+        return plain(value)
+    return descriptor.enum_type.values_by_number[value].name if descriptor.enum_type else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InvalidRequest("JSON", given=Literally(f"{name!r} twice"), expected="it once", fix="Remove one of them.")
+    return found
+
+
+def _not_json(given: str) -> InvalidRequest:
+    fix = "Send JSON, and tensors as binary data behind it only with Inference-Header-Content-Length."
+    return InvalidRequest("JSON", given=Literally(given), expected="JSON in UTF-8", fix=fix)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)

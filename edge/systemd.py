@@ -1,0 +1,54 @@
+"""What a server tells its supervisor: systemd's notification protocol, which is one datagram for each message.
+
+Container engines and other supervisors speak it too. Without ``NOTIFY_SOCKET`` nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Sends notifications; one that cannot be sent is logged once and harms nobody.
+
+    Args:
+        environment: where ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID`` are looked for.
+
+    Attributes:
+        watchdog_seconds: after how long a silence the supervisor ends this process; None where it does not.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # In the abstract namespace of sockets names begin with NUL, which no environment can hold.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self.watchdog_seconds = _watchdog_seconds(environment) if address else None
+
+    def notify(self, **fields: str | int) -> None:
+        """Send assignments, for example ``READY=1``; line feeds within a value become spaces."""
+        if not self._address:
+            return
+        message = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items())
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)  # a supervisor that does not read must not hold the server
+                sender.sendto(message.encode(), self._address)
+        except BlockingIOError:
+            log.warning("the supervisor does not read its notifications")
+        except OSError as error:
+            log.warning("the supervisor cannot be notified at NOTIFY_SOCKET, nor will it be tried again: %s", error)
+            self._address = ""
+
+
+def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
+    """Return systemd's time for this process; that of another one was inherited by mistake."""
+    text = environment.get("WATCHDOG_USEC", "")
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    microseconds = int(text) if text.isascii() and text.isdecimal() else 0
+    return microseconds / 1e6 or None

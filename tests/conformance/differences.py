@@ -1,0 +1,38 @@
+"""Where this server answers otherwise than Triton, as a page: ``python -m tests.conformance.differences`` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conformance.table import TABLE
+
+PAGE = Path(__file__).with_name("DIFFERENCES.md")
+_HEAD = """# Where Fewheads answers otherwise than Triton
+
+{cases} cases were asked of a real Triton 2.51 (the binary of the `nvidia-pytriton` 0.7.0 wheel, with its Python backend
+on a CPU) and of Fewheads on each of its transports, over models of the same inputs, outputs and bounds. {same} have the
+same answer; here are the other {others}, with the reason. `make conformance` asks Triton again, once
+`deploy/peers/install.sh triton` has installed it; `make test` asks Fewheads, and checks that this page is the table's.
+
+Fewheads is started with `--model-control explicit --allow-shared-memory --allow-log-settings --no-admission`, because
+Triton has those doors open unless told otherwise. In Fewheads they are closed, and then the answer is UNIMPLEMENTED.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    cases = [case for part in TABLE.values() for case in part]
+    others = sum(bool(case.ours) for case in cases)
+    lines = [_HEAD.format(cases=len(cases), same=len(cases) - others, others=others)]
+    for title, part in TABLE.items():
+        lines += [f"## {title}", "", "| case | Triton | Fewheads | why |", "| --- | --- | --- | --- |"]
+        for case in part:
+            if case.ours:
+                cells = (case.name, f"`{case.triton}`", f"`{case.ours}`", case.reason)
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

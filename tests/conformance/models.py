@@ -1,0 +1,241 @@
+"""The same models twice: as bundles for this server, and as a repository of Triton's Python backend.
+
+Both have the same names, inputs, outputs and bounds:
+
+- ``mixed`` 1 returns what it gets: FP32 [-1, 4], INT64 [-1, 2] and BYTES [-1, 1], up to 8 rows.
+- ``flat`` 1 returns FP32 [-1], without a batch.
+- ``slow`` 1 computes for about half a millisecond per step, ``steps`` being INT64 [-1, 1] with one row at most.
+- ``failing`` 1 looks ``index`` (INT64 [1]) up in a table of two, and fails beyond it.
+- ``versioned`` 1 and 3 are like ``flat``.
+- ``broken`` cannot be loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.bundle import write_bundle
+from edge.datatypes import Array, TensorSpec
+from edge.golden import Golden
+from edge.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from tests.edge.models import serialized
+
+ROWS = 8
+QUEUE_SIZE = 32
+#: What an outlier of ``flat`` may have; more is beyond its profile here, while Triton has no such bound.
+ELEMENTS = 4096
+#: Of a matrix: one product of two takes about as long as one step of Triton's model sleeps.
+_SIZE = 256
+_STEP_SECONDS = 0.0005
+_ONNX = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
+_TRITON = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "BYTES": "TYPE_STRING"}
+
+
+class Shape(NamedTuple):
+    """A model from outside; the names of outputs follow from those of inputs.
+
+    Attributes:
+        inputs: datatype and shape, batch included.
+        golden: one input of each, batch included.
+        rows: how large a batch may be; 0 for none.
+        versions: each a positive integer.
+    """
+
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    golden: dict[str, Array]
+    rows: int = 0
+    versions: tuple[int, ...] = (1,)
+
+
+MODELS = {
+    "mixed": Shape(
+        {"real": ("FP32", (-1, 4)), "whole": ("INT64", (-1, 2)), "text": ("BYTES", (-1, 1))},
+        {
+            "real": np.ones((1, 4), np.float32),
+            "whole": np.ones((1, 2), np.int64),
+            "text": np.array([[b"a"]]),
+        },
+        ROWS,
+    ),
+    "flat": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}),
+    "versioned": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}, versions=(1, 3)),
+    "slow": Shape({"steps": ("INT64", (-1, 1))}, {"steps": np.ones((1, 1), np.int64)}, 1),
+    "failing": Shape({"index": ("INT64", (1,))}, {"index": np.ones(1, np.int64)}),
+    "broken": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}),
+}
+
+
+def output(name: str) -> str:
+    """The output that belongs to an input."""
+    return f"{name}_out"
+
+
+def write_bundles(directory: Path) -> list[Path]:
+    """Write each model as bundles of this project, and return their paths."""
+    paths = []
+    for name, shape in MODELS.items():
+        for version in shape.versions:
+            path = directory / (name if shape.versions == (1,) else f"{name}-{version}")
+            _write_bundle(path, name, version, shape)
+            paths.append(path)
+    (directory / "broken" / "model.onnx").write_bytes(b"broken")
+    return paths
+
+
+def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
+    specs = {tensor: TensorSpec(tensor, *spec) for tensor, spec in shape.inputs.items()}
+    most = {
+        tensor: tuple(size if size > 0 else shape.rows or ELEMENTS for size in s.shape) for tensor, s in specs.items()
+    }
+    manifest = Manifest(
+        format_version=1,
+        name=name,
+        version=version,
+        description="for the tests of conformance",
+        inputs=tuple(specs.values()),
+        outputs=tuple(TensorSpec(output(s.name), s.datatype, s.shape) for s in specs.values()),
+        max_batch_size=shape.rows,
+        profile={
+            tensor: Profile(min=tuple(max(size, 1) for size in spec.shape), opt=most[tensor], max=most[tensor])
+            for tensor, spec in specs.items()
+            if -1 in spec.shape
+        },
+        tiers=(
+            Tier(
+                name="full",
+                artifacts=(
+                    Artifact(
+                        file="model.onnx",
+                        runtime="any",
+                        precision="fp32",
+                        opset=17,
+                        tolerance=Tolerance(atol=0, rtol=0),
+                    ),
+                ),
+            ),
+        ),
+        golden="golden.npz",
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
+    )
+    golden = Golden(shape.golden, {output(tensor): value for tensor, value in shape.golden.items()})
+    graph = {"slow": _slow, "failing": _failing}.get(name, lambda: _identity(shape))()
+    write_bundle(path, manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
+
+
+def _info(name: str, datatype: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, _ONNX[datatype], [size if size > 0 else "n" for size in shape])
+
+
+def _identity(shape: Shape) -> onnx.GraphProto:
+    return helper.make_graph(
+        [helper.make_node("Identity", [name], [output(name)]) for name in shape.inputs],
+        "identity",
+        [_info(name, *spec) for name, spec in shape.inputs.items()],
+        [_info(output(name), *spec) for name, spec in shape.inputs.items()],
+    )
+
+
+def _failing() -> onnx.GraphProto:
+    return helper.make_graph(
+        [helper.make_node("Gather", ["table", "index"], ["index_out"])],
+        "failing",
+        [_info("index", "INT64", (1,))],
+        [_info("index_out", "INT64", (1,))],
+        [numpy_helper.from_array(np.arange(2), "table")],
+    )
+
+
+def _slow() -> onnx.GraphProto:
+    state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [_SIZE, _SIZE])
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["still"]),
+            helper.make_node("MatMul", ["state", "matrix"], ["next"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            state,
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [_SIZE, _SIZE]),
+        ],
+    )
+    return helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["steps"], ["count"], keepdims=0),
+            helper.make_node("Loop", ["count", "", "matrix"], ["last"], body=body),
+            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),  # of a power of the identity: 1
+            helper.make_node("Cast", ["largest"], ["one"], to=TensorProto.INT64),
+            helper.make_node("Mul", ["steps", "one"], ["steps_out"]),
+        ],
+        "slow",
+        [_info("steps", "INT64", (-1, 1))],
+        [_info("steps_out", "INT64", (-1, 1))],
+        [numpy_helper.from_array(np.eye(_SIZE, dtype=np.float32), "matrix")],
+    )
+
+
+_MODEL = """
+import json
+import time
+
+import numpy as np
+import triton_python_backend_utils as utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_name"]
+        self.inputs = [tensor["name"] for tensor in json.loads(args["model_config"])["input"]]
+        if self.name == "broken":
+            raise RuntimeError("broken")
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        outputs = []
+        for name in self.inputs:
+            value = utils.get_input_tensor_by_name(request, name).as_numpy()
+            if self.name == "slow":
+                time.sleep(float(value.max()) * STEP_SECONDS)
+            if self.name == "failing" and value[0] not in (0, 1):
+                return utils.InferenceResponse(error=utils.TritonError("beyond the table"))
+            outputs.append(utils.Tensor(name + "_out", value))
+        return utils.InferenceResponse(outputs)
+"""
+
+
+def write_repository(directory: Path) -> None:
+    """Write each model for Triton."""
+    for name, shape in MODELS.items():
+        for version in shape.versions:
+            (directory / name / str(version)).mkdir(parents=True)
+            source = _MODEL.replace("STEP_SECONDS", str(_STEP_SECONDS))
+            (directory / name / str(version) / "model.py").write_text(source)
+        (directory / name / "config.pbtxt").write_text(_config(name, shape))
+
+
+def _config(name: str, shape: Shape) -> str:
+    skip = 1 if shape.rows else 0
+    lines = [f'name: "{name}"', 'backend: "python"', f"max_batch_size: {shape.rows}", "version_policy { all {} }"]
+    for tensor, (datatype, dims) in shape.inputs.items():
+        spec = f"data_type: {_TRITON[datatype]} dims: {list(dims[skip:])}"
+        lines += [f'input {{ name: "{tensor}" {spec} }}', f'output {{ name: "{output(tensor)}" {spec} }}']
+    lines.append("instance_group { count: 1 kind: KIND_CPU }")
+    if shape.rows:
+        # A request may only ask for less than the default.
+        queue = "timeout_action: REJECT allow_timeout_override: true default_timeout_microseconds: 600000000"
+        queue += f" max_queue_size: {QUEUE_SIZE}"
+        levels = "priority_levels: 10 default_priority_level: 5"
+        lines.append(f"dynamic_batching {{ {levels} default_queue_policy {{ {queue} }} }}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,203 @@
+"""One server under test, and what it answers as text that can be compared."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+
+from edge.datatypes import Array, datatype_of
+from edge.pb import inference_pb2 as pb
+from edge.pb.pool import POOL
+from edge.wire import from_raw, to_raw
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_METHODS = {method.name: method for method in POOL.FindServiceByName(SERVICE).methods}
+_SECONDS = 30.0
+View = Callable[[Any], object]
+
+
+def _request(method: str) -> type[Message]:
+    return GetMessageClass(_METHODS[method].input_type)
+
+
+class Peer:
+    """A client of one server.
+
+    Args:
+        url: ``host:port``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.channel = grpc.insecure_channel(url, options=[("grpc.max_send_message_length", -1)])
+
+    def send(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
+        """Send one message, and return the response.
+
+        Raises:
+            grpc.RpcError: the call ended with another status than OK.
+        """
+        return self.start(method, request, timeout).result()
+
+    def start(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
+        """Send one message, and return the call."""
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        parse = GetMessageClass(_METHODS[method].output_type).FromString if method in _METHODS else None
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}", response_deserializer=parse)
+        return call.future(data, timeout=timeout)
+
+    def infer(self, request: pb.ModelInferRequest, timeout: float = _SECONDS) -> Any:
+        return self.start("ModelInfer", request, timeout)
+
+    def stream(self, requests: Iterable[Message | bytes], timeout: float = _SECONDS) -> Any:
+        """Open a stream; iterating over it gives the responses."""
+        call = self.channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
+        )
+        messages = (r if isinstance(r, bytes) else r.SerializeToString() for r in requests)
+        return call(messages, timeout=timeout)
+
+    def health(self, service: str) -> str:
+        call = self.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        statuses = health_pb2.HealthCheckResponse.ServingStatus
+        return told(
+            lambda: call(health_pb2.HealthCheckRequest(service=service), timeout=_SECONDS),
+            lambda response: statuses.Name(response.status),
+        )
+
+    def executions(self, model: str, version: str = "1") -> int:
+        """How many runs of a model have been counted."""
+        request = pb.ModelStatisticsRequest(name=model, version=version)
+        (statistics,) = self.send("ModelStatistics", request).model_stats
+        return int(statistics.execution_count)
+
+
+#: Asks a server something, and returns what came of it.
+Ask = Callable[[Peer], str]
+
+
+def told(call: Callable[[], Any], view: View | None = None) -> str:
+    """Return the status of a call, and what a view makes of its response."""
+    try:
+        response = call()
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK" if view is None else f"OK: {view(response)}"
+
+
+def call(method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS) -> Ask:
+    """Ask by one call."""
+    return lambda peer: told(lambda: peer.send(method, request, timeout), view)
+
+
+def infer(request: pb.ModelInferRequest, view: View | None = None) -> Ask:
+    """Ask a model."""
+    return call("ModelInfer", request, view)
+
+
+def steps(*asks: Ask) -> Ask:
+    """Ask several things in turn."""
+    return lambda peer: ", ".join(ask(peer) for ask in asks)
+
+
+def empty(method: str) -> Message:
+    """The empty message of a method."""
+    return _request(method)()
+
+
+def values(response: pb.ModelInferResponse) -> str:
+    """The outputs of a response in full."""
+    return "; ".join(
+        f"{tensor.name}={from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name).tolist()}"
+        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    )
+
+
+def request(model: str, *, version: str = "", identity: str = "", **inputs: Array) -> pb.ModelInferRequest:
+    """A request with raw contents."""
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=identity)
+    for name, array in inputs.items():
+        datatype = datatype_of(array)
+        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(to_raw(array, datatype))
+    return message
+
+
+def mixed(rows: int = 1, text: bytes = b"a") -> pb.ModelInferRequest:
+    """A good request to ``mixed``."""
+    return request(
+        "mixed",
+        real=np.full((rows, 4), 1.5, np.float32),
+        whole=np.full((rows, 2), 7, np.int64),
+        text=np.array([[text]] * rows, np.object_),
+    )
+
+
+def flat(*numbers: float, model: str = "flat") -> pb.ModelInferRequest:
+    """A good request to ``flat``."""
+    return request(model, x=np.array(numbers or (1.5, 2.5), np.float32))
+
+
+def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.ModelInferRequest:
+    """The same request with typed contents in one input, and no raw ones."""
+    del message.raw_input_contents[:]
+    for name, items in contents.items():
+        getattr(message.inputs[index].contents, name).extend(items)
+    return message
+
+
+def slow(count: int, timeout_us: int = 0) -> pb.ModelInferRequest:
+    """A request that takes about half a millisecond per step."""
+    message = request("slow", steps=np.array([[count]], np.int64))
+    if timeout_us:
+        message.parameters["timeout"].int64_param = timeout_us
+    return message
+
+
+def shaped(message: pb.ModelInferRequest, index: int, *shape: int) -> pb.ModelInferRequest:
+    """The same request that claims another shape for one input."""
+    message.inputs[index].ClearField("shape")
+    message.inputs[index].shape.extend(shape)
+    return message
+
+
+def parameter(name: str, message: pb.ModelInferRequest | None = None, **value: Any) -> pb.ModelInferRequest:
+    """A request with a parameter."""
+    message = message or flat()
+    message.parameters[name].MergeFrom(pb.InferParameter(**value))
+    return message
+
+
+class Sender:
+    """The requests of a stream that stays open until it is closed."""
+
+    def __init__(self) -> None:
+        self.queue: Queue[Any] = Queue()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.queue.get, None)
+
+
+@contextmanager
+def memory(data: bytes) -> Iterator[Path]:
+    """An object in shared memory; its key is the file's name."""
+    path = Path(f"/dev/shm/conformance-{os.getpid()}-{time.monotonic_ns()}")
+    path.write_bytes(data)
+    try:
+        yield path
+    finally:
+        path.unlink()

@@ -1,0 +1,100 @@
+"""The two servers, each as a process of its own that serves the same models with the same doors open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from edge.launch import serving
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from tests.conformance.models import QUEUE_SIZE, write_bundles, write_repository
+
+#: Where ``deploy/peers/install.sh triton`` puts it.
+TRITON = Path(os.environ.get("FEWHEADS_PEERS", Path.home() / ".cache" / "fewheads-peers")) / "triton"
+NO_TRITON = f"needs a real Triton in {TRITON}: deploy/peers/install.sh triton"
+#: What this server takes at most here; Triton's limit is fixed at 2 GiB.
+MAX_MESSAGE_BYTES = 1_000_000
+_START_SECONDS = 60
+
+
+def is_installed() -> bool:
+    """Whether there is a Triton to compare with."""
+    return (TRITON / "versions.txt").is_file()
+
+
+@contextmanager
+def ours(directory: Path, transport: str) -> Iterator[str]:
+    """Serve with this server, and yield its address.
+
+    What Triton allows by default has to be allowed here, and requests that will be late are not refused at once, so
+    that time may run out in the queue as in Triton's.
+    """
+    repository = directory / "repository"
+    repository.mkdir()
+    write_bundles(repository)
+    arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
+    arguments += [f"--max-queue-size={QUEUE_SIZE}", f"--max-message-bytes={MAX_MESSAGE_BYTES}", "--no-admission"]
+    arguments += ["--no-metrics", f"--transport={transport}"]
+    with serving(repository, cache=directory / "cache", arguments=arguments) as ready:
+        yield f"127.0.0.1:{ready.grpc_port}"
+
+
+@contextmanager
+def triton(directory: Path) -> Iterator[str]:
+    """Serve with a real Triton, and yield its address."""
+    repository = directory / "repository"
+    repository.mkdir()
+    write_repository(repository)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{free.getsockname()[1]}"
+    site = TRITON / "lib" / "python3.11" / "site-packages"
+    command = [
+        site / "pytriton" / "tritonserver" / "bin" / "tritonserver",
+        f"--model-repository={repository}",
+        f"--backend-directory={TRITON / 'backends'}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--exit-on-error=false",
+        "--allow-http=false",
+        "--allow-metrics=false",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={url.partition(':')[2]}",
+    ]
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs"),
+        "PATH": f"{TRITON / 'bin'}:{os.environ['PATH']}",  # where the Python that it embeds finds its packages
+    }
+    with (directory / "triton.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            _wait(url, process, directory / "triton.log")
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until all models but the broken one answer."""
+    limit = time.monotonic() + _START_SECONDS
+    with grpc.insecure_channel(url) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        while time.monotonic() < limit and process.poll() is None:
+            try:
+                if stub.ModelReady(pb.ModelReadyRequest(name="mixed"), timeout=1).ready:
+                    return
+            except grpc.RpcError:
+                pass
+            time.sleep(0.1)
+    raise RuntimeError(f"Triton did not start: {log.read_text()[-2000:]}")

@@ -1,0 +1,47 @@
+"""Programs that find no room on the disk, or may not write there.
+
+python -m tests.edge.cramped KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
+
+- ``small``: DIRECTORY is a file system of 64 KiB of its own;
+- ``read-only``: DIRECTORY is as it was, and nobody may write there;
+- ``no-room``: no file can be written at all, and what is said on stderr is lost with an error. DIRECTORY is any.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+_MOUNTS = {
+    "small": 'mount -t tmpfs -o size=64k none "$0" && exec "$@"',
+    "read-only": 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"',
+}
+
+
+def _command(kind: str, directory: str, *command: str) -> list[str]:
+    return ["unshare", "-rm", "sh", "-c", _MOUNTS[kind], directory, *command]
+
+
+def can_mount(directory: str) -> bool:
+    """Whether this machine lets its users have mounts of their own."""
+    try:
+        return all(not subprocess.run(_command(kind, directory, "true"), check=False).returncode for kind in _MOUNTS)
+    except FileNotFoundError:
+        return False
+
+
+def main() -> None:
+    kind, directory, *arguments = sys.argv[1:]
+    command = [sys.executable, "-m", "edge", *arguments]
+    if kind == "no-room":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+    else:
+        command = _command(kind, directory, *command)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Runners that go wrong as real ones do, and a server that uses one of them.
+
+python -m tests.edge.faulty KIND serve REPOSITORY ...      `fewheads serve`, with that kind of runner for every model
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from edge import loader
+from edge.__main__ import cli
+from edge.build import load_runner
+from edge.datatypes import Array, TensorSpec
+from edge.runner import Runner
+
+ILLEGAL = "cuMemcpyDtoHAsync failed: an illegal memory access was encountered"
+
+
+class Faulty:
+    """On a GPU where a kernel went wrong every later call fails; here a number below 0 makes it go wrong."""
+
+    platform, device = "tensorrt_plan", "GPU"
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if self.broken or feeds["x"].min() < -10_000:
+            self.broken = True
+            raise RuntimeError(ILLEGAL)
+        return {"y": feeds["x"]}
+
+    def close(self) -> None:
+        assert not self.broken, "a call on a lost device may never return"
+
+
+class Around(Faulty):
+    """The same around another runner, which gives the answers while all is well."""
+
+    def __init__(self, inner: Runner) -> None:
+        super().__init__()
+        self.inner = inner
+        self.inputs, self.outputs = inner.inputs, inner.outputs
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        super().infer(feeds)
+        return self.inner.infer(feeds)
+
+
+class WornOut(Around):
+    """One whose answers fail from a number below -10,000 to one above 10,000, whatever is asked in between."""
+
+    device = "CPU"
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if feeds["x"].max() > 10_000:
+            self.broken = False
+        return super().infer(feeds)
+
+    def close(self) -> None:
+        pass
+
+
+def main() -> None:
+    kind = {"lost": Around, "worn-out": WornOut}[sys.argv.pop(1)]
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        loaded = load_runner(*arguments, **options)
+        return dataclasses.replace(loaded, runner=kind(loaded.runner))
+
+    loader.load_runner = load
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Pages of tables whose rows name the tests that show them: what is written there is looked up here."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_NAME = r"`(test_\w+\.py)(?:::(test_\w+))?`"
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of each row of a page's tables, without their heads."""
+    lines = page.splitlines()
+    heads = [before for before, line in pairwise(lines) if line.startswith("| ---")]
+    body = [line for line in lines if line.startswith("| ") and not line.startswith("| ---") and line not in heads]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def names_tests(cell: str) -> bool:
+    """Whether a cell holds names of tests, with commas in between, and nothing else."""
+    return bool(re.fullmatch(f"{_NAME}(, {_NAME})*", cell))
+
+
+def missing(page: str) -> list[str]:
+    """The tests of a page that do not exist."""
+    return [f"{file}::{name}" for file, name in re.findall(_NAME, page) if not _exists(file, name)]
+
+
+def _exists(file: str, name: str) -> bool:
+    if not (_HERE / file).exists():
+        return False
+    tree = ast.parse((_HERE / file).read_text())
+    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return name in found if name else any(one.startswith("test_") for one in found)

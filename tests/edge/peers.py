@@ -1,0 +1,97 @@
+"""Servers of another make on real sockets: they answer what a test tells them to, and count what they are asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+
+from edge.pb import inference_pb2 as pb
+
+Behaviour = Callable[[pb.ModelInferRequest, grpc.ServicerContext], pb.ModelInferResponse]
+#: Method to its messages, and whether both sides stream.
+_METHODS = {
+    "ModelInfer": (pb.ModelInferRequest, False),
+    "ServerReady": (pb.ServerReadyRequest, False),
+    "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, False),
+    "ModelStreamInfer": (pb.ModelInferRequest, True),
+}
+
+
+def doubled(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+    """``y``: twice the first input, which is FP32."""
+    shape = request.inputs[0].shape
+    response = pb.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
+    response.outputs.add(name="y", datatype="FP32", shape=shape)
+    response.raw_output_contents.append((np.frombuffer(request.raw_input_contents[0], np.float32) * 2).tobytes())
+    return response
+
+
+def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9) -> Behaviour:
+    """Refuse so many times, then answer."""
+    left = iter(range(times))
+
+    def behave(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        if next(left, None) is None:
+            return doubled(request, context)
+        trailer = () if after_ms is None else (("retry-after-ms", str(after_ms)),)
+        context.set_trailing_metadata(trailer)
+        return context.abort(code, "as the test says")
+
+    return behave
+
+
+def x(value: float = 1.0) -> dict[str, Any]:
+    return {"x": np.array([value], np.float32)}
+
+
+class Peer:
+    """A server whose behaviour may change while it runs."""
+
+    def __init__(self, behave: Behaviour) -> None:
+        self.behave = behave
+        self.asked: list[Any] = []
+        self.gone = threading.Event()
+        self.url = ""
+
+    def unary(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.asked.append(request)
+        context.add_callback(self.gone.set)
+        return self.behave(request, context)
+
+    def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ModelStreamInferResponse]:
+        for request in requests:
+            self.asked.append(request)
+            yield pb.ModelStreamInferResponse(infer_response=self.behave(request, context))
+
+
+@contextmanager
+def peer(behave: Behaviour = doubled, port: int = 0) -> Iterator[Peer]:
+    """Serve on loopback while the block runs; the end cuts every call off."""
+    one = Peer(behave)
+    server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+    handlers = {
+        name: (
+            grpc.stream_stream_rpc_method_handler(one.stream, message.FromString, _serialized)
+            if streams
+            else grpc.unary_unary_rpc_method_handler(one.unary, message.FromString, _serialized)
+        )
+        for name, (message, streams) in _METHODS.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
+    one.url = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    server.start()
+    try:
+        yield one
+    finally:
+        server.stop(None).wait()
+
+
+def _serialized(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,65 @@
+"""Servers as processes of their own whose end is looked at: their log and their exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import msgspec
+
+from edge.pb import inference_pb2_grpc
+from edge.server import Ready
+
+SECONDS = 60
+
+
+class Served:
+    """A server that takes requests, with a channel to it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        self.ready = msgspec.json.decode(line, type=Ready)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ready.grpc_port}")
+        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; return its exit code and its log."""
+        _, log = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, log
+
+
+@contextmanager
+def served(repository: Path, *arguments: object, program: str = "edge", **variables: str) -> Iterator[Served]:
+    """Start a server, and kill it in the end if it lives still.
+
+    Args:
+        repository: what it serves.
+        arguments: of ``fewheads serve``.
+        program: the module to run, and its first arguments, in place of ``edge``.
+        variables: of its environment.
+    """
+    command = [sys.executable, "-m", *program.split(), "serve", str(repository)]
+    command += ["--grpc-port=0", "--metrics-port=0", "--json", "--target=onnxruntime", *map(str, arguments)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **variables},
+    )
+    try:
+        server = Served(process)
+        yield server
+        server.channel.close()
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,96 @@
+"""Certificates, tokens, and servers that ask for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import trustme
+
+from edge.credentials import call_metadata, channel_credentials
+from edge.server import Ready
+from edge.tokens import new_token
+from tests.edge.commands import SECONDS
+
+HOST = "127.0.0.1"
+
+
+class Authority:
+    """An authority of its own, and files of the certificates that it issues.
+
+    Args:
+        directory: where they lie.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._ca = trustme.CA()
+        self._directory = directory
+        self.file = directory / "ca.pem"
+        self._ca.cert_pem.write_to_path(str(self.file))
+
+    def issue(
+        self, name: str = "server", *, not_before: datetime | None = None, not_after: datetime | None = None
+    ) -> Pair:
+        """Write ``<name>.pem`` and ``<name>.key``, in place of those that are there."""
+        leaf = self._ca.issue_cert(HOST, "localhost", common_name=name, not_before=not_before, not_after=not_after)
+        pair = (self._directory / f"{name}.pem", self._directory / f"{name}.key")
+        pair[1].unlink(missing_ok=True)
+        pair[1].touch(0o600)
+        pair[0].write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        pair[1].write_bytes(leaf.private_key_pem.bytes())
+        return pair
+
+
+Pair = tuple[Path, Path]
+
+
+def tokens_file(path: Path, **scopes: Sequence[str]) -> dict[str, str]:
+    """Write a file of fresh tokens, one for each name, and return them."""
+    made = {name: new_token(name, of) for name, of in scopes.items()}
+    write_tokens(path, *(line for _, line in made.values()))
+    return {name: secret for name, (secret, _) in made.items()}
+
+
+def write_tokens(path: Path, *lines: Any) -> None:
+    """Write lines of a file of tokens, whole or not at all."""
+    scratch = path.with_suffix(".new")
+    scratch.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    scratch.chmod(0o600)
+    scratch.replace(path)
+
+
+@contextmanager
+def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[Ready]:
+    """Serve a repository while the block runs; everything that the server writes to stderr goes to a file."""
+    command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
+    with open(log, "wb") as stderr:
+        process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, log.read_text()
+            yield msgspec.json.decode(line, type=Ready)
+        finally:
+            process.terminate()
+            process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, log.read_text()
+
+
+def secure_channel(port: int, authority: Authority, own: Pair | None = None) -> grpc.Channel:
+    """Connect over TLS, on a connection of its own."""
+    certificate, key = own or (None, None)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(f"{HOST}:{port}", channel_credentials(authority.file, certificate, key), options)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call with a token."""
+    return call_metadata(token)

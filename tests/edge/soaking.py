@@ -1,0 +1,211 @@
+"""Everything that clients do to a server, well-behaved or not, each kind on a thread of its own until it is stopped."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.edge.asking import ask, tensor
+from tests.edge.models import write_oracle_bundle
+from tests.edge.test_limits import PREFACE
+from tests.edge.test_overload import busy
+from tests.edge.test_status_codes import expression
+
+Code = grpc.StatusCode
+OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+#: What each kind may be told beside an answer. All else is a fault.
+REFUSALS: dict[str, set[str]] = {
+    "infer": OVERLOAD,
+    "stream": OVERLOAD,
+    "rest": {"429", "504"},
+    "cancel": {"CANCELLED", *OVERLOAD},
+    "deadline": OVERLOAD,
+    "wrong": {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "INTERNAL", *OVERLOAD},
+    "reload": set(),
+    "watch": set(),
+    "hang up": set(),
+}
+NAMES = ("steady", "changing", "coming")
+SECONDS = 30
+
+
+class Traffic:
+    """The clients of one server.
+
+    Args:
+        ready: the server, with REST, and with models to load at will: those of :data:`NAMES`, and ``busy``.
+        repository: its directory.
+
+    Attributes:
+        ended: how many requests of each kind ended in which way.
+        faults: what should not have happened.
+    """
+
+    def __init__(self, ready: Ready, repository: Path) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()
+        self.faults: list[str] = []
+        self._ready = ready
+        self._repository = repository
+        self._stop = threading.Event()
+        self._version = 1
+        works: dict[str, Callable[[random.Random, grpc.Channel], str]] = {
+            "infer": self._infer,
+            "stream": self._stream,
+            "rest": self._rest,
+            "cancel": self._cancel,
+            "deadline": self._deadline,
+            "wrong": self._wrong,
+            "reload": self._reload,
+            "watch": self._watch,
+            "hang up": self._hang_up,
+        }
+        self._threads = [threading.Thread(target=self._go_on, args=item, name=item[0]) for item in works.items()]
+
+    def start(self) -> None:
+        """Begin with all kinds."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let each finish what it is at."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * SECONDS)
+            if thread.is_alive():
+                self.faults.append(f"{thread.name}: never answered")
+
+    def _go_on(self, kind: str, work: Callable[[random.Random, grpc.Channel], str]) -> None:
+        chance = random.Random(kind)
+        while not self._stop.is_set():
+            # Now and then a connection of its own, as of clients that come and go.
+            with grpc.insecure_channel(
+                f"127.0.0.1:{self._ready.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
+            ) as c:
+                for _ in range(50):
+                    if self._stop.wait(chance.uniform(0, 0.05)):
+                        return
+                    self._once(kind, work, chance, c)
+
+    def _once(
+        self,
+        kind: str,
+        work: Callable[[random.Random, grpc.Channel], str],
+        chance: random.Random,
+        channel: grpc.Channel,
+    ) -> None:
+        try:
+            how = work(chance, channel)
+        except grpc.RpcError as error:
+            how = error.code().name
+            if how not in REFUSALS[kind]:
+                self.faults.append(f"{kind}: {how} {error.details()}")
+        except Exception as error:
+            how = type(error).__name__
+            self.faults.append(f"{kind}: {error!r}")
+        self.ended[kind, how] += 1
+
+    def _infer(self, chance: random.Random, channel: grpc.Channel) -> str:
+        number = chance.randrange(100)
+        _check(number, _stub(channel).ModelInfer(_question(chance, number), timeout=SECONDS))
+        return "OK"
+
+    def _stream(self, chance: random.Random, channel: grpc.Channel) -> str:
+        numbers = [chance.randrange(100) for _ in range(chance.randrange(20))]
+        answers = _stub(channel).ModelStreamInfer((_question(chance, n) for n in numbers), timeout=SECONDS)
+        left = chance.randrange(40)  # some leave before the end
+        for number, answer in zip(numbers[:left], answers, strict=False):
+            if not answer.error_message:
+                _check(number, answer.infer_response)
+            elif "waiting" not in answer.error_message and "deadline" not in answer.error_message:
+                raise AssertionError(answer.error_message)
+        answers.cancel()
+        return "OK"
+
+    def _rest(self, chance: random.Random, channel: grpc.Channel) -> str:
+        number, name = chance.randrange(100), chance.choice(NAMES[:2])
+        body = {"inputs": [tensor("expression", "BYTES", [1, 1], [f"{number} + 1"])]}
+        heard = ask(f"127.0.0.1:{self._ready.http_port}", f"/v2/models/{name}/infer", body, timeout=SECONDS)
+        if heard.status != 200:
+            assert str(heard.status) in REFUSALS["rest"], heard
+            return str(heard.status)
+        assert heard.json["outputs"][0]["data"] == [number + 1], heard
+        return "OK"
+
+    def _cancel(self, chance: random.Random, channel: grpc.Channel) -> str:
+        calls = [_stub(channel).ModelInfer.future(busy(chance.randrange(1, 60)), timeout=SECONDS) for _ in range(3)]
+        time.sleep(chance.uniform(0, 0.03))
+        for call in calls[1:]:
+            call.cancel()
+        calls[0].result()
+        return "OK"
+
+    def _deadline(self, chance: random.Random, channel: grpc.Channel) -> str:
+        request = busy(chance.randrange(1, 60), chance.choice([0, 1, 1000, 20_000]))
+        _stub(channel).ModelInfer(request, timeout=chance.choice([0.001, 0.01, 0.05, SECONDS]))
+        return "OK"
+
+    def _wrong(self, chance: random.Random, channel: grpc.Channel) -> str:
+        data = bytearray(_question(chance, 1).SerializeToString())
+        for _ in range(chance.randrange(1, 5)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(bytes(data), timeout=SECONDS)
+        return "OK"
+
+    def _reload(self, chance: random.Random, channel: grpc.Channel) -> str:
+        self._version += 1
+        write_oracle_bundle(self._repository / "changing", "changing", self._version, replace=True)
+        stub = _stub(channel)
+        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="changing"), timeout=SECONDS)
+        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="coming"), timeout=SECONDS)
+        stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="coming"), timeout=SECONDS)
+        self._stop.wait(0.5)
+        return "OK"
+
+    def _watch(self, chance: random.Random, channel: grpc.Channel) -> str:
+        urllib.request.urlopen(f"http://127.0.0.1:{self._ready.metrics_port}/metrics", timeout=SECONDS).close()
+        telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        assert not telemetry.Get(telemetry_pb2.GetRequest(), timeout=SECONDS).problems
+        watching = telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=100), timeout=SECONDS)
+        next(watching)
+        watching.cancel()
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="steady"))
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        _stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), timeout=SECONDS)
+        self._stop.wait(0.2)
+        return "OK"
+
+    def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> str:
+        """Say nothing, something else, half of something; and go."""
+        port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
+        said = chance.choice([b"", PREFACE, PREFACE[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
+        with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
+            connection.sendall(said)
+        return "OK"
+
+
+def _stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
+    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def _question(chance: random.Random, number: int) -> pb.ModelInferRequest:
+    request = expression(b"%d + 1" % number)
+    request.model_name = chance.choice(NAMES[:2])
+    return request
+
+
+def _check(number: int, response: pb.ModelInferResponse) -> None:
+    value = np.frombuffer(response.raw_output_contents[0], np.float32)[0]
+    assert value == number + 1, f"{number} + 1 gave {value}"

@@ -1,0 +1,68 @@
+"""A clock that jumps, as that of a board without a battery does when it finds the network: nothing may depend on it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import grpc
+import pytest
+
+import edge
+from edge.pb import telemetry_pb2, telemetry_pb2_grpc
+from tests.edge.models import write_oracle_bundle
+from tests.edge.processes import served
+from tests.edge.serving_models import write_busy_bundle
+from tests.edge.test_overload import busy
+from tests.edge.test_watchdog import is_ready, problems
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/faketime/libfaketimeMT.so.1"))
+#: Where the clock is read: only to tell people when something was, or whether a certificate holds.
+TOLD = {"certificates.py", "logs.py", "statistics.py", "telemetry.py", "tracing.py", "traces.py"}
+
+
+def test_the_clock_is_read_only_to_be_told() -> None:
+    names = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime"}
+    reading = set()
+    for path in Path(edge.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            read = isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.value, ast.Name)
+            if read and node.value.id in {"time", "datetime", "date"}:  # type: ignore[attr-defined]
+                reading.add(path.name)
+    assert reading <= TOLD
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LIBRARIES, reason="needs libfaketime")
+@pytest.mark.parametrize("jump", ["-3600d", "+3600d"])
+def test_requests_deadlines_and_the_watchdog_outlive_a_jump(tmp_path: Path, jump: str) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    write_busy_bundle(repository)
+    write_oracle_bundle(repository / "oracle", "oracle", 1)
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    variables = {
+        "LD_PRELOAD": str(LIBRARIES[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    with served(repository, "--watchdog-seconds=20", **variables) as server:
+        telemetry = telemetry_pb2_grpc.TelemetryStub(server.channel)
+        before = telemetry.Get(telemetry_pb2.GetRequest())
+        server.stub.ModelInfer(busy(20))
+        long = server.stub.ModelInfer.future(busy(8000), timeout=60)
+        in_time = server.stub.ModelInfer.future(busy(1), timeout=60)
+        too_late = server.stub.ModelInfer.future(busy(1, timeout_us=200_000), timeout=60)
+        clock.write_text(jump)
+        assert too_late.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert not long.done()
+        assert long.code() is in_time.code() is grpc.StatusCode.OK
+        after = telemetry.Get(telemetry_pb2.GetRequest())
+        assert abs(after.time_ms - before.time_ms) > 3000 * 86_400_000  # the clock has really jumped
+        assert 0 < after.uptime_seconds - before.uptime_seconds < 60
+        assert is_ready(server)
+        assert problems(server) == []
+        server.process.terminate()
+        assert server.end()[0] == 0

@@ -1,0 +1,169 @@
+"""The page in a real browser: live under load, its names as text, without sensors, and when the server goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge.http_server import HttpServer
+from edge.launch import running_server
+from edge.pages import LiveReading, Pages
+from edge.pb import telemetry_pb2 as pb
+from tests.edge.browser import CHROMIUM, Browser, browser
+from tests.edge.gauges import wait_until
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.secured import tokens_file
+from tests.edge.tiered import write_tiered_bundle
+from tests.edge.viewed import ARGUMENTS, asked
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+
+STATUS = "document.querySelector('#status').className"
+HOSTILE = "<img src=x onerror=\"document.title='taken over'\">"
+
+
+@pytest.fixture
+def tab() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+        assert opened.complaints == []
+
+
+def cells(tab: Browser, title: str) -> list[list[str]]:
+    rows = f"[...document.querySelectorAll('[aria-label=\"{title}\"] tbody tr')]"
+    found: list[list[str]] = tab.ask(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
+    return found
+
+
+def charts(tab: Browser) -> dict[str, str]:
+    """What a screen reader says of each chart."""
+    labels: list[str] = tab.ask(
+        "[...document.querySelectorAll('figure svg[role=img]')].map(one => one.getAttribute('aria-label'))"
+    )
+    return dict(label.split(": ", 1) for label in labels)
+
+
+def test_it_is_live_under_load_and_says_when_the_server_is_gone(tab: Browser, tmp_path: Path) -> None:
+    bundles = [write_tiered_bundle(tmp_path / "tiered").path, ORACLE_BUNDLE]
+    with running_server(bundles, arguments=ARGUMENTS) as ready:
+        page = f"http://127.0.0.1:{ready.metrics_port}/"
+        tab.open(page)
+        tab.wait(f"{STATUS} === 'live'")
+        with asked(f"127.0.0.1:{ready.grpc_port}"):
+            tab.wait("document.title.includes(' ms')", 30)
+            tab.wait("document.querySelectorAll('[aria-label=Tiers] tbody tr').length > 0", 30)
+            assert [row[:3] for row in cells(tab, "Models")] == [
+                ["calculator-oracle", "1", "READY"],
+                ["tiered", "1", "READY"],
+            ]
+            assert wait_until(lambda: all(float(row[3].replace(",", "")) > 0 for row in cells(tab, "Models")))
+            shares = [float(row[2]) for row in cells(tab, "Tiers")]
+            assert sum(shares) == pytest.approx(100, abs=1)
+            told = charts(tab)
+            assert {"Throughput", "Latency of requests", "Tiers", "Queue", "Memory"} <= set(told)
+            assert "p99 " in told["Latency of requests"]
+            tab.wait("document.querySelectorAll('figure polyline').length >= 5")
+    tab.wait(f"{STATUS} === 'gone'", 30)
+    assert "The server is gone since" in tab.ask("document.querySelector('#status').textContent")
+    with running_server([ORACLE_BUNDLE], arguments=[f"--metrics-port={ready.metrics_port}"]):
+        tab.wait(f"{STATUS} === 'live'", 30)
+        tab.wait("document.querySelectorAll('[aria-label=Models] tbody tr').length === 1")
+        tab.complaints[:] = [found for found in tab.complaints if "net::ERR_" not in found]
+        tab.open("about:blank")
+
+
+def test_it_asks_for_a_token(tab: Browser, tmp_path: Path) -> None:
+    tokens = tokens_file(tmp_path / "tokens", metrics=["metrics"], infer=["infer"])
+    with running_server([ORACLE_BUNDLE], arguments=[f"--tokens={tmp_path / 'tokens'}"]) as ready:
+        tab.open(f"http://127.0.0.1:{ready.metrics_port}/")
+        for token, said in (("", "authorization: got "), ("fewheads_wrong", "got "), (tokens["infer"], "got token")):
+            give(tab, token)
+            tab.wait(f"document.querySelector('#status').textContent.includes({said!r})")
+            assert tab.ask(STATUS) == "gone"
+            assert not tab.ask("document.querySelector('#guard').hidden")
+        give(tab, tokens["metrics"])
+        tab.wait(f"{STATUS} === 'live' && document.querySelector('#guard').hidden")
+        assert cells(tab, "Models")[0][0] == "calculator-oracle"
+        tab.complaints[:] = [found for found in tab.complaints if "status of 40" not in found]
+        tab.open("about:blank")
+
+
+def give(tab: Browser, token: str) -> None:
+    tab.ask(f"document.querySelector('#token').value = {token!r}, document.querySelector('#guard').requestSubmit()")
+
+
+@contextmanager
+def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
+    """Show readings that a server of this machine would never give."""
+
+    def no_metrics(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        raise NotImplementedError
+
+    server = HttpServer(Pages(no_metrics, LiveReading(read)), "127.0.0.1", 0)
+    try:
+        tab.open(f"http://127.0.0.1:{server.port}/", **options)
+        tab.wait(f"{STATUS} === 'live'")
+        yield
+        tab.open("about:blank")
+    finally:
+        server.close()
+
+
+def test_names_are_text(tab: Browser) -> None:
+    def read() -> pb.Reading:
+        count = round(time.monotonic() * 100)
+        model = pb.ModelReading(name=HOSTILE, version=HOSTILE, state=HOSTILE, success_count=count)
+        model.tiers.add(tier=HOSTILE, reason=HOSTILE, count=count)
+        model.drops.add(reason=HOSTILE, place=HOSTILE, count=count)
+        reading = pb.Reading(uptime_seconds=time.monotonic(), models=[model], problems=[HOSTILE])
+        reading.sensors.add(kind="temperature", name=HOSTILE, value=1, unit=HOSTILE, source=HOSTILE)
+        reading.memory.add(kind=HOSTILE, size_bytes=1, source=HOSTILE)
+        return reading
+
+    with shown(read, tab):
+        tab.wait("document.querySelector('[aria-label=\"Not answered\"] td') !== null")
+        assert cells(tab, "Models")[0][:3] == [HOSTILE] * 3
+        assert tab.ask("document.querySelector('#problems li').textContent") == HOSTILE
+        assert tab.ask("document.querySelectorAll('img').length") == 0
+        assert "taken over" not in tab.ask("document.title")
+
+
+def test_a_board_with_sensors(tab: Browser) -> None:
+    def read() -> pb.Reading:
+        reading = pb.Reading(uptime_seconds=time.monotonic())
+        for kind, name, value, unit in (
+            ("temperature", "cpu-thermal", 51.5, "celsius"),
+            ("power", "VDD_IN", 7.25, "watts"),
+            ("utilization", "gpu", 0.42, "ratio"),
+        ):
+            reading.sensors.add(kind=kind, name=name, value=value, unit=unit, source="/sys")
+        return reading
+
+    with shown(read, tab):
+        tab.wait("document.querySelectorAll('figure').length === 8")
+        told = charts(tab)
+        assert told["Temperature"] == "cpu-thermal 51.5 °C"
+        assert told["Power"] == "VDD_IN 7.25 W"
+        assert told["Utilization"] == "gpu 42 %"
+        assert tab.ask("document.querySelector('#note').hidden")
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_board_without_sensors_on_any_screen(tab: Browser, width: int, dark: bool) -> None:
+    with shown(lambda: pb.Reading(uptime_seconds=time.monotonic()), tab, width=width, dark=dark):
+        tab.wait("!document.querySelector('#note').hidden")
+        said = tab.ask("document.querySelector('#note').textContent")
+        assert said == "This machine tells no temperature and no power."
+        assert not {"Temperature", "Power", "Utilization"} & set(charts(tab))
+        assert tab.ask("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
+        paper = tab.ask("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, paper[4:-1].split(","))) < 200) is dark

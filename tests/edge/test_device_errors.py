@@ -1,0 +1,63 @@
+"""Which messages mean that the device is lost, in the words of CUDA and of those that quote it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.device_errors import fatal, is_fatal
+from edge.errors import InvalidRequest, Literally, RunnerError
+
+LOST = [
+    "cuMemcpyDtoHAsync failed: an illegal memory access was encountered",
+    "cuStreamSynchronize failed: unspecified launch failure",
+    "cuCtxSynchronize failed: unknown error",
+    "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=jetson",
+    "CUDA failure 719: x",
+    "CUDA error: device-side assert triggered",
+    "CUDA error code=710",
+    "Cuda failure: 716",
+    "[checkMacros.cpp::catchCudaError::203] Error Code 1: Cuda Runtime (misaligned address)",
+    "Error Code 1: Cuda Driver (uncorrectable ECC error encountered)",
+    "cudaErrorIllegalAddress",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_ECC_UNCORRECTABLE: x",
+    "(<cudaError_t.cudaErrorLaunchFailure: 719>,)",
+    "Unable to determine the device handle: GPU is lost. Reboot the system to recover this GPU",
+]
+NOT_LOST = [
+    "",
+    "cuMemAlloc failed: out of memory",
+    "CUDA failure 2: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "cuda runtime error 11: invalid argument",
+    "indices element out of data bounds, idx=700 must be within the inclusive range [-5,4]",
+    "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x index: 0 Got: 719 Expected: 710",
+    "an unknown error",
+    "AssertionError",
+]
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_what_only_a_new_process_helps(text: str) -> None:
+    assert is_fatal(text)
+
+
+@pytest.mark.parametrize("text", NOT_LOST)
+def test_what_can_be_tried_again(text: str) -> None:
+    assert not is_fatal(text)
+
+
+def test_a_cause_is_found_behind_our_own_error() -> None:
+    ours = RunnerError("m", given=Literally("RuntimeError"), expected="an answer", fix="See the log.")
+    ours.__cause__ = RuntimeError(LOST[0])
+    assert fatal(ours) == f"RuntimeError: {LOST[0]}"
+
+
+def test_what_a_client_wrote_is_not_believed() -> None:
+    assert fatal(InvalidRequest("text", given=LOST[0], expected="x", fix="y.")) is None
+
+
+def test_a_ring_of_causes_ends() -> None:
+    one, two = ValueError("a"), ValueError("b")
+    one.__cause__, two.__cause__ = two, one
+    assert fatal(one) is None

@@ -1,0 +1,118 @@
+"""Every example of deploy/examples, as a reader would start it, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import json_format
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tests.edge.commands import SECONDS, Done
+from tests.edge.conftest import ORACLE
+
+EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
+CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
+QUESTION = "3 - -4 + 2"
+
+
+def run(*command: object, seconds: float = SECONDS) -> Done[str]:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=seconds)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_the_blocking_client(url: str, nobody: str) -> None:
+    done = run(sys.executable, EXAMPLES / "ask.py", ORACLE, QUESTION, nobody, url)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "3 - -4 + 2 = 9"
+    assert lines[1].startswith(f"from {url} after 2 attempts")
+    assert lines[3] == "1 + 1 = 2"
+    assert lines[4].startswith("1 + = expression: got '1 +'")
+    assert lines[5] == "2 + 2 = 4"
+
+
+def test_the_asyncio_client(url: str) -> None:
+    done = run(sys.executable, EXAMPLES / "ask_async.py", ORACLE, url, QUESTION, "1 +", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["3 - -4 + 2 = 9", "1 + = INVALID_ARGUMENT after 1 attempts", "2 = 2"]
+
+
+def test_the_stock_client(url: str) -> None:
+    done = run(sys.executable, EXAMPLES / "ask_tritonclient.py", ORACLE, QUESTION, url)
+    assert (done.returncode, done.stdout) == (0, "3 - -4 + 2 = 9\n")
+
+
+@pytest.mark.parametrize("name", ["ask.py", "ask_tritonclient.py"])
+def test_an_error_is_one_line(name: str, nobody: str) -> None:
+    done = run(sys.executable, EXAMPLES / name, ORACLE, QUESTION, nobody)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"{name}: ")
+    assert "UNAVAILABLE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_grpcurl_does(url: str, channel: grpc.Channel) -> None:
+    """The request of grpcurl.sh, with messages that come from reflection alone; JSON in and JSON out."""
+    script = (EXAMPLES / "grpcurl.sh").read_text()
+    pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+    called = [word for word in script.split() if word.count("/") == 1 and word.count(".") >= 1 and word[0].islower()]
+    methods = [pool.FindServiceByName(word.split("/")[0]).methods_by_name[word.split("/")[1]] for word in called]
+    assert [method.name for method in methods] == ["Check", "ModelMetadata", "ModelInfer", "Get"]
+    asked = ["{}", json.dumps({"name": ORACLE}), (EXAMPLES / "request.json").read_text(), "{}"]
+    answers = []
+    for path, method, data in zip(called, methods, asked, strict=True):
+        request = json_format.Parse(data, GetMessageClass(method.input_type)(), descriptor_pool=pool)
+        call = channel.unary_unary(
+            f"/{path}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        answers.append(call(request, timeout=10))
+    assert np.frombuffer(answers[2].raw_output_contents[0], "<f4") == 9
+    assert json.loads(json_format.MessageToJson(answers[1]))["name"] == ORACLE
+
+
+@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="needs grpcurl")
+def test_grpcurl(url: str) -> None:
+    done = run("sh", EXAMPLES / "grpcurl.sh", url)
+    assert done.returncode == 0, done.stderr
+    assert "inference.GRPCInferenceService" in done.stdout
+    assert '"AAAQQQ=="' in done.stdout  # 9 as FP32
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(any(shutil.which(tool) is None for tool in CPP_TOOLS), reason=f"needs {', '.join(CPP_TOOLS)}")
+def test_cpp(url: str, nobody: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "BUILD": str(tmp_path / "build"), "CXXFLAGS": "-O0 -Werror"}
+    made = subprocess.run(
+        ["make", "-f", EXAMPLES / "Makefile"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    ask = tmp_path / "build" / "ask"
+    done = run(ask, url, ORACLE, QUESTION)
+    assert (done.returncode, done.stdout) == (0, "9\n")
+    wrong = run(ask, url, ORACLE, "3 -")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "status 3: expression: got '3 -'" in wrong.stderr
+    assert "status 14" in run(ask, nobody, ORACLE, QUESTION).stderr
+    assert run(ask).returncode == 2

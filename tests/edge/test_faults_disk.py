@@ -1,0 +1,146 @@
+"""Disks that are full, or may only be read, and builds that broke off: what can be served is served."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edge.pb import inference_pb2 as pb
+from tests.edge.commands import Done, answer, fewheads, refusal
+from tests.edge.cramped import can_mount
+from tests.edge.models import write_oracle_bundle
+from tests.edge.processes import Served, served
+from tests.edge.serving_models import write_busy_bundle
+from tests.edge.test_overload import busy
+
+ROOT = Path(__file__).parents[2]
+mounting = pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a user's own")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "repository").mkdir()
+    write_busy_bundle(tmp_path / "repository")
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    (tmp_path / "builds").mkdir()
+    return tmp_path / "builds"
+
+
+def build(repository: Path, cache: Path, *before: object, **variables: str) -> Done[str]:
+    """``fewheads build`` in one of the places of :mod:`tests.edge.cramped`, or without further ado."""
+    arguments = ["build", repository / "busy-1", "--target=onnxruntime", f"--cache={cache}", "--json"]
+    if not before:
+        return fewheads(*arguments, **variables)
+    command = [sys.executable, "-m", "tests.edge.cramped", *map(str, before), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **variables}
+    )
+
+
+def is_served(server: Served) -> bool:
+    response = server.stub.ModelInfer(busy(3), timeout=10)
+    return bool(response.raw_output_contents[0] == np.int64(3).tobytes())
+
+
+def ended(server: Served) -> tuple[int, str]:
+    os.kill(server.ready.process_id, signal.SIGTERM)
+    return server.end()
+
+
+def test_a_server_that_can_write_nothing_serves(repository: Path) -> None:
+    """Neither a file nor a line of its log, of which it has much to write here."""
+    program = f"tests.edge.cramped no-room {repository}"
+    with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
+        assert is_served(one)
+        with pytest.raises(grpc.RpcError) as caught:
+            one.stub.ModelInfer(pb.ModelInferRequest(model_name="zz"), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        one.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="busy"), timeout=20)
+        assert is_served(one)
+        assert ended(one) == (0, "")
+
+
+@mounting
+@pytest.mark.parametrize("place", ["cache", pytest.param("scratch", marks=pytest.mark.slow)])
+def test_a_build_without_room(repository: Path, cache: Path, tmp_path: Path, place: str) -> None:
+    small = cache
+    variables = {}
+    if place == "scratch":
+        small = tmp_path / "scratch"
+        small.mkdir()
+        variables = {"TMPDIR": str(small)}
+    line = refusal(build(repository, cache, "small", small, **variables), 2)
+    assert "No space left on device" in line
+    assert "make room" in line
+    assert list(cache.iterdir()) == []
+    answer(build(repository, cache))  # nothing that broke off is in its way
+
+
+@pytest.mark.slow
+@mounting
+def test_a_cache_that_may_only_be_read(repository: Path, cache: Path) -> None:
+    line = refusal(build(repository, cache, "read-only", cache), 2)
+    assert "Read-only file system" in line
+    with served(repository, f"--cache={cache}", program=f"tests.edge.cramped read-only {cache}") as server:
+        assert is_served(server)
+        code, log = ended(server)
+        assert (code, "was read from the bundle" in log) == (0, True)
+    answer(build(repository, cache))
+    with served(repository, f"--cache={cache}", program=f"tests.edge.cramped read-only {cache}") as server:
+        assert is_served(server)
+        code, log = ended(server)
+        assert (code, "was read from the cache" in log) == (0, True)
+
+
+@pytest.mark.parametrize("file", ["model.onnx", pytest.param("build.json", marks=pytest.mark.slow)])
+def test_a_build_that_is_cut_is_not_served(repository: Path, cache: Path, file: str) -> None:
+    answer(build(repository, cache))
+    (path,) = cache.glob(f"*/{file}")
+    path.write_bytes(path.read_bytes()[:-100])
+    with served(repository, f"--cache={cache}") as server:
+        assert is_served(server)
+        code, log = ended(server)
+    assert code == 0
+    assert "is ignored, build it again" in log
+    assert "was read from the bundle" in log
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_leaves_a_whole_one_or_none(repository: Path, cache: Path) -> None:
+    write_oracle_bundle(repository / "oracle", "oracle", 1)
+    code = (
+        "import sys; from itertools import count; from pathlib import Path\n"
+        "from edge.build import build; from edge.bundle import Bundle\n"
+        "bundle = Bundle.open(sys.argv[1])\n"
+        "for number in count():\n"
+        "    build(bundle, 'onnxruntime', Path(sys.argv[2], str(number)))\n"
+        "    print(flush=True)\n"
+    )
+    for delay_s in (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1):
+        place = cache / str(delay_s)
+        command = [sys.executable, "-c", code, str(repository / "oracle"), str(place)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as builder:
+            assert builder.stdout is not None
+            builder.stdout.readline()
+            time.sleep(delay_s)
+            builder.kill()
+        found = [entry for entry in place.glob("*/*") if not entry.name.startswith(".")]
+        assert found
+        for entry in found:
+            assert {file.name for file in entry.iterdir()} == {"model.onnx", "build.json"}
+    last = max(place.iterdir(), key=lambda directory: int(directory.name))
+    assert "golden" in answer(
+        fewheads("build", repository / "oracle", "--target=onnxruntime", f"--cache={last}", "--json")
+    )

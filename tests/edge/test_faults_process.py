@@ -1,0 +1,143 @@
+"""Servers that are told to end, or just killed, while everybody asks: each request is answered or told why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, takewhile
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from tests.edge.gauges import wait_until
+from tests.edge.models import write_oracle_bundle
+from tests.edge.processes import Served, served
+from tests.edge.test_status_codes import expression
+
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
+Stub = inference_pb2_grpc.GRPCInferenceServiceStub
+OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
+ASKERS = 4
+#: A request that is answered at all is answered long before.
+SECONDS = 10
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "repository").mkdir()
+    write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1)
+    return tmp_path / "repository"
+
+
+def question(number: int) -> pb.ModelInferRequest:
+    request = expression(b"%d + 1" % (number % 100))
+    request.model_name = "oracle"
+    return request
+
+
+class Askers:
+    """Clients that ask without a pause, each on its own connection, the first of them on a stream.
+
+    Attributes:
+        codes: how the requests ended.
+        slowest: seconds that one of them took at most.
+    """
+
+    def __init__(self, server: Served) -> None:
+        self.codes: Counter[grpc.StatusCode] = Counter()
+        self.slowest = 0.0
+        self._wrong: list[object] = []
+        self._url = f"127.0.0.1:{server.ready.grpc_port}"
+        self._stop = threading.Event()
+        works = [self._stream, *[self._ask] * (ASKERS - 1)]
+        self._threads = [threading.Thread(target=self._until_refused, args=(work,)) for work in works]
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask while the block runs; each of them stops at its first refusal."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            assert wait_until(lambda: self.codes[OK] > 20 * ASKERS)
+            yield
+        finally:
+            for thread in self._threads:
+                thread.join(SECONDS)
+                self._stop.set()
+                assert not thread.is_alive(), "a request was never answered"
+        assert not self._wrong
+
+    def _until_refused(self, work: Callable[[Stub], None]) -> None:
+        with grpc.insecure_channel(self._url) as channel:
+            try:
+                work(Stub(channel))
+            except grpc.RpcError as error:
+                self.codes[error.code()] += 1
+
+    def _ask(self, stub: Stub) -> None:
+        for number in count():
+            begun = time.monotonic()
+            try:
+                self._take(number, stub.ModelInfer(question(number), timeout=SECONDS))
+            finally:
+                self.slowest = max(self.slowest, time.monotonic() - begun)
+
+    def _stream(self, stub: Stub) -> None:
+        questions = map(question, takewhile(lambda _: not self._stop.is_set(), count()))
+        for number, answer in enumerate(stub.ModelStreamInfer(questions)):
+            assert not answer.error_message, answer.error_message
+            self._take(number, answer.infer_response)
+
+    def _take(self, number: int, response: pb.ModelInferResponse) -> None:
+        value = np.frombuffer(response.raw_output_contents[0], np.float32)[0]
+        if value != number % 100 + 1:
+            self._wrong.append((number, value))
+        self.codes[OK] += 1
+
+
+def test_sigterm_under_load(repository: Path, transport: str) -> None:
+    with served(repository, f"--transport={transport}", "--drain-seconds=20") as server:
+        askers = Askers(server)
+        with askers.asking():
+            begun = time.monotonic()
+            os.kill(server.ready.process_id, signal.SIGTERM)
+        code, log = server.end()
+        assert time.monotonic() - begun < SECONDS  # it had nothing to wait for
+    assert code == 0
+    # Seldom grpcio cancels a call that comes in the moment in which it stops.
+    refused = {UNAVAILABLE, grpc.StatusCode.CANCELLED} if transport == "grpcio" else {UNAVAILABLE}
+    assert set(askers.codes) <= {OK, *refused}
+    assert sum(askers.codes[code] for code in refused) == ASKERS
+    assert "Traceback" not in log
+    assert "ERROR" not in log
+
+
+@pytest.mark.slow
+def test_sigkill_under_load(repository: Path, transport: str) -> None:
+    """Whoever asks gets to know at once; the next server on the same port needs no tidying up."""
+    before = sorted(path.name for path in repository.rglob("*"))
+    with served(repository, f"--transport={transport}") as server:
+        port = server.ready.grpc_port
+        askers = Askers(server)
+        with askers.asking():
+            os.kill(server.ready.process_id, signal.SIGKILL)
+        assert server.end()[0] == -signal.SIGKILL
+    assert askers.codes[UNAVAILABLE] == ASKERS
+    assert set(askers.codes) == {OK, UNAVAILABLE}
+    assert askers.slowest < 5
+    assert sorted(path.name for path in repository.rglob("*")) == before
+    again = running_server([repository / "oracle"], arguments=[f"--grpc-port={port}", f"--transport={transport}"])
+    with again as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        assert Stub(channel).ModelInfer(question(1), timeout=SECONDS)

@@ -1,0 +1,141 @@
+"""Calls that are given up at each stage of their way, in each manner: nothing of them stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
+
+from edge.http2.messages import prefix
+from edge.launch import serving
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.edge.gauges import gauge, gauges, wait_until
+from tests.edge.http2_client import RawClient
+from tests.edge.serving_models import write_busy_bundle
+from tests.edge.test_overload import busy
+
+#: What it says concerns the protocol, whatever carries it.
+ON_EVERY_TRANSPORT = True
+
+STAGES = ("arriving", "queued", "running", "answered", "streaming", "stream not read")
+CANCEL = 8
+#: Within this the request of a test has reached its stage; its deadline comes then.
+DEADLINE = "250m"
+NO_WINDOW = {SettingsFrame.INITIAL_WINDOW_SIZE: 0}
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
+    directory = tmp_path_factory.mktemp("controlled")
+    (directory / "repository").mkdir()
+    write_busy_bundle(directory / "repository")
+    arguments = ["--model-control=explicit", "--load-model=*", "--no-admission", f"--transport={transport}"]
+    with serving(directory / "repository", cache=directory / "cache", arguments=arguments) as ready:
+        yield ready
+
+
+class Busy:
+    """The one model of a server, and what the server says of it.
+
+    Attributes:
+        long: steps that take longer than :data:`DEADLINE`.
+    """
+
+    def __init__(self, ready: Ready, channel: grpc.Channel) -> None:
+        self.ready = ready
+        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        self.long = max(int(200 * 0.5 / min(self._seconds() for _ in range(3))), 1)
+
+    def _seconds(self) -> float:
+        begun = time.perf_counter()
+        self.stub.ModelInfer(busy(200))
+        return time.perf_counter() - begun
+
+    def reading(self) -> telemetry_pb2.ModelReading:
+        (model,) = self._telemetry.Get(telemetry_pb2.GetRequest()).models
+        return model
+
+    def dropped(self, place: str) -> int:
+        return sum(drop.count for drop in self.reading().drops if drop.place == place)
+
+    def is_at_rest(self) -> bool:
+        return not any(gauges(self.ready, "queue_depth", "queue_bytes", "streams", "stream_requests"))
+
+
+@pytest.fixture(scope="module")
+def model(controlled: Ready) -> Iterator[Busy]:
+    with grpc.insecure_channel(f"127.0.0.1:{controlled.grpc_port}") as channel:
+        yield Busy(controlled, channel)
+
+
+def head(client: RawClient, method: str, how: str) -> Any:
+    timeout = {"grpc_timeout": DEADLINE} if how == "deadline" else {}
+    return client.head(1, method, _path=f"/inference.GRPCInferenceService/{method}", **timeout)
+
+
+@asynccontextmanager
+async def at_stage(model: Busy, stage: str, how: str) -> AsyncIterator[RawClient]:
+    """A client whose one call has come so far; the end hangs up."""
+    unread = stage in ("answered", "stream not read")
+    async with RawClient(model.ready.grpc_port) as client:
+        client.greet(NO_WINDOW if unread else None)
+        await client.agreed()
+        long, short = (busy(steps).SerializeToString() for steps in (model.long, 1))
+        method = "ModelStreamInfer" if "stream" in stage else "ModelInfer"
+        client.send(head(client, method, how))
+        if stage == "arriving":
+            client.send(DataFrame(1, (prefix(short) + short)[:-3]))
+        elif stage == "streaming":
+            client.send(*(DataFrame(1, prefix(message) + message) for message in (short, long, long, long)))
+            await client.until(lambda: 1 in client.answers and bool(client.answers[1].data))
+        elif stage == "stream not read":
+            client.send(*[DataFrame(1, prefix(short) + short)] * 5)
+        else:
+            client.send(client.body(1, long if stage == "running" else short))
+        await client.writer.drain()
+        yield client
+
+
+@pytest.mark.parametrize(
+    "how", ["cancel", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deadline", "hang up"))]
+)
+@pytest.mark.parametrize("stage", STAGES)
+async def test_who_leaves_leaves_nothing(model: Busy, stage: str, how: str) -> None:
+    place = {"queued": "queued", "running": "running", "streaming": "running"}.get(stage)
+    ahead = model.stub.ModelInfer.future(busy(model.long)) if stage == "queued" else None
+    before, answered = model.dropped(place or ""), model.reading().success_count
+    async with at_stage(model, stage, how) as client:
+        if stage == "queued" and how != "deadline":
+            assert wait_until(lambda: gauges(model.ready, "queue_depth", "queue_bytes") == [1, 8])
+        if stage == "running":
+            await asyncio.sleep(0.2)
+        if stage == "streaming" and how != "deadline":
+            assert wait_until(lambda: gauge(model.ready, "stream_requests") == 3)
+        if stage in ("answered", "stream not read"):
+            assert wait_until(lambda: model.reading().success_count > answered)
+        if how == "cancel":
+            client.send(RstStreamFrame(1, error_code=CANCEL))
+            await client.writer.drain()
+        if how == "deadline":
+            await asyncio.sleep(0.3)
+        if how != "hang up":
+            assert wait_until(model.is_at_rest, 5)
+    assert wait_until(model.is_at_rest, 5)
+    if place:
+        assert wait_until(lambda: model.dropped(place) > before)
+    if ahead:
+        assert ahead.result().raw_output_contents
+    # A model whose requests have all gone is closed at once; one lease that is left would keep it for ever.
+    model.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="busy"), timeout=20)
+    model.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="busy"), timeout=20)
+    assert model.stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes()

@@ -1,0 +1,102 @@
+"""Servers whose runner goes wrong: what their clients, their health and their supervisor are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.expression import TOKENS
+from edge.pb import inference_pb2 as pb
+from tests.edge.faulty import ILLEGAL
+from tests.edge.gauges import wait_until
+from tests.edge.models import serialized, write_oracle_bundle
+from tests.edge.processes import Served, served
+from tests.edge.serving_models import write_bundle_of
+from tests.edge.test_watchdog import NOT_SERVING, SERVING, health, is_ready, model_states, problems
+
+NAME = "oracle"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    directory = tmp_path / "repository"
+    directory.mkdir()
+    write_oracle_bundle(directory / "oracle", NAME, 1)
+    return directory
+
+
+def request(number: float = 1.0) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=NAME)
+    message.inputs.add(name="x", datatype="FP32", shape=[1, TOKENS])
+    message.raw_input_contents.append(np.full((1, TOKENS), number, np.float32).tobytes())
+    return message
+
+
+def test_a_lost_device_is_told_to_everyone_and_ends_the_process(repository: Path) -> None:
+    with served(repository, program="tests.edge.faulty lost") as server:
+        server.stub.ModelInfer(request())
+        assert is_ready(server)
+        with pytest.raises(grpc.RpcError) as caught:
+            server.stub.ModelInfer(request(-20_000))
+        assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+        assert not is_ready(server)
+        assert problems(server) == [f"nothing can be computed any more: RuntimeError: {ILLEGAL}"]
+        assert model_states(server) == {NAME: ("UNAVAILABLE", f"RuntimeError: {ILLEGAL}")}
+        with pytest.raises(grpc.RpcError, match="a device that computes") as caught:
+            server.stub.ModelInfer(request())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert wait_until(lambda: health(server, "") == NOT_SERVING, 1.5)
+        code, log = server.end()
+        assert code == 8
+        assert log.splitlines()[-1].startswith(f"fewheads: server: got RuntimeError: {ILLEGAL}, expected a device")
+
+
+def fail(server: Served, number: float, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(grpc.RpcError):
+            server.stub.ModelInfer(request(number))
+
+
+def test_a_model_that_fails_on_what_it_was_checked_with_is_not_ready_until_it_answers(repository: Path) -> None:
+    with served(repository, program="tests.edge.faulty worn-out") as server:
+        fail(server, -20_000, 2)
+        assert is_ready(server)
+        fail(server, -20_000, 1)
+        assert wait_until(lambda: not is_ready(server), 5)
+        ((state, reason),) = model_states(server).values()
+        assert (state, reason) == ("UNAVAILABLE", f"tier full fails: RuntimeError: {ILLEGAL}")
+        assert problems(server) == [f"{NAME}:1: {reason}"]
+        assert wait_until(lambda: health(server, NAME) == NOT_SERVING, 2)
+        server.stub.ModelInfer(request(20_000))
+        assert is_ready(server)
+        assert problems(server) == []
+        assert wait_until(lambda: health(server, NAME) == SERVING, 2)
+
+
+def test_requests_that_are_wrong_make_no_model_unready(tmp_path: Path) -> None:
+    """A number beyond the table makes the runtime fail, and says nothing of the model."""
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "index"], ["value"])],
+        "lookup",
+        [helper.make_tensor_value_info("index", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("value", TensorProto.FLOAT, ["n"])],
+        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "table")],
+    )
+    golden = np.arange(4)
+    write_bundle_of(tmp_path, "lookup", serialized(graph), {"index": golden}, {"value": golden.astype(np.float32)})
+    wrong = pb.ModelInferRequest(model_name="lookup")
+    wrong.inputs.add(name="index", datatype="INT64", shape=[1])
+    wrong.raw_input_contents.append(np.int64(4).tobytes())
+    with served(tmp_path) as server:
+        for _ in range(3):
+            for _ in range(8):
+                with pytest.raises(grpc.RpcError) as caught:
+                    server.stub.ModelInfer(wrong)
+                assert caught.value.code() is grpc.StatusCode.INTERNAL
+                assert is_ready(server)
+            assert not wait_until(lambda: not is_ready(server), 0.4)
+        assert problems(server) == []

@@ -1,0 +1,75 @@
+"""What clients may not do with a server that was started without further options, and the page that says so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import edge
+from edge.cli.serve import serve
+from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.named import missing, names_tests, rows
+from tests.edge.test_status_codes import LOAD, REGION, UNLOAD, log_setting, trace_setting
+
+ROOT = Path(edge.__file__).parent.parent
+PAGE = (ROOT / "deploy" / "THREATS.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with (
+        running_server([ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache")) as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "told"),
+    [
+        ("RepositoryModelLoad", LOAD, "--model-control explicit"),
+        ("RepositoryModelUnload", UNLOAD, "--model-control explicit"),
+        ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
+        ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
+        ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
+        ("LogSettings", log_setting("log_file", string_param="/tmp/log"), "--allow-log-settings"),
+        ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
+        ("TraceSetting", trace_setting("trace_file", "/tmp/trace"), "as the server was started"),
+        ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),
+    ],
+)
+def test_what_clients_may_not_change(closed: Any, method: str, request_: Any, told: str) -> None:
+    with pytest.raises(grpc.RpcError, match=told) as caught:
+        getattr(closed, method)(request_, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_what_clients_may_look_at(closed: Any) -> None:
+    assert closed.LogSettings(pb.LogSettingsRequest(), timeout=10).settings["log_info"].bool_param
+    assert closed.TraceSetting(pb.TraceSettingRequest(), timeout=10).settings["trace_level"].value == ["OFF"]
+
+
+def test_the_page_of_threats_is_whole() -> None:
+    assert len(rows(PAGE)) > 15
+    for row in rows(PAGE):
+        assert len(row) == 4
+        threat, defence, _, shown = row
+        assert threat.endswith(".")
+        assert defence.endswith(".")
+        assert names_tests(shown), shown
+
+
+def test_the_tests_of_the_threats_exist() -> None:
+    assert not missing(PAGE)
+
+
+def test_the_options_of_the_threats_exist() -> None:
+    options = {option for parameter in serve.params for option in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= options

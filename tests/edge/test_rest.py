@@ -1,0 +1,324 @@
+"""The life of the HTTP port: start, bounds, who may ask, who went away, drain."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edge.client import Client
+from edge.errors import ServerError
+from edge.expression import tokenize
+from edge.launch import running_server
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.edge.asking import Heard, ask, busy, tensor
+from tests.edge.conftest import ORACLE
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.secured import Authority, tokens_file
+from tests.edge.test_overload import busy as busy_message
+from tests.edge.test_overload import failures, steps_per_second, take, wait_until
+
+__all__ = ["steps_per_second", "take"]  # fixtures
+
+INFER = f"/v2/models/{ORACLE}/infer"
+BUSY = "/v2/models/busy/infer"
+GOOD = {"inputs": [tensor("x", "FP32", [1, 15], tokenize(["3 - -4 + 2"])[0].tolist())]}
+LIMIT = 2000
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = tmp_path_factory.mktemp("tokens") / "tokens"
+    return {"file": str(path), **tokens_file(path, asker=["infer"], keeper=["control"])}
+
+
+@pytest.fixture(scope="module")
+def strict(bundles: list[Path], tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with narrow bounds, which asks for tokens."""
+    only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
+    arguments = [f"--max-message-bytes={LIMIT}", "--max-queue-size=1", f"--tokens={tokens['file']}", "--http-port=0"]
+    with running_server(only, cache=tmp_path_factory.mktemp("cache"), arguments=arguments) as ready:
+        yield f"127.0.0.1:{ready.http_port}"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def head(length: int | str, *headers: str) -> bytes:
+    """The beginning of a request for an inference, as it goes over the wire."""
+    lines = [f"POST {INFER} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def send(url: str, *parts: bytes) -> tuple[int, bytes]:
+    """Send bytes as they are, and return the status and the body of what comes back."""
+    host, _, port = url.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        for part in parts:
+            connection.sendall(part)
+        with closing(http.client.HTTPResponse(connection)) as response:
+            response.begin()
+            return response.status, response.read()
+
+
+def test_off_unless_it_is_asked_for_and_a_port_of_its_own() -> None:
+    with running_server([]) as ready:
+        assert ready.http_port is None
+        with (
+            pytest.raises(ServerError, match=f"--http-port {ready.grpc_port}"),
+            running_server([], arguments=[f"--http-port={ready.grpc_port}"]),
+        ):
+            pass
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_read(strict: str, tokens: dict[str, str]) -> None:
+    own = f"Authorization: Bearer {tokens['asker']}"
+    # Not a byte of it is sent.
+    for length in (LIMIT + 1, 10**12, 10**19):
+        status, body = send(strict, head(length, own))
+        assert status == 413
+        assert f"at most {LIMIT} bytes. Send it in smaller parts, or raise --max-message-bytes.".encode() in body
+    for length in ("9" * 5000, "-1", "1e3", "1, 2"):
+        assert send(strict, head(length, own))[0] == 400
+    assert ask(strict, INFER, GOOD, headers=bearer(tokens["asker"])).status == 200
+
+
+def test_a_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dict[str, str]) -> None:
+    start = head(0, "Transfer-Encoding: chunked", f"Authorization: Bearer {tokens['asker']}")
+    start = start.replace(b"Content-Length: 0\r\n", b"")
+    chunk = b"400\r\n" + b" " * 0x400 + b"\r\n"
+    status, body = send(strict, start, chunk, chunk)  # and no end
+    assert (status, b"got more" in body) == (413, True)
+
+
+def test_a_connection_goes_on_after_a_refusal(strict: str, tokens: dict[str, str]) -> None:
+    with closing(http.client.HTTPConnection(strict, timeout=10)) as connection:
+        for body, status in ((b" " * (LIMIT + 1), 413), (b"{", 400), (None, 405)):
+            method = "POST" if body else "GET"
+            connection.request(method, INFER, body, bearer(tokens["asker"]))
+            response = connection.getresponse()
+            assert (response.status, b"expected" in response.read()) == (status, True)
+        port = connection.sock.getsockname()[1]
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().read() == b'{"live":true}'
+        assert connection.sock.getsockname()[1] == port
+
+
+def test_no_answer_waits_for_an_acknowledgement(http_url: str) -> None:
+    times: list[float] = []
+    with closing(http.client.HTTPConnection(http_url, timeout=10)) as connection:
+        for _ in range(60):
+            begun = time.perf_counter()
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse().read()
+            times.append(time.perf_counter() - begun)
+    assert min(times[-10:]) < 0.03  # TCP would wait 0.04 s, though not at the beginning of a connection
+
+
+def test_a_head_above_the_limit_is_refused(strict: str) -> None:
+    host, _, port = strict.partition(":")
+    for start in (b"GET / HTTP/1.1\r\nX: ", b"GET /"):
+        sent = 0
+        with socket.create_connection((host, int(port)), timeout=10) as connection, suppress(ConnectionError):
+            connection.sendall(start)
+            while sent < 2**22:
+                connection.sendall(b"x" * 2**14)
+                sent += 2**14
+                time.sleep(0.001)
+        assert sent < 2**21  # more than the limit, for what comes at once is read at once
+    assert send(strict, b"\x16\x03\x01 no HTTP at all\r\n\r\n")[0] == 400
+    assert ask(strict, "/v2/health/live").status == 200
+
+
+def test_tokens(strict: str, tokens: dict[str, str]) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert ask(strict, path).status == 200  # orchestrators have none
+    nobody = ask(strict, INFER, GOOD)
+    assert (nobody.status, nobody.headers["www-authenticate"]) == (401, "Bearer")
+    assert "fewheads token" in nobody.error
+    wrong = ask(strict, INFER, b"{", headers=bearer("fewheads_wrong"))
+    assert (wrong.status, "fewheads_wrong" in wrong.error) == (401, False)
+    assert ask(strict, INFER, GOOD, headers=bearer(tokens["asker"])).json["outputs"][0]["data"] == [9.0]
+    for path, token, status in (
+        (INFER, "keeper", 403),
+        (f"/v2/repository/models/{ORACLE}/unload", "asker", 403),
+        (f"/v2/repository/models/{ORACLE}/unload", "keeper", 501),
+        ("/v2/logging", "asker", 403),
+    ):
+        heard = ask(strict, path, {}, headers=bearer(tokens[token]))
+        assert heard.status == status, path
+
+
+def test_a_full_queue_says_when_to_come_again(
+    strict: str, tokens: dict[str, str], take: Callable[[float], int]
+) -> None:
+    def infer(steps: int) -> Heard:
+        return ask(strict, BUSY, busy(steps), headers=bearer(tokens["asker"]), timeout=60)
+
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(infer, take(0.5))
+        time.sleep(0.1)
+        others = list(pool.map(infer, [1] * 4))
+        assert first.result().status == 200
+    refused = [heard for heard in others if heard.status != 200]
+    assert len(others) - len(refused) >= 1
+    assert {heard.status for heard in refused} == {429}
+    for heard in refused:
+        assert "waiting requests" in heard.error
+        if "retry-after-ms" in heard.headers:
+            assert 0 < int(heard.headers["retry-after-ms"]) <= 1000 * int(heard.headers["retry-after"])
+
+
+def test_each_client_may_ask_only_so_often(tmp_path: Path) -> None:
+    arguments = ["--http-port=0", "--rate-limit=0.01:1"]
+    with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
+        url = f"127.0.0.1:{ready.http_port}"
+        assert ask(url, INFER, GOOD).status == 200
+        heard = ask(url, INFER, GOOD)
+        assert heard.status == 429
+        assert 1 < int(heard.headers["retry-after"]) <= 100
+        assert int(heard.headers["retry-after"]) - 1 < int(heard.headers["retry-after-ms"]) / 1000
+        assert "requests of this client" in heard.error
+        with Client(f"127.0.0.1:{ready.grpc_port}") as client, pytest.raises(ServerError, match="this client"):
+            client.infer(ORACLE, {"x": tokenize(["1"])})  # the same client on the other port
+
+
+def test_time_runs_out(http_url: str, take: Callable[[float], int]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(ask, http_url, BUSY, busy(take(0.6)))
+        time.sleep(0.1)
+        heard = ask(http_url, BUSY, busy(1, timeout_us=100_000))
+        assert heard.status == 504
+        assert not long.done()
+        assert long.result().json["outputs"][0]["data"] == [take(0.6)]
+
+
+@pytest.mark.parametrize("place", ["running", "queued"])
+def test_who_goes_away_is_forgotten(
+    http_url: str,
+    channel: grpc.Channel,
+    telemetry: telemetry_pb2_grpc.TelemetryStub,
+    take: Callable[[float], int],
+    place: str,
+) -> None:
+    """The inference is cancelled, counted, and no counter keeps it."""
+    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    def dropped() -> int:
+        models = telemetry.Get(telemetry_pb2.GetRequest()).models
+        drops = next(model.drops for model in models if model.name == "busy")
+        return sum(drop.count for drop in drops if (drop.reason, drop.place) == ("Cancelled", place))
+
+    before, failed = dropped(), failures(stub)
+    ahead = stub.ModelInfer.future(busy_message(take(0.8))) if place == "queued" else None
+    time.sleep(0.1)
+    host, _, port = http_url.partition(":")
+    body = b'{"inputs":[{"name":"steps","datatype":"INT64","shape":[1],"data":[%d]}]}' % take(0.8)
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST {BUSY} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.2)
+        assert failures(stub) == failed
+    assert wait_until(lambda: dropped() == before + 1, 0.5)
+    assert failures(stub) == failed + 1
+    assert telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0
+    if ahead:
+        assert ahead.result().raw_output_contents
+    assert ask(http_url, BUSY, busy(3)).json["outputs"][0]["data"] == [3]
+
+
+def test_who_goes_away_with_half_a_body_leaves_nothing(http_url: str, channel: grpc.Channel) -> None:
+    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    before = failures(stub)
+    host, _, port = http_url.partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST {BUSY} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode() + b"{")
+    assert ask(http_url, BUSY, busy(3)).status == 200
+    assert failures(stub) == before
+
+
+def test_a_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[float], int]) -> None:
+    """The request in flight is answered, its connection closed, idle ones too, and new ones are refused."""
+    only = [bundle for bundle in bundles if bundle.name == "busy-1"]
+    with running_server(only, cache=tmp_path, arguments=["--http-port=0"]) as ready, ThreadPoolExecutor(1) as pool:
+        url = f"127.0.0.1:{ready.http_port}"
+        with closing(http.client.HTTPConnection(url, timeout=10)) as idle:
+            idle.request("GET", "/v2/health/ready")
+            assert idle.getresponse().read() == b'{"ready":true}'
+            flying = pool.submit(ask, url, BUSY, busy(steps := take(1.0)), timeout=60)
+            time.sleep(0.3)
+            assert not flying.done()
+            os.kill(ready.process_id, signal.SIGTERM)
+            assert wait_until(lambda: _refuses(url))
+            assert idle.sock.recv(1) == b""
+            assert not flying.done()
+            heard = flying.result()
+        assert (heard.status, heard.json["outputs"][0]["data"]) == (200, [steps])
+    # running_server fails unless the exit code is 0.
+
+
+def _refuses(url: str) -> bool:
+    host, _, port = url.partition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_drain_ends_in_time(bundles: list[Path], tmp_path: Path) -> None:
+    only = [bundle for bundle in bundles if bundle.name == "busy-1"]
+    arguments = ["--http-port=0", "--drain-seconds=0.2"]
+    with running_server(only, cache=tmp_path, arguments=arguments) as ready:
+        host, port = "127.0.0.1", ready.http_port
+        assert port
+        slow = socket.create_connection((host, port))
+        slow.sendall(f"POST {BUSY} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode())
+        time.sleep(0.1)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 3
+    slow.close()
+
+
+def test_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("first")
+    arguments = ["--http-port=0", f"--tls-certificate={certificate}", f"--tls-key={key}"]
+    with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
+        context = ssl.create_default_context(cafile=str(authority.file))
+
+        def shown() -> str:
+            with closing(http.client.HTTPSConnection("127.0.0.1", ready.http_port, timeout=10, context=context)) as tls:
+                tls.request("GET", "/v2/health/live")
+                assert tls.getresponse().read() == b'{"live":true}'
+                names = dict(pair for part in tls.sock.getpeercert()["subject"] for pair in part)
+                return names["commonName"]
+
+        assert shown() == "first"
+        for old, new in zip((key, certificate), reversed(authority.issue("second")), strict=True):
+            new.replace(old)
+        assert wait_until(lambda: shown() == "second")
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            ask(f"127.0.0.1:{ready.http_port}", "/v2/health/live")
+
+
+def test_both_ports_count_together(server: Ready, http_url: str, url: str) -> None:
+    """There is one service behind both."""
+    before = ask(http_url, f"/v2/models/{ORACLE}/stats").json["model_stats"][0]["inference_count"]
+    with Client(url) as client:
+        over_grpc = client.infer(ORACLE, {"x": tokenize(["3 - -4 + 2"])}).outputs["value"]
+    over_http = ask(http_url, INFER, GOOD).json["outputs"][0]["data"]
+    assert np.float32(over_http[0]) == over_grpc[0, 0] == 9
+    assert ask(http_url, f"/v2/models/{ORACLE}/stats").json["model_stats"][0]["inference_count"] == before + 2

@@ -1,0 +1,173 @@
+"""Random and mutated HTTP requests: each gets a status, never that of a fault of the server, and none harms it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.edge.asking import JSON_LENGTH, ask
+from tests.edge.conftest import ORACLE, VERSIONED
+from tests.edge.test_fuzz import mutated
+from tests.edge.test_rest_status import INFER, ROWS, good
+
+#: Of each kind; the long way is for those who change what reads JSON.
+EXAMPLES = pytest.mark.parametrize("examples", [100, pytest.param(3000, marks=pytest.mark.slow)])
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+
+
+ALLOWED = {200, 400, 404, 409, 413, 501, 503, 504}
+
+integers = st.integers(-2, 16) | st.sampled_from([60, 2**31, 2**63, -(2**63), 2**64, 10**400]) | st.integers()
+scalars = st.none() | st.booleans() | integers | st.floats() | st.text(max_size=6)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+names = st.sampled_from(["x", "expression", "value", "in_int8", "out_int8", ""]) | st.text(max_size=6) | anything
+datatypes = st.sampled_from(["FP32", "BYTES", "INT8", "FP16", "BF16", "BOOL", "UINT64", ""]) | anything
+parameters = (
+    st.dictionaries(
+        st.sampled_from(
+            [
+                *("timeout", "priority", "timings", "sequence_id", "triton_x", "binary_data", "binary_data_output"),
+                *("binary_data_size", "shared_memory_region", "shared_memory_byte_size", "classification"),
+            ]
+        )
+        | st.text(max_size=4),
+        scalars,
+        max_size=2,
+    )
+    | anything
+)
+data = (
+    st.lists(st.floats(width=32) | integers, min_size=15, max_size=15)
+    | st.lists(st.lists(scalars, max_size=3), max_size=3)
+    | anything
+)
+shapes = st.sampled_from([[1, 15], [1, 1], [2], [1]]) | st.lists(integers, max_size=4) | anything
+
+
+def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects that have some of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+TENSOR = {"name": names, "datatype": datatypes, "shape": shapes, "parameters": parameters, "data": data}
+inputs = record(**TENSOR)
+outputs = record(name=names, parameters=parameters)
+fields = {"id": st.text(max_size=4) | anything, "parameters": parameters}
+bodies = record(
+    **fields,
+    inputs=st.lists(inputs | anything, max_size=3) | anything,
+    outputs=st.lists(outputs | anything, max_size=2) | anything,
+)
+
+
+@st.composite
+def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
+    """A body that would be answered, with one thing of it changed."""
+    body = good()
+    where, name = draw(st.sampled_from([(body, "id"), (body, "parameters"), *((body["inputs"][0], n) for n in TENSOR)]))
+    where[name] = draw({**fields, **TENSOR}[name])
+    return body
+
+
+changes = record(
+    **dict.fromkeys(["log_file", "log_format", "trace_level", "trace_rate", "parameters", "ready", "key"], anything),
+    offset=integers | anything,
+    byte_size=integers | anything,
+)
+PATHS = [
+    "/v2/logging",
+    "/v2/trace/setting",
+    "/v2/repository/index",
+    "/v2/repository/models/a/load",
+    "/v2/repository/models/a/unload",
+    "/v2/systemsharedmemory/region/a/register",
+    "/v2/systemsharedmemory/unregister",
+    "/v2/cudasharedmemory/region/a/register",
+]
+models = st.sampled_from([ORACLE, VERSIONED, f"{ORACLE}/versions/1", "echo-int8", "echo-bytes", "broken", "zz"])
+SEEDS = [
+    row.body if isinstance(row.body, bytes) else json.dumps(row.body).encode() for row in ROWS if row.path == INFER
+]
+
+
+@pytest.fixture
+def connection(http_url: str) -> Iterator[http.client.HTTPConnection]:
+    with closing(http.client.HTTPConnection(http_url, timeout=10)) as connection:
+        yield connection
+
+
+@EXAMPLES
+def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPConnection, examples: int) -> None:
+    seen: Counter[int] = Counter()
+
+    def send(path: str, body: bytes, length: str | None) -> None:
+        connection.request("POST", path, body, {JSON_LENGTH: length} if length is not None else {})
+        response = connection.getresponse()
+        answer = response.read()
+        seen[response.status] += 1
+        assert response.status in ALLOWED, answer
+        if response.status != 200:
+            assert "expected " in json.loads(answer)["error"]
+
+    @profile(examples)
+    @given(models, bodies | nearly_good(), st.just(b"") | st.binary(max_size=8), st.booleans())
+    def random_ones(model: str, body: dict[str, Any], tail: bytes, told: bool) -> None:
+        written = json.dumps(body).encode()
+        send(f"/v2/models/{model}/infer", written + tail, str(len(written)) if told else None)
+
+    @profile(examples)
+    @given(
+        mutated([seed for seed in SEEDS if len(seed) < 2000]),
+        st.none() | st.integers(0, 300).map(str) | st.text(max_size=0),
+    )
+    def mutated_ones(body: bytes, length: str | None) -> None:
+        send(INFER, body, length)
+
+    random_ones()
+    mutated_ones()
+    # A fuzzer that never gets through tests nothing.
+    assert {200, 400, 404} <= set(seen), seen
+    assert ask(http_url, INFER, good()).status == 200
+
+
+@EXAMPLES
+def test_random_settings_and_paths(http_url: str, examples: int) -> None:
+    @profile(examples)
+    @given(st.sampled_from(PATHS), changes | anything)
+    def settings_of_the_server(path: str, body: Any) -> None:
+        heard = ask(http_url, path, json.dumps(body).encode())
+        assert heard.status in ALLOWED, heard.body
+
+    @profile(examples)
+    @given(
+        st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=30),
+        st.sampled_from(["GET", "POST", "PUT", "X"]),
+    )
+    def paths(path: str, method: str) -> None:
+        heard = ask(http_url, f"/v2/{path}", method=method)
+        assert heard.status in {*ALLOWED, 405}, heard.body
+
+    settings_of_the_server()
+    paths()

@@ -1,0 +1,156 @@
+"""Tensors of JSON and of binary data: what comes back is what was sent, bit by bit, or an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edge.datatypes import NUMPY_TYPES, Array
+from edge.errors import InvalidRequest
+from edge.pb import inference_pb2 as pb
+from edge.rest_infer import Wanted, infer_request, infer_response
+from edge.rest_json import MAX_JSON_BYTES, encode, parse
+from edge.wire import encode_outputs, from_raw, to_raw
+
+JSON_TYPES = sorted(set(NUMPY_TYPES) - {"FP16"})
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+TEXTS = st.lists(TEXT, min_size=1, max_size=4)
+
+
+def sent(array: Array, datatype: str, data: Any) -> Array:
+    """An array as the server sees it when a client sent ``data`` for it."""
+    item = {"name": "a", "datatype": datatype, "shape": list(array.shape), "data": data}
+    message, _ = infer_request("m", "", json.dumps({"inputs": [item]}).encode(), None)
+    return from_raw(message.raw_input_contents[0], datatype, array.shape, "a")
+
+
+def answered(array: Array, *, binary: bool) -> tuple[bytes, int | None]:
+    message = pb.ModelInferResponse(model_name="m", model_version="1")
+    encode_outputs(message, {"a": array}, ["a"])
+    return infer_response(message, Wanted(binary, {}))
+
+
+@pytest.mark.parametrize("datatype", sorted(set(JSON_TYPES) - {"BYTES"}))
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_numbers_travel_as_json_bit_by_bit(datatype: str, data: st.DataObject) -> None:
+    shape = arrays.array_shapes(max_dims=3, max_side=3)
+    array = data.draw(arrays.arrays(NUMPY_TYPES[datatype], shape))
+    for contents in (array.tolist(), array.ravel().tolist()):
+        np.testing.assert_array_equal(sent(array, datatype, contents), array)
+    body, json_bytes = answered(array, binary=False)
+    assert json_bytes is None
+    back: Array = np.array(json.loads(body)["outputs"][0]["data"], NUMPY_TYPES[datatype])
+    np.testing.assert_array_equal(back.reshape(array.shape), array)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXTS)
+def test_text_travels_as_json(texts: list[str]) -> None:
+    array: Array = np.array([text.encode() for text in texts], np.object_)
+    np.testing.assert_array_equal(sent(array, "BYTES", texts), array)
+    assert json.loads(answered(array, binary=False)[0])["outputs"][0]["data"] == texts
+
+
+@pytest.mark.parametrize("datatype", NUMPY_TYPES)
+def test_everything_travels_as_binary_data(datatype: str) -> None:
+    array: Array = np.array([0, 1, 1, 0])
+    array = array.astype(NUMPY_TYPES[datatype])
+    if datatype == "BYTES":
+        array = np.array([b"", b"\xff\0", b"1", b""], np.object_)
+    raw = to_raw(array, datatype)
+    items = [
+        {"name": name, "datatype": datatype, "shape": [4], "parameters": {"binary_data_size": len(raw)}}
+        for name in ("a", "b")
+    ]
+    written = json.dumps({"inputs": items}).encode()
+    message, _ = infer_request("m", "2", written + raw + raw, str(len(written)))
+    assert list(message.raw_input_contents) == [raw, raw]
+    assert not message.inputs[0].parameters
+    assert (message.model_name, message.model_version) == ("m", "2")
+    body, json_bytes = answered(array, binary=True)
+    assert body[json_bytes:] == raw
+    assert json.loads(body[:json_bytes])["outputs"][0]["parameters"] == {"binary_data_size": len(raw)}
+
+
+def test_json_and_binary_data_in_one_body() -> None:
+    tokens: Array = np.arange(3, dtype=np.float32)
+    items = [
+        {"name": "a", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12, "mine": 1}},
+        {"name": "b", "datatype": "INT8", "shape": [1, 2], "data": [[1, -1]]},
+        {"name": "c", "datatype": "FP32", "shape": [3], "parameters": {"shared_memory_region": "r"}},
+        {"name": "d", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}},
+    ]
+    written = json.dumps({"inputs": items}).encode()
+    message, _ = infer_request("m", "", written + tokens.tobytes() + b"\1\0\0\0x", str(len(written)))
+    # What lies in shared memory has no entry.
+    assert list(message.raw_input_contents) == [tokens.tobytes(), b"\1\xff", b"\1\0\0\0x"]
+    assert message.inputs[0].parameters["mine"].int64_param == 1
+    assert message.inputs[2].parameters["shared_memory_region"].string_param == "r"
+
+
+def test_which_outputs_are_binary_data() -> None:
+    outputs = [{"name": "a", "parameters": {"binary_data": False, "mine": True}}, {"name": "b"}]
+    body = json.dumps({"parameters": {"binary_data_output": True}, "outputs": outputs}).encode()
+    message, wanted = infer_request("m", "", body, None)
+    assert [wanted.binary(name) for name in "abc"] == [False, True, True]
+    assert [dict(output.parameters) for output in message.outputs] == [{"mine": pb.InferParameter(bool_param=True)}, {}]
+
+
+def test_what_is_not_finite_travels_as_triton_writes_it() -> None:
+    array: Array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
+    body, _ = answered(array, binary=False)
+    assert b"[NaN,Infinity,-Infinity,-0.0]" in body
+    np.testing.assert_array_equal(sent(array, "FP32", json.loads(body)["outputs"][0]["data"]), array)
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.array([b"\xff"], np.object_), "bytes that are no UTF-8"),
+        (np.zeros(MAX_JSON_BYTES + 1, np.uint8), f"{MAX_JSON_BYTES + 1} bytes as JSON"),
+    ],
+)
+def test_what_json_cannot_carry(array: Array, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        answered(array, binary=False)
+    assert answered(array, binary=True)[0].endswith(to_raw(array, "BYTES" if array.dtype == object else "UINT8"))
+
+
+def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
+    message = pb.ModelInferResponse(model_name="m", model_version="1", id="7")
+    message.parameters["tier"].string_param = "half"
+    message.parameters["request_ns"].int64_param = 2**40
+    tensor = message.outputs.add(name="a", datatype="FP32", shape=[1])
+    tensor.parameters["shared_memory_region"].string_param = "r"
+    tensor.parameters["shared_memory_byte_size"].int64_param = 4
+    message.raw_output_contents.append(b"")
+    body, json_bytes = infer_response(message, Wanted(True, {}))
+    assert json_bytes is None
+    answer = json.loads(body)
+    assert answer["id"] == "7"
+    assert answer["parameters"] == {"tier": "half", "request_ns": 2**40}
+    # The stock client in C++ takes an output with parameters for one that has binary data.
+    assert answer["outputs"] == [{"name": "a", "datatype": "FP32", "shape": [1]}]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(TEXT, st.lists(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT)))
+def test_json_comes_back_as_it_was(document: dict[str, Any]) -> None:
+    assert parse(encode(document)) == document
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode(errors="surrogatepass")))
+def test_bytes_are_an_object_or_an_error(data: bytes) -> None:
+    try:
+        parsed = parse(data)
+    except InvalidRequest:
+        return
+    assert type(parsed) is dict

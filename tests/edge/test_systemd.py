@@ -1,0 +1,153 @@
+"""Notifications as systemd receives them, and the unit file as systemd judges it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from edge.cli.serve import serve
+from edge.settings import Settings
+from edge.systemd import Notifier
+from tests.edge.gauges import wait_until
+from tests.edge.models import write_oracle_bundle
+from tests.edge.processes import served
+from tests.edge.serving_models import write_busy_bundle
+from tests.edge.test_overload import busy
+
+UNIT = Path(__file__).parents[2] / "deploy" / "fewheads.service"
+
+
+class Listener:
+    """What systemd does at its end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.messages: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        self._socket.setblocking(False)
+
+    def read(self) -> list[str]:
+        with suppress(BlockingIOError):
+            while True:
+                self.messages.append(self._socket.recv(65536).decode())
+        return self.messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listener]:
+    abstract = request.param == "abstract"
+    listener = Listener(f"@fewheads-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify"))
+    yield listener
+    listener.close()
+
+
+def test_a_message_arrives_as_it_is_written(listener: Listener) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": listener.address})
+    notifier.notify(READY=1, STATUS="two\nlines, é")
+    assert listener.read() == ["READY=1\nSTATUS=two lines, é"]
+
+
+def test_without_a_supervisor_nothing_is_sent() -> None:
+    notifier = Notifier({"WATCHDOG_USEC": "1000000"})
+    notifier.notify(READY=1)
+    assert notifier.watchdog_seconds is None
+
+
+def test_a_supervisor_that_has_gone_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")})
+    for _ in range(3):
+        notifier.notify(READY=1)
+    assert len(caplog.records) == 1
+
+
+def test_a_supervisor_that_does_not_read_does_not_hold_the_server(listener: Listener) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": listener.address})
+    for _ in range(2000):
+        notifier.notify(STATUS="x")
+    assert 0 < len(listener.read()) < 2000
+
+
+@pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [
+        ({"WATCHDOG_USEC": "1500000"}, 1.5),
+        ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": str(os.getpid())}, 1.5),
+        ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "-5"}, None),
+        ({"WATCHDOG_USEC": "²"}, None),
+        ({}, None),
+    ],
+)
+def test_how_often_it_wants_to_hear(variables: dict[str, str], seconds: float | None) -> None:
+    assert Notifier({"NOTIFY_SOCKET": "@x", **variables}).watchdog_seconds == seconds
+
+
+@pytest.mark.parametrize("listener", ["abstract"], indirect=True)
+def test_the_life_of_a_server(listener: Listener, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    write_oracle_bundle(repository / "oracle", "oracle", 1)
+    write_busy_bundle(repository)
+    variables = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "600000"}
+    with served(
+        repository, "--watchdog-seconds=0.2", "--stuck-exit-seconds=inf", "--drain-seconds=0", **variables
+    ) as it:
+        assert wait_until(lambda: "READY=1" in listener.read())
+        assert wait_until(lambda: "STATUS=2 of 2 models ready" in listener.read())
+        assert wait_until(lambda: listener.read().count("WATCHDOG=1") > 2)
+        it.stub.ModelInfer(busy(2000))
+        assert wait_until(lambda: listener.read()[-1] == "WATCHDOG=1")
+        os.kill(it.ready.process_id, signal.SIGTERM)
+        assert it.end()[0] == 0
+    messages = listener.read()
+    stuck = next(index for index, text in enumerate(messages) if "takes longer than its limit" in text)
+    assert messages[stuck + 1] == "STATUS=2 of 2 models ready"  # no ping in between: that is what makes systemd act
+    assert messages.index("READY=1") < stuck < messages.index("STOPPING=1")
+
+
+with_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+
+
+def unit() -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+
+
+def seconds(time: str) -> int:
+    number, of = re.fullmatch(r"(\d+)(s|min)", time).groups()  # type: ignore[union-attr]
+    return int(number) * (60 if of == "min" else 1)
+
+
+def test_the_unit_agrees_with_the_server() -> None:
+    command = unit()["ExecStart"].split()
+    given = {word for word in command if word.startswith("--")}
+    assert given <= {name for parameter in serve.params for name in parameter.opts}
+    drain = float(command[command.index("--drain-seconds") + 1])
+    assert seconds(unit()["TimeoutStopSec"]) > drain + 3
+    assert seconds(unit()["WatchdogSec"]) > Settings.watchdog_seconds + Settings.stuck_exit_seconds
+
+
+@with_systemd
+def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
+    installed = tmp_path / UNIT.name
+    text = UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or "")
+    installed.write_text(text)
+    verified = subprocess.run(["systemd-analyze", "verify", installed], capture_output=True, text=True)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=25", installed]
+    judged = subprocess.run(command, capture_output=True, text=True)
+    assert judged.returncode == 0, judged.stdout[-2000:]

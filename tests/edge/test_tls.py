@@ -1,0 +1,205 @@
+"""TLS and mutual TLS: who gets in, files that are replaced while the server runs, and what it writes meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import psutil
+import pytest
+import tritonclient.grpc as triton
+
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.edge.commands import fewheads, refusal
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.secured import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
+from tests.edge.test_status_codes import expression, good
+
+DAY = timedelta(days=1)
+
+
+class Secured(NamedTuple):
+    """A server with everything on that keeps strangers out, and its log."""
+
+    ready: Ready
+    log: Path
+    authority: Authority
+    own: Pair
+    client: Pair
+    tokens: dict[str, str]
+
+    def channel(self, client: Pair | None = None) -> grpc.Channel:
+        return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
+
+    def live(self, channel: grpc.Channel) -> bool:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        request = pb.ServerLiveRequest()
+        return bool(stub.ServerLive(request, metadata=bearer(self.tokens["all"]), timeout=10).live)
+
+    def problems(self, channel: grpc.Channel) -> list[str]:
+        stub = telemetry_pb2_grpc.TelemetryStub(channel)
+        request = telemetry_pb2.GetRequest()
+        return list(stub.Get(request, metadata=bearer(self.tokens["all"]), timeout=10).problems)
+
+    def page(self, client: Pair | None) -> str:
+        context = ssl.create_default_context(cafile=str(self.authority.file))
+        if client:
+            context.load_cert_chain(*client)
+        address = f"https://{HOST}:{self.ready.metrics_port}/metrics"
+        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {self.tokens['all']}"})
+        with urllib.request.urlopen(request, timeout=10, context=context) as got:
+            return str(got.read().decode())
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    directory = tmp_path_factory.mktemp("secured")
+    authority = Authority(directory / "authority")
+    own, client = authority.issue(), authority.issue("client")
+    tokens = tokens_file(directory / "tokens", all=["infer", "control", "metrics"])
+    (directory / "repository").mkdir()
+    (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
+    arguments = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
+    arguments += [f"--tokens={directory / 'tokens'}", "--log-level=debug", f"--cache={directory / 'cache'}"]
+    log = directory / "log"
+    with logging_server(directory / "repository", log, *arguments) as ready:
+        yield Secured(ready, log, authority, own, client, tokens)
+
+
+def test_a_client_with_a_certificate(secured: Secured) -> None:
+    with secured.channel() as channel:
+        assert secured.live(channel)
+    credentials = dict(zip(("private_key", "certificate_chain"), map(str, reversed(secured.client)), strict=True))
+    with triton.InferenceServerClient(
+        f"{HOST}:{secured.ready.grpc_port}", ssl=True, root_certificates=str(secured.authority.file), **credentials
+    ) as client:
+        headers = {"authorization": f"Bearer {secured.tokens['all']}"}
+        assert client.get_model_metadata("calculator-oracle", headers=headers).name == "calculator-oracle"
+    assert "fewheads_build_info" in secured.page(secured.client)
+
+
+def test_strangers(secured: Secured, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path)
+    port = secured.ready.grpc_port
+    channels = [
+        grpc.insecure_channel(f"{HOST}:{port}"),
+        secure_channel(port, secured.authority),  # shows no certificate
+        secure_channel(port, secured.authority, stranger.issue("client")),  # another authority's
+        secure_channel(port, stranger, secured.client),  # does not trust the server
+    ]
+    for channel in channels:
+        with channel, pytest.raises(grpc.RpcError) as caught:
+            secured.live(channel)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    for client in (None, stranger.issue("other")):
+        with pytest.raises(OSError):
+            secured.page(client)
+
+
+def test_a_certificate_is_no_token(secured: Secured) -> None:
+    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+        inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_files_that_are_replaced(secured: Secured) -> None:
+    """New connections see the new certificate, old ones go on, and what is wrong changes nothing."""
+    chain, key = secured.own
+    kept = chain.read_bytes(), key.read_bytes(), secured.authority.file.read_bytes()
+    with secured.channel() as old:
+        assert secured.problems(old) == []
+        try:
+            other = Authority(chain.parent / "other")
+            new = other.issue()
+            chain.write_bytes(new[0].read_bytes())  # half of it: the key is the old one's still
+            with secured.channel() as channel:
+                assert secured.live(channel)
+                (problem,) = secured.problems(channel)
+            assert problem.startswith("--tls-key: got ")
+            key.write_bytes(new[1].read_bytes())
+            secured.authority.file.write_bytes(kept[2] + other.file.read_bytes())
+            with secure_channel(secured.ready.grpc_port, other, other.issue("client")) as channel:
+                assert secured.live(channel)
+                assert secured.problems(channel) == []
+            assert secured.live(old)
+            with secure_channel(secured.ready.grpc_port, other) as channel, pytest.raises(grpc.RpcError):
+                secured.live(channel)  # a client still needs a certificate
+        finally:
+            for path, content in zip((chain, key, secured.authority.file), kept, strict=True):
+                path.write_bytes(content)
+    with secured.channel() as channel:
+        assert secured.live(channel)
+        assert secured.problems(channel) == []
+    assert "the TLS certificate: --tls-key: got" in secured.log.read_text()
+    assert "the TLS certificate: read again" in secured.log.read_text()
+
+
+def test_what_is_doubtful_is_served_and_told(tmp_path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    chain, key = Authority(tmp_path).issue(not_before=now - 9 * DAY, not_after=now - DAY)
+    key.chmod(0o644)
+    (tmp_path / "repository").mkdir()
+    log = tmp_path / "log"
+    arguments = (f"--tls-certificate={chain}", f"--tls-key={key}", "--host=0.0.0.0")
+    with logging_server(tmp_path / "repository", log, *arguments):
+        pass
+    assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
+    assert "0.0.0.0 is no loopback address, and whoever reaches it may call everything" in log.read_text()
+    assert f"--tls-key {key}: others than its owner may read it" in log.read_text()
+
+
+def test_files_that_are_wrong_at_the_start(tmp_path: Path) -> None:
+    chain, key = Authority(tmp_path).issue()
+    line = refusal(fewheads("serve", tmp_path, "--tls-certificate", chain, "--tls-key", key, "--tokens", chain), 2)
+    assert f"--tokens {chain} line 1: got something else" in line
+
+
+def said(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest, token: str) -> str:
+    """What a client is told of a request that fails, or the library tells it of a token that cannot be sent."""
+    try:
+        return str(stub.ModelInfer(request, metadata=bearer(token), timeout=10))
+    except grpc.RpcError as error:
+        return str(error.details())
+    except ValueError as error:
+        return str(error)
+
+
+def test_no_secret_is_written(secured: Secured) -> None:
+    """Everything that a server with debug logs writes while clients do what is right and what is wrong."""
+    wrong = "fewheads_" + base64.urlsafe_b64encode(b"a wrong token").decode()
+    with secured.channel() as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        asks = [good(), expression(b"3 times 4"), pb.ModelInferRequest(model_name="none")]
+        for token in (secured.tokens["all"], wrong, wrong + "\t", f"{secured.tokens['all']} x"):
+            told = [said(stub, request, token) for request in asks]
+            assert not [text for text in told if token in text or secured.tokens["all"] in text]
+        for scheme in ("Basic", secured.tokens["all"]):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ServerLive(pb.ServerLiveRequest(), metadata=[("authorization", f"{scheme} {wrong}")], timeout=10)
+            assert wrong not in str(caught.value.details())
+    assert "nv_inference" in secured.page(secured.client)
+    written = secured.log.read_text()
+    assert "DEBUG edge" in written
+    keys = [line for path in (secured.own[1], secured.client[1]) for line in path.read_text().splitlines()[1:-1]]
+    assert len(keys) >= 4
+    for secret in (secured.tokens["all"], wrong, wrong[9:], *keys):
+        assert secret not in written
+
+
+def test_nothing_listens_but_on_loopback(secured: Secured) -> None:
+    """The sockets of the process, as Linux lists them."""
+    listening = [
+        connection.laddr
+        for connection in psutil.Process(secured.ready.process_id).net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {address.port for address in listening} == {secured.ready.grpc_port, secured.ready.metrics_port}
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}

@@ -1,0 +1,91 @@
+"""Traces: what a collector gets of real requests, over real gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from edge.launch import running_server
+
+pytest.importorskip("opentelemetry.sdk")
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+STAGES = ["compute_input", "queue", "compute_infer", "compute_output"]
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.spans: list = []
+
+    def Export(self, request, context):
+        for resource in request.resource_spans:
+            assert any(
+                a.key == "service.name" and a.value.string_value == "fewheads" for a in resource.resource.attributes
+            )
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return otlp.ExportTraceServiceResponse()
+
+
+def row(length: int) -> triton.InferInput:
+    return triton.InferInput("x", [1, length], "FP32").set_data_from_numpy(np.ones((1, length), np.float32))
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    collector, server = Collector(), grpc.server(futures.ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield collector, f"http://127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def test_spans_of_requests(collector: tuple[Collector, str], bundles: list[Path]) -> None:
+    received, endpoint = collector
+    with running_server(bundles[-1:], arguments=["--trace-endpoint", endpoint, "--trace-ratio", "0"]) as ready:
+        name, _, _ = ready.ready[0].partition(":")
+        with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            assert client.get_trace_settings(as_json=True)["settings"]["trace_mode"] == {"value": ["opentelemetry"]}
+            client.infer(name, [row(15)])  # without a context, and of these nothing is sampled
+            context = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            client.infer(name, [row(15)], request_id="seven", headers=context)
+            with pytest.raises(InferenceServerException):
+                client.infer(name, [row(14)], headers=context)
+            client.infer(name, [row(15)], headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})  # nor is the caller's
+            client.infer(name, [row(15)], headers={"traceparent": "no context"})
+    # The server sends what it has before it ends.
+    answered, refused = sorted(
+        (span for span in received.spans if span.name == "ModelInfer"), key=lambda s: s.status.code
+    )
+    for span in (answered, refused):
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    attributes = {a.key: a.value.string_value or a.value.int_value for a in answered.attributes}
+    assert attributes["fewheads.model"] == name
+    assert attributes["fewheads.request_id"] == "seven"
+    assert attributes["fewheads.rows"] == attributes["fewheads.batch_rows"] == 1
+    assert (refused.status.code, refused.status.message) == (2, "InvalidRequest")
+    stages = [span for span in received.spans if span.parent_span_id == answered.span_id]
+    assert [span.name for span in sorted(stages, key=lambda s: s.start_time_unix_nano)] == STAGES
+    for stage in stages:
+        assert answered.start_time_unix_nano <= stage.start_time_unix_nano <= stage.end_time_unix_nano
+        assert stage.end_time_unix_nano <= answered.end_time_unix_nano
+    assert len(received.spans) == 2 + len(STAGES)
+
+
+def test_no_collector_harms_nobody(bundles: list[Path]) -> None:
+    arguments = ["--trace-endpoint", "http://127.0.0.1:1", "--trace-ratio", "1"]
+    with running_server(bundles[-1:], arguments=arguments) as ready:
+        name, _, _ = ready.ready[0].partition(":")
+        with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            for _ in range(20):
+                assert client.infer(name, [row(15)]).as_numpy("value").size

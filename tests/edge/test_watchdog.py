@@ -1,0 +1,146 @@
+"""Runs that do not end, and shutdowns that would wait for them: seen from outside, on servers of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from edge.pb import inference_pb2 as pb
+from edge.pb import telemetry_pb2, telemetry_pb2_grpc
+from tests.edge.gauges import gauge, wait_until
+from tests.edge.models import write_oracle_bundle
+from tests.edge.processes import Served, served
+from tests.edge.serving_models import write_busy_bundle
+from tests.edge.test_overload import busy
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+#: Between 0.8 s and 4 s; nothing longer may come before, since what a tier usually takes raises its limit.
+LONG = 4000
+#: Many minutes on any machine.
+FOR_EVER = 10**9
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    directory = tmp_path / "repository"
+    directory.mkdir()
+    write_busy_bundle(directory)
+    write_oracle_bundle(directory / "oracle", "oracle", 1)
+    return directory
+
+
+def health(server: Served, name: str) -> int:
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    return int(stub.Check(health_pb2.HealthCheckRequest(service=name)).status)
+
+
+def problems(server: Served) -> list[str]:
+    return list(telemetry_pb2_grpc.TelemetryStub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
+
+
+def is_ready(server: Served) -> bool:
+    return bool(server.stub.ServerReady(pb.ServerReadyRequest()).ready)
+
+
+def model_states(server: Served) -> dict[str, tuple[str, str]]:
+    return {m.name: (m.state, m.reason) for m in server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}
+
+
+def test_a_run_that_takes_long_makes_the_server_unready_until_it_ends(repository: Path) -> None:
+    with served(repository, "--watchdog-seconds=0.3") as server:
+        assert is_ready(server)
+        assert problems(server) == []
+        long = server.stub.ModelInfer.future(busy(LONG))
+        assert wait_until(lambda: not is_ready(server), 10)
+        ((problem,), states) = problems(server), model_states(server)
+        assert "busy:1 (tier full) takes longer than its limit of 0.3 s" in problem
+        # It is the only worker, so nobody computes the other model either.
+        assert states == {"busy": ("UNAVAILABLE", problem), "oracle": ("UNAVAILABLE", problem)}
+        assert not server.stub.ModelReady(pb.ModelReadyRequest(name="busy")).ready
+        assert gauge(server.ready, "problems") == 1
+        assert wait_until(lambda: {health(server, name) for name in ("", "busy", "oracle")} == {NOT_SERVING}, 2)
+        assert long.result().raw_output_contents[0] == np.int64(LONG).tobytes()
+        assert is_ready(server)
+        assert problems(server) == []
+        assert model_states(server) == {"busy": ("READY", ""), "oracle": ("READY", "")}
+        assert wait_until(lambda: {health(server, name) for name in ("", "busy", "oracle")} == {SERVING}, 2)
+
+
+def test_with_a_worker_left_only_the_stuck_model_is_unready(repository: Path) -> None:
+    with served(repository, "--watchdog-seconds=0.3", "--instances=2", "--stuck-exit-seconds=inf") as server:
+        call = server.stub.ModelInfer.future(busy(FOR_EVER))
+        assert wait_until(lambda: not is_ready(server), 10)
+        assert {name: state for name, (state, _) in model_states(server).items()} == {
+            "busy": "UNAVAILABLE",
+            "oracle": "READY",
+        }
+        assert not call.done()
+
+
+def test_a_run_that_never_ends_ends_the_process(repository: Path) -> None:
+    with served(repository, "--watchdog-seconds=0.2", "--stuck-exit-seconds=0.2") as server:
+        call = server.stub.ModelInfer.future(busy(FOR_EVER))
+        code, log = server.end()
+        assert code == 9
+        assert log.splitlines()[-1].startswith("fewheads: server: got a run of busy:1 (tier full) takes longer than")
+        assert "Start the server again" in log.splitlines()[-1]
+        assert "onnxruntime_runner.py" in log  # where the thread is
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_that_never_ends(repository: Path) -> None:
+    with served(repository, "--drain-seconds=0.2") as server:
+        call = server.stub.ModelInfer.future(busy(FOR_EVER))
+        time.sleep(0.5)
+        begun = time.monotonic()
+        os.kill(server.ready.process_id, signal.SIGTERM)
+        code, log = server.end()
+        assert code == 10
+        assert 3 < time.monotonic() - begun < 6
+        assert "shutdown: got a run of busy:1 (tier full) since " in log.splitlines()[-1]
+        assert "expected an end within 3.2 s" in log.splitlines()[-1]
+        assert call.code() is not grpc.StatusCode.OK
+
+
+def test_those_who_only_watch_do_not_hold_a_shutdown(repository: Path) -> None:
+    with served(repository, "--drain-seconds=30") as server:
+        watching: list[Iterator[object]] = [
+            telemetry_pb2_grpc.TelemetryStub(server.channel).Watch(telemetry_pb2.WatchRequest(interval_ms=20_000)),
+            health_pb2_grpc.HealthStub(server.channel).Watch(health_pb2.HealthCheckRequest(service="")),
+        ]
+        assert all(next(stream) for stream in watching)
+        begun = time.monotonic()
+        os.kill(server.ready.process_id, signal.SIGTERM)
+        with pytest.raises(grpc.RpcError, match="going down"):
+            next(watching[0])
+        assert next(watching[1]).status == NOT_SERVING  # type: ignore[attr-defined]
+        with pytest.raises(grpc.RpcError, match="going down"):
+            next(watching[1])
+        assert server.end()[0] == 0
+        assert time.monotonic() - begun < 5
+
+
+def test_one_who_stops_watching_harms_no_other(repository: Path) -> None:
+    with served(repository, "--model-control=explicit") as server:
+        stub = health_pb2_grpc.HealthStub(server.channel)
+        leaving, staying = (stub.Watch(health_pb2.HealthCheckRequest(service="oracle")) for _ in range(2))
+        before = next(leaving).status, next(staying).status
+        assert before == (NOT_SERVING,) * 2
+        leaving.cancel()
+        time.sleep(0.1)
+        server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"))
+        while next(staying).status != SERVING:
+            pass
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(health_pb2.HealthCheckRequest(service="zz"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND

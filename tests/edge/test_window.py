@@ -1,0 +1,153 @@
+"""Windows between readings: rates, percentiles of the durations in between, tiers, failures, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from google.protobuf.json_format import ParseDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.pb import telemetry_pb2 as pb
+from edge.statistics import BUCKETS_NS, Histogram
+from edge.window import WINDOW_SECONDS, Recent, between, document
+
+DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), max_size=50)
+
+
+def observed(durations: Sequence[int]) -> Histogram:
+    histogram = Histogram()
+    for duration in durations:
+        histogram.observe(duration)
+    return histogram
+
+
+def stage(durations: Sequence[int], name: str = "request") -> pb.StageReading:
+    histogram = observed(durations)
+    counts = histogram.counts
+    return pb.StageReading(stage=name, count=histogram.count, total_ns=histogram.total_ns, bucket_counts=counts)
+
+
+def model(durations: Sequence[int] = (), name: str = "m", **fields: Any) -> pb.ModelReading:
+    return pb.ModelReading(
+        name=name, version="1", state="READY", success_count=len(durations), stages=[stage(durations)], **fields
+    )
+
+
+def reading(uptime_seconds: float, *models: pb.ModelReading) -> pb.Reading:
+    return pb.Reading(uptime_seconds=uptime_seconds, models=models)
+
+
+@given(DURATIONS, DURATIONS)
+@settings(deadline=None)
+def test_percentiles_are_those_of_the_durations_in_between(before: list[int], between_them: list[int]) -> None:
+    window = between(reading(10, model(before)), reading(14, model(before + between_them)))
+    assert (window.seconds, window.since_start) == (4, False)
+    assert window.answers_per_second == len(between_them) / 4
+    if not between_them:
+        assert window.stages == {}
+        return
+    want = observed(between_them)
+    found = window.models[0].stages["request"]
+    assert found == window.stages["request"]
+    assert found.count == len(between_them)
+    assert found.mean_ms == pytest.approx(sum(between_them) / len(between_them) / 1e6)
+    assert [found.p50_ms, found.p95_ms, found.p99_ms] == [want.percentile_ns(p) / 1e6 for p in (50, 95, 99)]
+
+
+def test_stages_of_the_server_are_those_of_all_models_together() -> None:
+    fast, slow = [10**6] * 90, [10**8] * 10
+    window = between(reading(1, model()), reading(2, model(fast), model(slow, "other")))
+    assert window.stages["request"].count == 100
+    assert window.stages["request"].p50_ms < 2
+    assert window.stages["request"].p95_ms > 80
+    assert window.models[0].stages["request"].p99_ms < 2
+
+
+def test_the_first_window_is_since_the_start() -> None:
+    window = between(None, reading(8, model([10**6] * 4)))
+    assert (window.seconds, window.since_start, window.answers_per_second) == (8, True, 0.5)
+
+
+def test_tiers_failures_and_runs() -> None:
+    def at(full: int, half: int, drops: int, runs: Mapping[int, int]) -> pb.ModelReading:
+        return model(
+            [10**6] * (full + half),
+            failure_count=drops,
+            tiers=[
+                pb.TierReading(tier="full", reason="full", count=full),
+                pb.TierReading(tier="half", reason="load", count=half),
+            ],
+            tier_latencies=[
+                pb.TierLatency(tier="full", stages=[stage([10**8] * full)]),
+                pb.TierLatency(tier="half", stages=[stage([10**6] * half)]),
+            ],
+            drops=[pb.DropReading(reason="Overloaded", place="requests", count=drops)],
+            executions=runs,
+        )
+
+    window = between(reading(10, at(5, 0, 2, {1: 5})), reading(12, at(6, 3, 8, {1: 6, 3: 1})))
+    (found,) = window.models
+    assert (found.answers, found.failures, found.failures_per_second) == (4, 6, 3)
+    assert found.rows_per_run == 2
+    full, half = found.tiers
+    assert (full.tier, full.count, full.share, full.reasons) == ("full", 1, 0.25, {"full": 1})
+    assert (half.tier, half.count, half.share, half.reasons) == ("half", 3, 0.75, {"load": 3})
+    assert full.stages["request"].p50_ms > 50 > half.stages["request"].p99_ms
+    assert [(drop.reason, drop.place, drop.count) for drop in found.drops] == [("Overloaded", "requests", 6)]
+    quiet = between(reading(12, at(6, 3, 8, {1: 6})), reading(13, at(6, 3, 8, {1: 6}))).models[0]
+    assert (quiet.tiers, quiet.drops, quiet.stages, quiet.rows_per_run) == ([], [], {}, None)
+
+
+def test_a_model_that_comes_or_goes_harms_no_other() -> None:
+    window = between(reading(1, model([10**6] * 9, "gone")), reading(2, model([10**6], "new")))
+    assert [found.name for found in window.models] == ["new"]
+    assert (window.answers_per_second, window.stages["request"].count) == (1, 1)
+
+
+def test_a_server_with_other_buckets_has_rates_without_percentiles() -> None:
+    old = model([10**6] * 4)
+    old.stages[0].ClearField("bucket_counts")
+    window = between(reading(1, model()), reading(2, old))
+    assert window.answers_per_second == 4
+    assert window.stages == window.models[0].stages == {}
+
+
+def test_two_readings_of_one_moment_have_no_rates() -> None:
+    assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
+
+
+def test_recent_reaches_back_some_seconds() -> None:
+    recent = Recent()
+    found = [recent.add(reading(second, model([10**6] * second))) for second in range(1, 12)]
+    assert [window.since_start for window in found] == [True] + [False] * 10
+    assert [window.seconds for window in found[1:]] == [1, 2, 3, 4] + [WINDOW_SECONDS] * 6
+    # Readings that are further apart than that count from the one before.
+    assert recent.add(reading(60)).seconds == 49
+    assert recent.add(reading(90)).seconds == 30
+
+
+def test_recent_forgets_a_server_that_was_started_again() -> None:
+    recent = Recent()
+    recent.add(reading(100, model([10**6] * 50)))
+    window = recent.add(reading(2, model([10**6] * 4)))
+    assert (window.since_start, window.seconds, window.answers_per_second) == (True, 2, 2)
+    assert recent.add(reading(3, model([10**6] * 5))).answers_per_second == 1
+
+
+def test_the_document_is_the_readings_json_and_the_window() -> None:
+    latency = pb.TierLatency(tier="full", stages=[stage([10**6])])
+    now = reading(5, model([10**6], tier_latencies=[latency]))
+    now.sensors.add(kind="temperature", name="cpu", value=40, unit="celsius", source="/sys")
+    fields = msgspec.json.decode(msgspec.json.encode(document(now, between(None, now))))
+    window = fields.pop("window")
+    assert window["models"][0]["stages"]["request"]["count"] == 1
+    assert fields["queue_depth"] == 0
+    back = ParseDict(fields, pb.Reading())
+    for counted in (now.models[0].stages[0], now.models[0].tier_latencies[0].stages[0]):
+        assert counted.bucket_counts  # the document was made of a copy
+        counted.ClearField("bucket_counts")
+    assert back == now

@@ -1,0 +1,153 @@
+"""The manifests of Kubernetes and KServe say what these understand, and start a server that answers their probes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from edge.cli.serve import serve
+from edge.client import Client, text
+from edge.launch import serving
+from tests.edge.models import ORACLE_BUNDLE
+
+yaml = pytest.importorskip("yaml")
+DIRECTORY = Path(__file__).parents[1] / "deploy" / "kserve"
+#: Kubernetes whose schemas hold; the oldest that the manifests are for, and a new one.
+VERSIONS = ("1.30", "1.37")
+KSERVE = Path(__file__).parent / "data" / "kserve.json"
+
+
+def documents(file: str) -> list[Any]:
+    return list(yaml.safe_load_all((DIRECTORY / file).read_text()))
+
+
+def container(file: str) -> Any:
+    spec = documents(file)[-1]["spec"]
+    return (spec["template"]["spec"] if "template" in spec else spec)["containers"][0]
+
+
+@functools.cache
+def read(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+def errors(document: Any, version: str) -> list[str]:
+    """What is wrong with a document, in the words of the schemas of a release of Kubernetes and of KServe 0.21."""
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    jsonschema = pytest.importorskip("jsonschema")
+    referencing = pytest.importorskip("referencing")
+    folder = Path(validate.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local-strict"
+    definitions = referencing.Resource.from_contents(read(folder / "_definitions.json"))
+    kind, group = document["kind"], document["apiVersion"].split("/")
+    kinds = read(KSERVE)["kinds"]
+    if kind in kinds:
+        assert document["apiVersion"] == kinds[kind]["apiVersion"]
+        schema = {**read(KSERVE), "$ref": f"#/$defs/{kind}"}
+    else:
+        name = "-".join([kind.lower(), *group])
+        schema = read(folder / f"{name}.json")
+    registry = definitions @ referencing.Registry()
+    found = jsonschema.Draft202012Validator(schema, registry=registry).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in found]
+
+
+MANIFESTS = [
+    pytest.param(document, id=f"{file.stem}-{document['kind']}")
+    for file in sorted(DIRECTORY.glob("*.yaml"))
+    for document in documents(file.name)
+]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("document", MANIFESTS)
+def test_manifests_keep_to_the_schemas(document: Any, version: str) -> None:
+    assert errors(document, version) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("serving-runtime.yaml", ("spec", "runtimeClassName"), "nvidia"),
+        ("serving-runtime.yaml", ("spec", "containers", 0, "readinessProbe", "grpc", "prot"), 1),
+        ("serving-runtime.yaml", ("spec", "supportedModelFormats", 0, "version"), 1),
+        ("inference-service.yaml", ("spec", "predictor", "model", "storageURI"), "pvc://models"),
+        ("inference-service.yaml", ("spec", "predictor", "minReplicas"), "3"),
+        ("k3s.yaml", ("spec", "template", "spec", "containers", 0, "image"), 3),
+    ],
+)
+def test_the_schemas_find_what_is_wrong(file: str, path: tuple[str | int, ...], value: object) -> None:
+    document = documents(file)[-1]
+    part = document
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    assert len(errors(document, VERSIONS[-1])) == 1
+
+
+@pytest.mark.parametrize("file", ["serving-runtime.yaml", "k3s.yaml"])
+def test_what_the_manifests_start_exists(file: str) -> None:
+    found = container(file)
+    command, *arguments = found["args"]
+    assert (found["command"], command) == (["fewheads"], "serve")
+    context = serve.make_context("serve", list(arguments))
+    assert context.params["repository"] == Path("/mnt/models")
+    ports = {port["name"]: port["containerPort"] for port in found["ports"]}
+    options = {"h2c": "grpc_port", "grpc": "grpc_port", "http": "http_port", "metrics": "metrics_port"}
+    assert {options[name]: port for name, port in ports.items()} == {
+        name: context.params[name] for name in ("grpc_port", "http_port", "metrics_port")
+    }
+    assert found["readinessProbe"]["grpc"] == {"port": context.params["grpc_port"]}
+    assert found["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": context.params["http_port"]}
+    assert context.params["cache"] in {Path(mount["mountPath"]) for mount in found["volumeMounts"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["a bundle", "a repository"])
+def test_a_server_that_they_start_answers_their_probes(layout: str, tmp_path: Path) -> None:
+    """KServe lays what its URI names directly into /mnt/models, be it one bundle or a directory of them."""
+    models = tmp_path / "models"
+    shutil.copytree(ORACLE_BUNDLE, models if layout == "a bundle" else models / "oracle")
+    found = container("serving-runtime.yaml")
+    changed = ("--host", "--grpc-port", "--http-port", "--metrics-port", "--cache")
+    arguments = [argument for argument in found["args"][2:] if not argument.startswith(changed)]
+    with serving(models, cache=tmp_path / "cache", arguments=[*arguments, "--http-port=0"]) as ready:
+        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        path = found["livenessProbe"]["httpGet"]["path"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{ready.http_port}{path}") as response:
+            assert response.status == 200
+        with Client(f"127.0.0.1:{ready.grpc_port}") as client:
+            result = client.infer("calculator-oracle", {"expression": text(["1 + 1"])})
+    assert result.outputs["value"][0, 0] == 2
+
+
+def test_a_pod_has_time_to_drain() -> None:
+    runtime, (service,), pod = (
+        container("serving-runtime.yaml"),
+        documents("inference-service.yaml"),
+        documents("k3s.yaml")[-1]["spec"]["template"]["spec"],
+    )
+    for found, grace in (
+        (runtime, service["spec"]["predictor"]["terminationGracePeriodSeconds"]),
+        (pod["containers"][0], pod["terminationGracePeriodSeconds"]),
+    ):
+        drain = serve.make_context("serve", list(found["args"][1:])).params["drain_seconds"]
+        assert found["lifecycle"]["preStop"]["sleep"]["seconds"] + drain + 3 < grace
+
+
+def test_the_service_asks_for_what_the_runtime_offers() -> None:
+    (runtime,), (service,) = documents("serving-runtime.yaml"), documents("inference-service.yaml")
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    offered = [(one["name"], one["version"]) for one in runtime["spec"]["supportedModelFormats"]]
+    assert (model["modelFormat"]["name"], model["modelFormat"]["version"]) in offered
