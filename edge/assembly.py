@@ -5,46 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge import backends
-from edge.access import Access
-from edge.budget import MemoryBudget
-from edge.calls import Calls
-from edge.control import ModelControl
-from edge.credentials import ServerCertificates
 from edge.errors import Literally, UsageError
-from edge.express import Express
-from edge.extensions import Extensions, extensions
-from edge.grpc_server import GrpcServer
-from edge.health import Health
-from edge.http_access import GuardedPages
-from edge.http_server import HttpServer
-from edge.lane import ServingOptions
-from edge.limits import MAX_STREAMS, Limits
-from edge.logs import Logs
-from edge.memory import MemorySampler
-from edge.metrics import ServerCollector, metrics_app
-from edge.pages import LiveReading, Pages
-from edge.rate import RateLimit
-from edge.repository import Entry, Repository
-from edge.scheduler import Scheduler
-from edge.scopes import TELEMETRY_GET
-from edge.sensors import Sensors
-from edge.service import InferenceService
-from edge.servicers import INFERENCE, InferenceServicer, TelemetryServicer
+from edge.grpcio.limits import MAX_STREAMS, Limits
+from edge.grpcio.server import GrpcServer
+from edge.grpcio.servicers import INFERENCE, InferenceServicer, TelemetryServicer
+from edge.health.health import Health
+from edge.health.supervisor import Supervisor
+from edge.health.systemd import Notifier
+from edge.health.watchdog import Watchdog
+from edge.instruments.logs import Logs
+from edge.instruments.memory import MemorySampler
+from edge.instruments.sensors import Sensors
+from edge.instruments.traces import Traces
+from edge.repository.budget import MemoryBudget
+from edge.repository.repository import Entry, Repository
+from edge.runtimes import backends
+from edge.scheduling.lane import ServingOptions
+from edge.scheduling.scheduler import Scheduler
+from edge.security.access import Access
+from edge.security.credentials import ServerCertificates
+from edge.security.rate import RateLimit
+from edge.security.scopes import TELEMETRY_GET
+from edge.serving.calls import Calls
+from edge.serving.control import ModelControl
+from edge.serving.express import Express
+from edge.serving.extensions import Extensions, extensions
+from edge.serving.service import InferenceService
+from edge.serving.shared_memory import SharedMemory
+from edge.serving.streams import Streams
 from edge.settings import Settings
-from edge.shared_memory import SharedMemory
-from edge.streams import Streams
-from edge.supervisor import Supervisor
-from edge.systemd import Notifier
-from edge.telemetry import Telemetry
-from edge.traces import Traces
-from edge.watchdog import Watchdog
+from edge.telemetry.http import HttpServer
+from edge.telemetry.http_access import GuardedPages
+from edge.telemetry.metrics import ServerCollector, metrics_app
+from edge.telemetry.pages import LiveReading, Pages
+from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
     from edge.http2.server import Http2Server
-    from edge.rest_server import RestServer
+    from edge.rest.server import RestServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +218,8 @@ def _rest(
     certificates: ServerCertificates | None,
 ) -> RestServer:
     try:
-        from edge.rest import RestApi  # its libraries are an extra
-        from edge.rest_server import RestServer
+        from edge.rest.paths import RestApi  # its libraries are an extra
+        from edge.rest.server import RestServer
     except ModuleNotFoundError as error:
         given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
         raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None

@@ -13,8 +13,8 @@ import msgspec
 
 from edge.assembly import Parts, assemble
 from edge.errors import UsageError
-from edge.logs import Logs
-from edge.repository import Repository
+from edge.instruments.logs import Logs
+from edge.repository.repository import Repository
 from edge.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 
-from edge.elastic import POLICIES
 from edge.errors import Literally, UsageError
-from edge.logs import FORMATS, LEVELS
-from edge.rate import Rate
-from edge.scheduler import DEFAULT_MAX_QUEUE_BYTES
+from edge.instruments.logs import FORMATS, LEVELS
+from edge.scheduling.elastic import POLICIES
+from edge.scheduling.scheduler import DEFAULT_MAX_QUEUE_BYTES
+from edge.security.rate import Rate
 
 #: gRPC keeps its limits in 32 bits.
 _MAX_INT32 = 2**31 - 1
@@ -67,7 +67,7 @@ class Settings:
         tokens: a file of bearer tokens, as ``fewheads token`` makes them, read again when it changes; None asks
             clients for none.
         rate_limit: how often each client may ask; None lets all ask as they like.
-        log_format: how they are written, a name in :data:`edge.logs.FORMATS`.
+        log_format: how they are written, a name in :data:`edge.instruments.logs.FORMATS`.
         trace_endpoint: the URL of an OpenTelemetry collector; empty traces nothing.
         trace_ratio: the share of requests that is traced, of those whose callers do not trace.
     """

@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
 from edge.files import replaced_directory, write_durably
-from edge.manifest import Measure, Provenance
 from export.errors import CheckpointError
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"

@@ -12,10 +12,10 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
+from edge.bundles.golden import Golden, check_runner
+from edge.bundles.manifest import Tolerance
 from edge.datatypes import Array
-from edge.golden import Golden, check_runner
-from edge.manifest import Tolerance
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 
 #: JetPack 6's TensorRT (10.3) reads it, and so does every ONNX Runtime since 1.14.
 OPSET = 18

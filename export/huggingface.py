@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from edge.bundles.manifest import FileName
 from edge.errors import Literally
-from edge.manifest import FileName
 from export.errors import CheckpointError
 from export.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLER, Names, Source
 from export.transformer import Transformer, TransformerConfig

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edge import __version__
-from edge.manifest import Provenance
+from edge.bundles.manifest import Provenance
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "numpy")
 

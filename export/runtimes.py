@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Tolerance
 from edge.datatypes import Array
-from edge.golden import Golden
-from edge.manifest import Artifact, Tolerance
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
-from edge.manifest import Measure
+from edge.bundles.manifest import Measure
 from export.checkpoint import RunMetrics
 
 

@@ -21,9 +21,9 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge.connection import Credentials, open_channel
-from edge.credentials import channel_credentials
+from edge.client.connection import Credentials, open_channel
 from edge.files import write_whole
+from edge.security.credentials import channel_credentials
 
 _SERVER = re.compile(r"^(\s*server\s+)([^\s;{]+)(\s+down)?(?=[\s;])(?!\s*\{)", re.MULTILINE)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from edge.aio_client import AsyncClient
 from edge.client import text
+from edge.client.aio import AsyncClient
 from edge.errors import FewheadsError, ServerError
 
 

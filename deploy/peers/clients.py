@@ -21,7 +21,7 @@ import numpy as np
 
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
-from edge.wire import from_raw, to_raw
+from edge.serving.wire import from_raw, to_raw
 from work import REQUESTS, SPECS
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"

@@ -145,13 +145,13 @@ def _check(recipe: Recipe, process: subprocess.Popen[bytes], port: int, name: st
 def _machine() -> dict[str, str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    h2load = subprocess.run(["h2load", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    h2load = subprocess.run(["h2load", "--version"], capture_output=True, text=True, check=False).stdout
     return {
         "cpu": f"{len(models)} × {models[0]}" if models else platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "grpcio": grpc.__version__,
-        "h2load": h2load,
+        "h2load": h2load.strip().removeprefix("h2load "),
     }
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edge.bundle import write_bundle
+from edge.bundles.bundle import write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.datatypes import Array, TensorSpec
-from edge.golden import Golden
-from edge.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 
 #: Where peers are installed, and what is served lies; nothing of either enters the tree.
 HOME = Path(os.environ.get("FEWHEADS_PEERS", Path.home() / ".cache" / "fewheads-peers"))

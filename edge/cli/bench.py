@@ -13,7 +13,7 @@ from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import Literally, UsageError
 
 if TYPE_CHECKING:
-    from edge.connection import Credentials
+    from edge.client.connection import Credentials
 
 _DEFAULT_REQUESTS = 2000
 
@@ -66,7 +66,7 @@ def bench(
             **options,
         )
         return
-    from edge import bench as benchmark
+    from edge.load import bench as benchmark
 
     requests = requests or _DEFAULT_REQUESTS
     reports = []

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.backends import TARGETS
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
+from edge.runtimes.backends import TARGETS
 
 if TYPE_CHECKING:
-    from edge.build import Built
+    from edge.runtimes.build import Built
 
 
 @click.command()
@@ -28,8 +28,8 @@ def build(bundles: tuple[Path, ...], target: str, tier: str | None, cache: Path 
     TensorRT-RTX compiles for a desktop GPU without having one: proof that a model compiles, and whether its attention
     becomes one kernel.
     """
-    from edge.build import build as build_bundle
-    from edge.bundle import Bundle
+    from edge.bundles.bundle import Bundle
+    from edge.runtimes.build import build as build_bundle
 
     done = []
     with progress() as bar:

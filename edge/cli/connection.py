@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from edge.connection import Credentials
+    from edge.client.connection import Credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,8 +53,8 @@ def connection_options(command: F) -> F:
 def _credentials(
     tls_files: tuple[Path | None, Path | None, Path | None] | None, token_file: Path | None
 ) -> Credentials:
-    from edge.connection import Credentials
-    from edge.credentials import channel_credentials, read_token
+    from edge.client.connection import Credentials
+    from edge.security.credentials import channel_credentials, read_token
 
     return Credentials(
         tls=channel_credentials(*tls_files) if tls_files else None,

@@ -14,11 +14,12 @@ from typing import Literal
 import click
 import msgspec
 
-from edge import __version__, backends, tensorrt_builder
-from edge.cache import cache_directory
+from edge import __version__
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import FewheadsError
-from edge.memory import MemorySampler
+from edge.instruments.memory import MemorySampler
+from edge.runtimes import backends, tensorrt_builder
+from edge.runtimes.cache import cache_directory
 from edge.settings import Settings
 
 #: What the server needs, and what only some machines do.

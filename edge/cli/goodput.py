@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress
-from edge.elastic import DEADLINE, LOAD, PINNED, POLICIES
+from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
 
 
 @click.command()
@@ -39,7 +39,7 @@ def goodput(
     as_json: bool,
 ) -> None:
     """Ask more of a BUNDLE with tiers than its full tier can do, by each policy, and count the answers in time."""
-    from edge import goodput as measurement
+    from edge.load import goodput as measurement
 
     with progress() as bar:
         task = bar.add_task(bundle.name, total=rounds * len(policies), note="")

@@ -18,7 +18,7 @@ from edge.errors import Literally, UsageError
 
 if TYPE_CHECKING:
     from edge.client import InferResult
-    from edge.connection import Credentials
+    from edge.client.connection import Credentials
 
 _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_ns")
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge import manifest as manifests
-from edge.bundle import Bundle
+from edge.bundles import manifest as manifests
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import Manifest
 from edge.cli.connection import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import Literally, UsageError
-from edge.manifest import Manifest
 
 if TYPE_CHECKING:
-    from edge.connection import Credentials
+    from edge.client.connection import Credentials
 
 
 @click.command()

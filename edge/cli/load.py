@@ -134,8 +134,8 @@ def run_load(
         ServerError: requests were lost.
         KeyboardInterrupt: it was interrupted; the report of what there is has been shown.
     """
-    from edge.bench import server_for
-    from edge.bundle import Bundle
+    from edge.bundles.bundle import Bundle
+    from edge.load.bench import server_for
     from edge.load.measure import measure
     from edge.load.page import check_place, write_page
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from edge import backends
 from edge.cli.output import json_option, stderr
-from edge.elastic import POLICIES
-from edge.logs import FORMATS, LEVELS
-from edge.rate import parse_rate
+from edge.instruments.logs import FORMATS, LEVELS
+from edge.runtimes import backends
+from edge.scheduling.elastic import POLICIES
+from edge.security.rate import parse_rate
 from edge.settings import MODEL_CONTROL_MODES, TRANSPORTS, Settings
 
 if TYPE_CHECKING:

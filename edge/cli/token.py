@@ -6,8 +6,8 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, stderr
-from edge.scopes import SCOPES
-from edge.tokens import new_token
+from edge.security.scopes import SCOPES
+from edge.security.tokens import new_token
 
 
 @click.command()

@@ -19,8 +19,8 @@ from edge.cli.view import view
 from edge.errors import Literally, ServerError
 
 if TYPE_CHECKING:
-    from edge.connection import Credentials
-    from edge.window import Reading, Window
+    from edge.client.connection import Credentials
+    from edge.telemetry.window import Reading, Window
 
 #: Between two attempts to reach a server that has gone.
 _RETRY_SECONDS = 1.0
@@ -54,7 +54,7 @@ def top(url: str, interval: float, once: bool, credentials: Credentials | None, 
 
 
 def _watch(url: str, interval: float, once: bool, credentials: Credentials | None, show: Show, tell: Tell) -> None:
-    from edge.window import Recent
+    from edge.telemetry.window import Recent
 
     reached = False
     while True:
@@ -130,7 +130,7 @@ def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Tell
 
 
 def _print_json(reading: Reading, window: Window) -> None:
-    from edge.window import document
+    from edge.telemetry.window import document
 
     click.echo(msgspec.json.encode(document(reading, window)))
 

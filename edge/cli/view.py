@@ -12,7 +12,7 @@ from rich.text import Text
 from edge.cli.output import table
 
 if TYPE_CHECKING:
-    from edge.window import Reading, StageWindow, Window
+    from edge.telemetry.window import Reading, StageWindow, Window
 
 #: In a terminal narrower than this, a table keeps only the columns that matter most.
 _NARROW = 100

@@ -13,11 +13,11 @@ from typing import Any, Final, cast
 import grpc
 import ngh2
 
+from edge.grpcio.limits import Limits
 from edge.http2.manners import Manners
 from edge.http2.messages import IDENTITY, Refused, prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
 from edge.http2.rpc import Rpc
-from edge.limits import Limits
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from edge import errors
+from edge.grpcio.servicers import UNPARSEABLE
 from edge.http2.messages import Messages, Refused
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
-from edge.servicers import UNPARSEABLE
 
 log = logging.getLogger(__name__)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from edge.access import Access
-from edge.grpc_server import Door, add_services, port_is_taken
-from edge.health_servicer import HealthServicer
+from edge.grpcio.health_servicer import HealthServicer
+from edge.grpcio.limits import Limits
+from edge.grpcio.server import Door, add_services, port_is_taken
+from edge.grpcio.servicers import INFERENCE, TELEMETRY, InferenceServicer, TelemetryServicer
 from edge.http2.port import Port
 from edge.http2.routes import Routes
-from edge.limits import Limits
-from edge.servicers import INFERENCE, TELEMETRY, InferenceServicer, TelemetryServicer
+from edge.security.access import Access
 
 
 class Http2Server:
-    """What :class:`edge.grpc_server.GrpcServer` is, on another transport.
+    """What :class:`edge.grpcio.server.GrpcServer` is, on another transport.
 
     Args:
         inference: answers the RPCs of inference.

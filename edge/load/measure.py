@@ -9,10 +9,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.client import Client
-from edge.connection import Credentials
-from edge.elastic import PINNED
+from edge.client.connection import Credentials
 from edge.errors import Literally, ServerError, UsageError
 from edge.load import report
 from edge.load.arrivals import POISSON, Arrivals, limited
@@ -21,6 +20,7 @@ from edge.load.report import Group, LoadReport, Memory, Percentiles
 from edge.load.sender import Sender, run
 from edge.load.watch import MemoryWatch
 from edge.load.workload import UNSAID, Shares, Workload
+from edge.scheduling.elastic import PINNED
 
 _CAPACITY_CLIENTS = 8
 _ALONE_REQUESTS = 10

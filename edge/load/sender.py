@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from edge.connection import Credentials, open_channel
+from edge.client.connection import Credentials, open_channel
 from edge.errors import Literally, ServerError
 from edge.load.record import CANCELLED, EXPIRED, FAILED, LOST, REFUSED, UNSENT, Record
 from edge.load.workload import Kind, Workload, timeout_tail

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 from edge.client import Client
-from edge.connection import Credentials
+from edge.client.connection import Credentials
 from edge.errors import ServerError
 from edge.load.report import Memory
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.bench import direct_inputs
-from edge.bundle import Bundle
-from edge.client import infer_request, text
+from edge.bundles.bundle import Bundle
+from edge.client.inference import infer_request, text
 from edge.datatypes import Array
-from edge.elastic import AUTO, POLICIES
 from edge.errors import Literally, UsageError
-from edge.job import PRIORITY_LEVELS
+from edge.load.bench import direct_inputs
 from edge.pb import inference_pb2 as pb
+from edge.scheduling.elastic import AUTO, POLICIES
+from edge.scheduling.job import PRIORITY_LEVELS
 
 #: Of one bundle: enough to meet all lengths, and bounded whatever the bundle or the file of texts holds.
 _MAX_MESSAGES = 1024

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import torch
 
-from edge.bundle import Bundle, write_bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.expression import TOKENS
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier, Tolerance
 from edge.datatypes import Array, TensorSpec
-from edge.expression import TOKENS
-from edge.golden import Golden
-from edge.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier, Tolerance
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.calculator.data import Split, load
 from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import MODELS, ORACLE_MAX_OPERAND, Regressor, Transformer4

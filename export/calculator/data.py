@@ -24,8 +24,8 @@ from itertools import product
 import msgspec
 import numpy as np
 
+from edge.bundles.expression import evaluate, tokenize
 from edge.datatypes import Array
-from edge.expression import evaluate, tokenize
 from export.errors import DataError
 
 DESCRIPTION = "paper 000's arithmetic expressions: NumPy legacy seed 42, sorted as text, then permuted"

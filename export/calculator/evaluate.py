@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from edge.manifest import Measure
 from export.calculator.data import Split
 from export.calculator.models import Transformer4
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edge.bundles.expression import MAX_TERMS, TOKENS
 from edge.datatypes import Array
-from edge.expression import MAX_TERMS, TOKENS
 from export.attention import AdaptiveMode, MultiHeadAttention
 
 #: The largest operand that the oracle answers for, and its M. A power of two, so that TF32 and FP16 hold it and

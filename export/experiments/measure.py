@@ -17,7 +17,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import Literally
 from edge.files import write_whole
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.errors import CheckpointError
 from export.experiments.family import DENSE, TEACHER, TIERS

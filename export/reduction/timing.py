@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from edge.datatypes import Array
-from edge.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runner import Runner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.transformer import TransformerConfig
 

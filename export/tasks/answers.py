@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from edge.manifest import Measure
 from export.heads import SpanClassifier
 from export.tasks.metrics import Difference, interval
 from export.tasks.predictions import Predicted

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from edge.bundle import write_bundle
-from edge.datatypes import Array, TensorSpec
-from edge.errors import Literally, UsageError
-from edge.manifest import (
+from edge.bundles.bundle import write_bundle
+from edge.bundles.manifest import (
     Artifact,
     LabelPostprocess,
     Manifest,
@@ -22,7 +20,9 @@ from edge.manifest import (
     Tier,
     TokenizerPreprocess,
 )
-from edge.preprocess import TokenizerPreprocessor
+from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.datatypes import Array, TensorSpec
+from edge.errors import Literally, UsageError
 from export.checkpoint import TOKENIZER
 from export.convert import golden_of
 from export.exported import VERSION, Exported

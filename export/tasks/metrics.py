@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import scipy.stats
 
+from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from edge.manifest import Measure
 
 #: How often items are drawn anew.
 RESAMPLES = 1000

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Literally
-from edge.manifest import Measure
 from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier

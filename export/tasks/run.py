@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from edge.bundles.manifest import Provenance
 from edge.errors import Literally, UsageError
-from edge.manifest import Provenance
 from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
 from export.errors import DataError
 from export.provenance import provenance

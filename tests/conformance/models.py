@@ -19,10 +19,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge.bundle import write_bundle
+from edge.bundles.bundle import write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.datatypes import Array, TensorSpec
-from edge.golden import Golden
-from edge.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from tests.edge.models import serialized
 
 ROWS = 8

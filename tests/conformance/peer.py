@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from edge.datatypes import Array, datatype_of
 from edge.pb import inference_pb2 as pb
 from edge.pb.pool import POOL
-from edge.wire import from_raw, to_raw
+from edge.serving.wire import from_raw, to_raw
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _METHODS = {method.name: method for method in POOL.FindServiceByName(SERVICE).methods}

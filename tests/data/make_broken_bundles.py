@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, external_data_helper, helper
 
+from edge.bundles.golden import Golden
 from edge.datatypes import Array
-from edge.golden import Golden
 from tests.edge.models import ORACLE_BUNDLE, oracle_golden
 
 BROKEN_BUNDLES = Path(__file__).parent / "broken_bundles"

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from edge import loader
 from edge.__main__ import cli
-from edge.build import load_runner
 from edge.datatypes import Array, TensorSpec
+from edge.repository.repository import loader
 from edge.runner import Runner
+from edge.runtimes.build import load_runner
 
 ILLEGAL = "cuMemcpyDtoHAsync failed: an illegal memory access was encountered"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edge.batching import Joiner
 from edge.datatypes import Array, TensorSpec
-from edge.job import Job
-from edge.lane import Computed, Lane
-from edge.scheduler import Scheduler
+from edge.scheduling.batching import Joiner
+from edge.scheduling.job import Job
+from edge.scheduling.lane import Computed, Lane
+from edge.scheduling.scheduler import Scheduler
 
 WAIT = 60.0
 

@@ -6,8 +6,7 @@ from math import isfinite
 
 from hypothesis import strategies as st
 
-from edge.datatypes import NUMPY_TYPES, TensorSpec
-from edge.manifest import (
+from edge.bundles.manifest import (
     Artifact,
     ExpressionPreprocess,
     FileRecord,
@@ -18,6 +17,7 @@ from edge.manifest import (
     Tier,
     Tolerance,
 )
+from edge.datatypes import NUMPY_TYPES, TensorSpec
 
 _LARGEST = 2**31 - 1
 

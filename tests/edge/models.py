@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge.bundle import Bundle, write_bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.expression import MAX_TERMS, TOKENS, evaluate, tokenize
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.datatypes import Array, TensorSpec
-from edge.expression import MAX_TERMS, TOKENS, evaluate, tokenize
-from edge.golden import Golden
-from edge.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Provenance, Tier, Tolerance
 
 DATA = Path(__file__).parent.parent / "data"
 ORACLE_BUNDLE = DATA / "bundles" / "calculator-oracle-1"

@@ -12,10 +12,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from edge.bundle import Bundle, write_bundle
-from edge.datatypes import Array, TensorSpec
-from edge.golden import Golden
-from edge.manifest import (
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import (
     Artifact,
     Manifest,
     Profile,
@@ -25,6 +24,7 @@ from edge.manifest import (
     TokenizerPreprocess,
     Tolerance,
 )
+from edge.datatypes import Array, TensorSpec
 from tests.edge.models import serialized
 
 NAME = "better"

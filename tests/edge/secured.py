@@ -14,9 +14,9 @@ import grpc
 import msgspec
 import trustme
 
-from edge.credentials import call_metadata, channel_credentials
+from edge.security.credentials import call_metadata, channel_credentials
+from edge.security.tokens import new_token
 from edge.server import Ready
-from edge.tokens import new_token
 from tests.edge.commands import SECONDS
 
 HOST = "127.0.0.1"

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge.bundle import Bundle, write_bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.golden import Golden
-from edge.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from tests.edge.models import serialized
 
 _ELEMENTS = {

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
-from edge.aio_client import AsyncClient
 from edge.client import InferFailure, InferRequest, InferResult, Retries, text
+from edge.client.aio import AsyncClient
 from edge.errors import ServerError, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready

@@ -10,8 +10,8 @@ from types import ModuleType
 import onnxruntime
 import pytest
 
-from edge.backends import Backend, choose, jetson_model
 from edge.errors import BackendError, UsageError
+from edge.runtimes.backends import Backend, choose, jetson_model
 from tests.edge.marks import with_rtx
 
 # What ONNX Runtime there is decides between the two, on a Jetson as anywhere.

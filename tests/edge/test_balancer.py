@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client, InferRequest, InferResult, Retries
+from edge.client.retries import DEFAULT_RETRIES
 from edge.errors import ServerError
 from edge.load.measure import Plan, Rate, measure
-from edge.retries import DEFAULT_RETRIES
 from tests.edge.balanced import QUESTION, Board, balancer, boards, followed, no_namespaces, reload
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE

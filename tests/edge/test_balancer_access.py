@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edge.client import Client, Credentials, text
-from edge.credentials import channel_credentials
 from edge.errors import ServerError
+from edge.security.credentials import channel_credentials
 from tests.edge.balanced import QUESTION, balancer, boards
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE

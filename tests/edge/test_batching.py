@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.batching import Joiner, split
-from edge.build import load_runner
-from edge.bundle import Bundle, write_bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.manifest import Serving, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import RunnerError
-from edge.job import Job
-from edge.lane import ServingOptions
-from edge.manifest import Serving, TokenizerPreprocess
-from edge.model import Model
-from edge.scheduler import Scheduler
-from edge.statistics import ModelStatistics
+from edge.instruments.statistics import ModelStatistics
+from edge.repository.model import Model
+from edge.runtimes.build import load_runner
+from edge.scheduling.batching import Joiner, split
+from edge.scheduling.job import Job
+from edge.scheduling.lane import ServingOptions
+from edge.scheduling.scheduler import Scheduler
 from tests.edge import sentiment
 from tests.edge.lanes import WAIT, job_of, lane_of, occupied, output, submitted
 from tests.edge.models import write_attention_bundle, write_oracle_bundle

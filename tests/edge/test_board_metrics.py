@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from edge.board_metrics import board_metrics
-from edge.memory import MemorySampler
-from edge.metrics import metrics_app
-from edge.sensors import Sensors
+from edge.instruments.memory import MemorySampler
+from edge.instruments.sensors import Sensors
+from edge.telemetry.board_metrics import board_metrics
+from edge.telemetry.metrics import metrics_app
 from tests.edge.boards import orin_nano, write
 
 if TYPE_CHECKING:

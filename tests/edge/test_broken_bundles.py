@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edge import errors
-from edge.build import load_runner
-from edge.bundle import Bundle
-from edge.preprocess import preprocessor
+from edge.bundles.bundle import Bundle
+from edge.bundles.preprocess import preprocessor
+from edge.runtimes.build import load_runner
 from tests.data import make_broken_bundles
 from tests.data.make_broken_bundles import BROKEN_BUNDLES
 

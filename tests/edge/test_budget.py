@@ -8,14 +8,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edge.budget import MemoryBudget
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.errors import LoadFailed
-from edge.lane import ServingOptions
-from edge.loader import Loader
-from edge.memory import MemorySampler
+from edge.instruments.memory import MemorySampler
 from edge.pb import inference_pb2 as pb
-from edge.scheduler import Scheduler
+from edge.repository.budget import MemoryBudget
+from edge.repository.loader import Loader
+from edge.scheduling.lane import ServingOptions
+from edge.scheduling.scheduler import Scheduler
 from tests.edge.models import write_oracle_bundle
 from tests.edge.processes import served
 from tests.edge.tiered import write_tiered_bundle

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from edge.backends import choose
-from edge.build import build, cached, load_runner
-from edge.bundle import Bundle, write_bundle
-from edge.cache import BuildRecord, cache_directory
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
 from edge.cli.build import build as command
 from edge.errors import GoldenError, UsageError
 from edge.files import sha256
-from edge.golden import Golden
+from edge.runtimes.backends import choose
+from edge.runtimes.build import build, cached, load_runner
+from edge.runtimes.cache import BuildRecord, cache_directory
 from tests.edge.marks import with_rtx
 from tests.edge.models import (
     ORACLE_BUNDLE,
@@ -135,7 +135,8 @@ def test_cache_that_cannot_be_made(oracle: Bundle, tmp_path: Path):
 
 def test_full_disk_leaves_nothing(tmp_path: Path):
     code = (
-        "import resource, sys; from pathlib import Path; from edge.build import build; from edge.bundle import Bundle\n"
+        "import resource, sys; from pathlib import Path\n"
+        "from edge.bundles.bundle import Bundle; from edge.runtimes.build import build\n"
         "bundle = Bundle.open(sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "build(bundle, 'onnxruntime', Path(sys.argv[2]))\n"

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge import manifest as manifests
-from edge.bundle import Bundle, write_bundle
+from edge.bundles import manifest as manifests
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.manifest import Manifest
 from edge.errors import BundleError
-from edge.manifest import Manifest
 from tests.edge.manifests import valid_manifests
 from tests.edge.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, write_oracle_bundle
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.certificates import read_certificates
-from edge.credentials import ServerCertificates, call_metadata, channel_credentials, read_token
 from edge.errors import UsageError
+from edge.security.certificates import read_certificates
+from edge.security.credentials import ServerCertificates, call_metadata, channel_credentials, read_token
 from tests.edge.secured import Authority
 
 NOW = datetime.now(timezone.utc)

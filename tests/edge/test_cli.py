@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from edge import __version__
-from edge.bundle import Bundle
-from edge.manifest import schema
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import schema
 from tests.edge.commands import SECONDS, answer, fewheads, python, refusal
 from tests.edge.models import ORACLE_BUNDLE
 

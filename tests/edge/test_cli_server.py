@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.expression import tokenize
+from edge.bundles.expression import tokenize
 from tests.edge.commands import SECONDS, answer, fewheads, refusal
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE

@@ -15,10 +15,10 @@ import grpc
 import numpy as np
 import pytest
 
+from edge.bundles.expression import tokenize
 from edge.client import Client, Credentials, InferFailure, InferRequest, InferResult, text
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import ServerError, UsageError
-from edge.expression import tokenize
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc

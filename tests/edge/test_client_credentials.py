@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
-from edge.aio_client import AsyncClient
 from edge.client import Client, Credentials, InferRequest, InferResult, text
-from edge.credentials import channel_credentials
+from edge.client.aio import AsyncClient
 from edge.errors import ServerError
+from edge.security.credentials import channel_credentials
 from tests.edge.commands import answer, fewheads, refusal
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE

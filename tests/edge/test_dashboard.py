@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge.http_server import HttpServer
 from edge.launch import running_server
-from edge.pages import LiveReading, Pages
 from edge.pb import telemetry_pb2 as pb
+from edge.telemetry.http import HttpServer
+from edge.telemetry.pages import LiveReading, Pages
 from tests.edge.browser import CHROMIUM, Browser, browser
 from tests.edge.gauges import wait_until
 from tests.edge.models import ORACLE_BUNDLE

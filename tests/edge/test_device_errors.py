@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge.device_errors import fatal, is_fatal
 from edge.errors import InvalidRequest, Literally, RunnerError
+from edge.runtimes.device_errors import fatal, is_fatal
 
 LOST = [
     "cuMemcpyDtoHAsync failed: an illegal memory access was encountered",

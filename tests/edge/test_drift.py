@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from edge.drift import Drift, Promise
 from edge.errors import DeadlineExceeded, Overloaded
-from edge.latency import LatencyTable
-from edge.scheduler import Scheduler
+from edge.scheduling.drift import Drift, Promise
+from edge.scheduling.latency import LatencyTable
+from edge.scheduling.scheduler import Scheduler
 from tests.edge.lanes import WAIT, job_of, lane_of, occupied, submitted
 
 NEAR = Promise(at=0.0, seconds=0.9, left=1.0)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.elastic import AUTO, Choice, Demand, Elastic, LoadLevel
 from edge.errors import InvalidRequest
-from edge.lane import Lane
+from edge.scheduling.elastic import AUTO, Choice, Demand, Elastic, LoadLevel
+from edge.scheduling.lane import Lane
 from tests.edge.lanes import lane_of
 
 #: Seconds of a request, of the full tier and of leaner ones.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge import errors
 from edge.__main__ import cli
 from edge.errors import FewheadsError, Literally, RequestError, shown
-from edge.servicers import STATUS_CODES
+from edge.grpcio.servicers import STATUS_CODES
 
 #: The base alone means "failed"; the kinds of request error share one code, because a command reports them alike.
 EXIT_CODES = {

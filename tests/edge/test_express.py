@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from edge.calls import Calls
-from edge.control import ModelControl
 from edge.errors import InvalidRequest, NotFound
-from edge.express import Express
-from edge.health import Health
-from edge.lane import ServingOptions
+from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
-from edge.repository import Entry, Repository
-from edge.scheduler import Scheduler
-from edge.service import InferenceService
+from edge.repository.repository import Entry, Repository
+from edge.scheduling.lane import ServingOptions
+from edge.scheduling.scheduler import Scheduler
+from edge.serving.calls import Calls
+from edge.serving.control import ModelControl
+from edge.serving.express import Express
+from edge.serving.service import InferenceService
 from tests.edge.conftest import ORACLE
 from tests.edge.models import write_oracle_bundle
 from tests.edge.test_status_codes import expression, good, parameter, typed

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.bundles.expression import MAX_TERMS, MINUS, PADDING, PLUS, TOKENS, evaluate, parse, tokenize
 from edge.errors import InvalidRequest
-from edge.expression import MAX_TERMS, MINUS, PADDING, PLUS, TOKENS, evaluate, parse, tokenize
 
 spaces = st.sampled_from(["", " ", "  ", "\t"])
 whole = st.integers(-9999, 9999).map(str)

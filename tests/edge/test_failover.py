@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.aio_client import AsyncClient
 from edge.client import Client, InferResult, Retries, text
+from edge.client.aio import AsyncClient
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.server import Ready

@@ -122,7 +122,7 @@ def test_a_build_that_is_killed_leaves_a_whole_one_or_none(repository: Path, cac
     write_oracle_bundle(repository / "oracle", "oracle", 1)
     code = (
         "import sys; from itertools import count; from pathlib import Path\n"
-        "from edge.build import build; from edge.bundle import Bundle\n"
+        "from edge.runtimes.build import build; from edge.bundles.bundle import Bundle\n"
         "bundle = Bundle.open(sys.argv[1])\n"
         "for number in count():\n"
         "    build(bundle, 'onnxruntime', Path(sys.argv[2], str(number)))\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edge.expression import TOKENS
+from edge.bundles.expression import TOKENS
 from edge.pb import inference_pb2 as pb
 from tests.edge.faulty import ILLEGAL
 from tests.edge.gauges import wait_until

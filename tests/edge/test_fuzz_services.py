@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.grpc_server import INFERENCE, TELEMETRY
+from edge.grpcio.server import INFERENCE, TELEMETRY
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
@@ -138,7 +138,7 @@ def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: 
 
 def routes() -> list[tuple[str, str]]:
     """Method and path of everything that REST answers."""
-    from edge.rest import RestApi  # its libraries are an extra
+    from edge.rest.paths import RestApi  # its libraries are an extra
 
     nobody: Any = None
     api = RestApi(nobody, nobody, nobody, None, 0)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.bundles.golden import Golden, check_runner, compare, decode
+from edge.bundles.manifest import Tolerance
 from edge.errors import BundleError, GoldenError
-from edge.golden import Golden, check_runner, compare, decode
-from edge.manifest import Tolerance
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.edge.models import oracle_golden, oracle_manifest, oracle_onnx
 
 EXACT = Tolerance(atol=0, rtol=0)

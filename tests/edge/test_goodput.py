@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import UsageError
-from edge.goodput import goodput
+from edge.load.goodput import goodput
 from tests.edge.models import ORACLE_BUNDLE
 from tests.edge.tiered import write_tiered_bundle
 

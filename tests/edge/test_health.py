@@ -14,11 +14,11 @@ import pytest
 
 from edge.datatypes import Array
 from edge.errors import DeviceFailed, FewheadsError, InvalidRequest, ModelNotReady, RunnerError, RunStuck
-from edge.health import Health
-from edge.lane import Lane
-from edge.record import SUSPECT_AFTER
-from edge.repository import Repository
-from edge.scheduler import Scheduler
+from edge.health.health import Health
+from edge.repository.repository import Repository
+from edge.scheduling.lane import Lane
+from edge.scheduling.record import SUSPECT_AFTER
+from edge.scheduling.scheduler import Scheduler
 from tests.edge.faulty import ILLEGAL, Faulty
 from tests.edge.gauges import wait_until
 from tests.edge.lanes import WAIT, job_of, lane_of, occupied, output, submitted

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.latency import LatencyTable
+from edge.scheduling.latency import LatencyTable
 from tests.edge.lanes import lane_of
 
 SIZES = st.integers(1, 10**6)

@@ -13,90 +13,71 @@ from typing import NamedTuple, get_args
 import pytest
 
 import edge
-from edge import tensorrt_builder
+from edge.runtimes import tensorrt_builder
 
 ROOT = Path(edge.__file__).parent.parent
 GENERATED = "edge/pb/"
-HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda")
+HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry")
 
-#: Package to the only files of edge/ that may import it.
+#: The packages and modules of edge/ from the ground up: each may import those before it, and none behind it.
+HOUSE = (
+    "errors",
+    "datatypes",
+    "files",
+    "pb",
+    "runner",
+    "bundles",
+    "runtimes",
+    "security",
+    "instruments",
+    "scheduling",
+    "repository",
+    "health",
+    "serving",
+    "telemetry",
+    "grpcio",
+    "http2",
+    "rest",
+    "client",
+    "settings",
+    "assembly",
+    "server",
+    "launch",
+    "load",
+    "cli",
+    "__main__",
+)
+#: Package to the only parts of edge/ that may import it.
 OWNERS = {
     "grpc": (
-        "edge/client.py",
-        "edge/aio_client.py",
-        "edge/connection.py",
-        "edge/credentials.py",
-        "edge/grpc_server.py",
-        "edge/health_servicer.py",
+        "edge/client/",
+        "edge/security/credentials.py",
+        "edge/grpcio/",
         "edge/http2/",
-        "edge/servicers.py",
         "edge/load/sender.py",
         GENERATED,
     ),
-    "grpc_health": ("edge/grpc_server.py", "edge/health_servicer.py"),
-    "grpc_reflection": ("edge/grpc_server.py",),
-    "ngh2": ("edge/http2/connection.py",),
-    "prometheus_client": ("edge/metrics.py", "edge/board_metrics.py"),
-    "onnxruntime": ("edge/onnxruntime_runner.py",),
+    "grpc_health": ("edge/grpcio/",),
+    "grpc_reflection": ("edge/grpcio/",),
+    "prometheus_client": ("edge/telemetry/metrics.py", "edge/telemetry/board_metrics.py"),
+    "opentelemetry": ("edge/instruments/traces.py",),
+    "onnxruntime": ("edge/runtimes/onnxruntime_runner.py",),
     "tensorrt": (),  # by import_module only, see below
     "tensorrt_rtx": (),
     "torch": (),
     "onnx": (),
-    "starlette": ("edge/rest.py", "edge/rest_endpoint.py"),
-    "uvicorn": ("edge/rest_server.py",),
+    "starlette": ("edge/rest/",),
+    "uvicorn": ("edge/rest/server.py",),
     "tritonclient": (),
     "export": (),
     "tests": (),
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
 }
-#: The protocol's messages stop at the modules that translate them.
-USERS_OF_MESSAGES = (
-    "edge/wire.py",
-    "edge/parameters.py",
-    "edge/service.py",
-    "edge/telemetry.py",
-    "edge/window.py",
-    "edge/shared_tensors.py",
-    "edge/calls.py",
-    "edge/express.py",
-    "edge/streams.py",
-    "edge/extensions.py",
-    "edge/servicers.py",
-    "edge/grpc_server.py",
-    "edge/client.py",
-    "edge/aio_client.py",
-    "edge/connection.py",
-    "edge/inference.py",
-    "edge/rpcs.py",
-    "edge/rest.py",
-    "edge/rest_infer.py",
-    "edge/rest_messages.py",
-    "edge/load/sender.py",
-    "edge/load/workload.py",
-)
-#: The workstation hands bundles over; it neither serves nor asks a server.
-NOT_FOR_EXPORT = (
-    "edge.grpc_server",
-    "edge.servicers",
-    "edge.client",
-    "edge.aio_client",
-    "edge.connection",
-    "edge.fleet",
-    "edge.rest",
-    "edge.rest_server",
-    "edge.server",
-    "edge.service",
-    "edge.repository",
-    "edge.scheduler",
-    "edge.metrics",
-    "edge.telemetry",
-    "edge.launch",
-    "edge.bench",
-    "edge.goodput",
-    "edge.load",
-    "edge.pb",
-)
+#: The protocol's messages stop where they are translated.
+USERS_OF_MESSAGES = {"serving", "telemetry", "grpcio", "rest", "client", "load"}
+#: All that the workstation needs of the device's half: it hands bundles over, and neither serves nor asks a server.
+FOR_EXPORT = ("errors", "datatypes", "files", "runner", "bundles", "runtimes", "instruments", "scheduling", "cli")
 #: Names that the standard library has only since Python 3.11 or later.
 TOO_NEW_MODULES = {"tomllib", "wsgiref.types", "compression", "annotationlib"}
 TOO_NEW_NAMES = {
@@ -229,9 +210,11 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 def test_the_sources_are_found() -> None:
     assert {"edge/errors.py", "edge/cli/serve.py", "edge/pb/inference_pb2.py"} <= {name_of(path) for path in EDGE}
-    assert Import("edge/golden.py", 1, "numpy", False, False).module in {found.module for found in imports(EDGE)}
+    assert Import("edge/bundles/golden.py", 1, "numpy", False, False).module in {
+        found.module for found in imports(EDGE)
+    }
     lazy = {(found.file, found.module) for found in imports(EDGE) if found.lazy or found.typing}
-    assert ("edge/onnxruntime_runner.py", "onnxruntime") in lazy
+    assert ("edge/runtimes/onnxruntime_runner.py", "onnxruntime") in lazy
     assert ("edge/cli/infer.py", "edge.client") in lazy
 
 
@@ -266,11 +249,30 @@ def test_imports_by_name() -> None:
             if name in ways:
                 found[name_of(path), ast.unparse(call)] = name
     assert set(found) == {
-        ("edge/tensorrt_builder.py", "import_module(flavor)"),
+        ("edge/runtimes/tensorrt_builder.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
+        ("edge/client/__init__.py", "import_module(f'{__name__}.{_HOMES[name]}')"),
         *((file, call) for file, call in found if call.startswith("np.load(")),
     }
     assert set(get_args(tensorrt_builder.Flavor)) == {"tensorrt", "tensorrt_rtx"}
+
+
+def part_of(module: str) -> str:
+    """Return the package or module of edge/ that a module is in."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_part_of_the_house_has_its_place() -> None:
+    assert {part_of(module_of(path)) for path in EDGE} - {""} == set(HOUSE)
+
+
+def test_nothing_imports_what_stands_above_it() -> None:
+    wrong = []
+    for found in imports(EDGE):
+        here, there = part_of(found.file.removesuffix(".py").replace("/", ".")), part_of(found.module)
+        if found.is_of("edge") and there in HOUSE and here in HOUSE and not found.typing:
+            wrong += [found] if HOUSE.index(here) < HOUSE.index(there) else []
+    assert not wrong
 
 
 def test_errors_and_datatypes_are_leaves() -> None:
@@ -284,8 +286,8 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 
 def test_only_translators_see_the_protocols_messages() -> None:
-    users = {f.file for f in imports(EDGE) if f.is_of("edge.pb") and not f.file.startswith(GENERATED)}
-    assert users == set(USERS_OF_MESSAGES)
+    users = {f.file for f in imports(EDGE) if f.is_of("edge.pb") and not f.typing and not f.file.startswith(GENERATED)}
+    assert {file.split("/")[1] for file in users} == USERS_OF_MESSAGES
 
 
 def test_nothing_but_the_command_line_imports_commands() -> None:
@@ -293,19 +295,16 @@ def test_nothing_but_the_command_line_imports_commands() -> None:
     assert all(file.startswith("edge/cli/") for file in users)
 
 
-def test_only_the_composition_root_knows_the_transport() -> None:
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.grpc_server")} == {"edge/server.py", "edge/http2/server.py"}
-    # The rest of it is known to no one else.
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.http2.server")} == {"edge/server.py"}
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.rest_server")} == {"edge/server.py"}
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.rest")} == {"edge/server.py", "edge/rest_server.py"}
-    endpoints = {"edge/grpc_server.py", "edge/http2/server.py", "edge/http2/rpc.py"}
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.servicers")} == {"edge/server.py", *endpoints}
-    assert {f.file for f in imports(EDGE) if f.is_of("edge.metrics")} == {"edge/server.py"}
+def test_only_the_composition_root_knows_the_transports() -> None:
+    for transport in ("grpcio", "http2", "rest"):
+        users = {f.file for f in imports(EDGE) if f.is_of(f"edge.{transport}")}
+        assert {file for file in users if not file.startswith(("edge/grpcio/", "edge/http2/", "edge/rest/"))} == {
+            "edge/assembly.py"
+        }
 
 
 def test_export_never_serves() -> None:
-    wrong = [f for f in imports(EXPORT) if f.is_of("grpc") or any(f.is_of(module) for module in NOT_FOR_EXPORT)]
+    wrong = [f for f in imports(EXPORT) if f.is_of("grpc") or (f.is_of("edge") and not is_for_export(f.module))]
     assert not wrong
 
 
@@ -313,8 +312,12 @@ def test_export_does_not_reach_the_server_on_a_detour() -> None:
     graph = at_import([*EDGE, *EXPORT])
     for path in EXPORT:
         for found in imports_of(path):
-            wrong = (reached(graph, found.module) | {found.module}) & set(NOT_FOR_EXPORT)
+            wrong = {m for m in reached(graph, found.module) if m.startswith("edge.") and not is_for_export(m)}
             assert not wrong, f"{found.file}:{found.line} by {found.module}"
+
+
+def is_for_export(module: str) -> bool:
+    return part_of(module) in ("", "__version__", *FOR_EXPORT)
 
 
 def test_tasks_and_the_calculator_do_not_know_each_other() -> None:
@@ -332,7 +335,7 @@ def test_one_place_reads_the_environment() -> None:
                 readers.add(name_of(path))
             if isinstance(node, ast.ImportFrom) and node.module == "os":
                 assert not {alias.name for alias in node.names} & {"environ", "environb", "getenv", "putenv"}
-    assert readers == {"edge/cache.py"}
+    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py"}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
@@ -372,20 +375,15 @@ def test_no_module_of_the_device_loads_a_runtime() -> None:
 
 def test_models_and_commands_load_without_grpc() -> None:
     graph = at_import(EDGE)
-    transport = {
-        "edge.credentials",
-        "edge.grpc_server",
-        "edge.servicers",
-        "edge.client",
-        "edge.aio_client",
-        "edge.connection",
-        "edge.pb.inference_pb2_grpc",
-        "edge.pb.telemetry_pb2_grpc",
-        "edge.health_servicer",
-        *(module for module in graph if module.startswith("edge.http2.")),
-    }
+    transport = {module_of(ROOT / f.file) for f in imports(EDGE) if f.is_of("grpc") and not f.lazy and not f.typing}
     free = sorted(module for module in graph if not (reached(graph, module) | {module}) & transport)
-    assert {"edge.build", "edge.model", "edge.service", "edge.repository", "edge.__main__"} <= set(free)
-    assert {"edge.inference", "edge.retries", "edge.rotation", "edge.fleet"} <= set(free)
+    assert {
+        "edge.runtimes.build",
+        "edge.repository.model",
+        "edge.serving.service",
+        "edge.repository.repository",
+        "edge.__main__",
+    } <= set(free)
+    assert {"edge.client.inference", "edge.client.retries", "edge.client.rotation", "edge.client.fleet"} <= set(free)
     assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
     assert "grpc" not in imported_by(*free)

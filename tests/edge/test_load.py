@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.cli.bench import bench
 from edge.client import Client
 from edge.errors import ServerError, UsageError

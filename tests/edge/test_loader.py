@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from edge import loader
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.errors import GoldenError
-from edge.lane import ServingOptions
-from edge.loader import Loader
-from edge.scheduler import Scheduler
+from edge.repository.loader import Loader
+from edge.repository.repository import loader
+from edge.scheduling.lane import ServingOptions
+from edge.scheduling.scheduler import Scheduler
 from tests.edge.models import DATA
 from tests.edge.sentiment import write_sentiment_bundle
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.memory import MemorySampler
+from edge.instruments.memory import MemorySampler
 from tests.edge.boards import write
 
 PROCESS = 4321

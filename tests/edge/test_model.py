@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.build import load_runner
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
+from edge.bundles.expression import TOKENS, evaluate, tokenize
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
-from edge.expression import TOKENS, evaluate, tokenize
-from edge.model import Model
+from edge.repository.model import Model
+from edge.runtimes.build import load_runner
 from tests.edge.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
 from tests.edge.serving_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
 

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from edge.nonfinite import NonfiniteWarnings, nonfinite
+from edge.instruments.nonfinite import NonfiniteWarnings, nonfinite
 
 FLOATS = ("float16", "float32", "float64")
 
@@ -52,7 +52,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_model_is_warned_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "edge.nonfinite")
+    caplog.set_level(logging.WARNING, "edge.instruments.nonfinite")
     warnings = NonfiniteWarnings(seconds=3600)
     for _ in range(1000):
         warnings.found("m", "half", ["logits", "value"])
@@ -62,7 +62,7 @@ def test_a_model_is_warned_of_now_and_then(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_those_between_two_warnings_are_told_by_their_number(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "edge.nonfinite")
+    caplog.set_level(logging.WARNING, "edge.instruments.nonfinite")
     warnings = NonfiniteWarnings(seconds=3600)
     for _ in range(4):
         warnings.found("m", "full", ["y"])

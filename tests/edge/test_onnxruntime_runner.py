@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from edge.datatypes import TensorSpec
 from edge.errors import BackendError, BundleError, RunnerError
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
 from tests.edge.models import oracle_golden, oracle_onnx, serialized
 

@@ -16,10 +16,10 @@ from google.protobuf.json_format import ParseDict
 
 from edge.client import Client, text
 from edge.errors import UsageError
-from edge.http_server import HttpServer
-from edge.pages import LiveReading
 from edge.pb import telemetry_pb2 as pb
 from edge.server import Ready
+from edge.telemetry.http import HttpServer
+from edge.telemetry.pages import LiveReading
 from tests.edge.conftest import ORACLE
 from tests.edge.gauges import wait_until
 

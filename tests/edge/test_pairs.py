@@ -13,15 +13,15 @@ import tritonclient.grpc as triton
 from click.testing import CliRunner
 from tritonclient.utils import InferenceServerException
 
-from edge import manifest as manifests
-from edge.bundle import write_bundle
+from edge.bundles import manifest as manifests
+from edge.bundles.bundle import write_bundle
+from edge.bundles.manifest import CascadeRouter, LabelPostprocess, Manifest
+from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
 from edge.cli.infer import infer
 from edge.cli.info import info
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
-from edge.manifest import CascadeRouter, LabelPostprocess, Manifest
-from edge.preprocess import TokenizerPreprocessor, preprocessor
 from tests.edge import sentiment
 from tests.edge.pairs import INPUTS, NAME, PAIRS, files, golden, manifest, scores, tokenizer_json, write_pair_bundle
 from tests.edge.sentiment import with_preprocess

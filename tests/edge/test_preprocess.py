@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
+from edge.bundles.expression import MAX_TERMS, TOKENS, tokenize
+from edge.bundles.manifest import ExpressionPreprocess
+from edge.bundles.preprocess import ExpressionPreprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest
-from edge.expression import MAX_TERMS, TOKENS, tokenize
-from edge.manifest import ExpressionPreprocess
-from edge.preprocess import ExpressionPreprocessor, preprocessor
 from tests.edge.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden
 
 STEP = ExpressionPreprocessor(ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0))

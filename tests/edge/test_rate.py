@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from edge.errors import Overloaded, UsageError
-from edge.rate import Rate, RateLimit, client_of, parse_rate
+from edge.security.rate import Rate, RateLimit, client_of, parse_rate
 
 
 class Clock:

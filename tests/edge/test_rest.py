@@ -17,9 +17,9 @@ import grpc
 import numpy as np
 import pytest
 
+from edge.bundles.expression import tokenize
 from edge.client import Client
 from edge.errors import ServerError
-from edge.expression import tokenize
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready

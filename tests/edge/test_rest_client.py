@@ -14,8 +14,8 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, shared_memory, triton_to_np_dtype
 
+from edge.bundles.expression import evaluate, tokenize
 from edge.datatypes import NUMPY_TYPES, Array
-from edge.expression import evaluate, tokenize
 from edge.launch import running_server, serving
 from tests.edge.conftest import ORACLE, VERSIONED
 from tests.edge.models import ORACLE_BUNDLE

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from edge.bundles.expression import tokenize
 from edge.errors import RequestError
-from edge.expression import tokenize
-from edge.statuses import STATUSES
+from edge.serving.statuses import STATUSES
 from tests.edge.asking import JSON_LENGTH, ask, tensor
 from tests.edge.conftest import ORACLE, VERSIONED
 from tests.edge.serving_models import echo_input, echo_output

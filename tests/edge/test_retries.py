@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edge.client import ONCE, Client, Retries
+from edge.client.refusals import Refusal
+from edge.client.retries import Budget
+from edge.client.rotation import FIRST_OUT, LONGEST_OUT, MISSES, Rotation
 from edge.errors import ServerError, UsageError
-from edge.refusals import Refusal
-from edge.retries import Budget
-from edge.rotation import FIRST_OUT, LONGEST_OUT, MISSES, Rotation
 from tests.edge.gauges import wait_until
 from tests.edge.peers import doubled, peer, refusing, x
 

@@ -13,13 +13,13 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from edge.batching import Joiner
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Overloaded
-from edge.job import Job
-from edge.lane import Computed, Lane
-from edge.lease import Lease
-from edge.scheduler import Scheduler
+from edge.scheduling.batching import Joiner
+from edge.scheduling.job import Job
+from edge.scheduling.lane import Computed, Lane
+from edge.scheduling.lease import Lease
+from edge.scheduling.scheduler import Scheduler
 from tests.edge.lanes import VALUES, WAIT, job_of, lane_of, occupied, output, run, submitted
 
 ROW_BYTES = 4

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge import sensors as module
-from edge.sensors import SensorReading, Sensors
+from edge.instruments import sensors as module
+from edge.instruments.sensors import SensorReading, Sensors
 from tests.edge.boards import RAILS, STAT, STAT_LATER, TEMPERATURES, link, orin_nano, write
 
 JETPACKS = (5, 6, 7)

@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+from edge.bundles.expression import tokenize
 from edge.datatypes import Array
 from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded, RequestError
-from edge.expression import tokenize
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from edge.shared_memory import MAX_REGIONS, SharedMemory
+from edge.serving.shared_memory import MAX_REGIONS, SharedMemory
 from tests.edge.conftest import ORACLE
 from tests.edge.gauges import wait_until
 from tests.edge.serving_models import ECHO_MAX

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.statistics import BUCKETS_NS, STAGES, Histogram, ModelStatistics, Timings
+from edge.instruments.statistics import BUCKETS_NS, STAGES, Histogram, ModelStatistics, Timings
 
 #: Durations up to the last bound, and beyond 0 as a clock gives them.
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), min_size=1, max_size=200)

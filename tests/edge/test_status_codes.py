@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge.expression import tokenize
+from edge.bundles.expression import tokenize
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.edge.conftest import ORACLE, VERSIONED

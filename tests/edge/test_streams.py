@@ -22,7 +22,7 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from edge.streams import MAX_IN_FLIGHT
+from edge.serving.streams import MAX_IN_FLIGHT
 from tests.edge.conftest import ORACLE
 from tests.edge.gauges import gauge, is_at_rest, wait_until
 from tests.edge.serving_models import ECHO_MAX

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from edge.cli.serve import serve
+from edge.health.systemd import Notifier
 from edge.settings import Settings
-from edge.systemd import Notifier
 from tests.edge.gauges import wait_until
 from tests.edge.models import write_oracle_bundle
 from tests.edge.processes import served

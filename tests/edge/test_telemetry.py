@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.health import Health
+from edge.health.health import Health
+from edge.instruments.statistics import STAGES
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.repository import Repository
-from edge.scheduler import Scheduler
+from edge.repository.repository import Repository
+from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
-from edge.service import InferenceService
-from edge.statistics import STAGES
+from edge.serving.service import InferenceService
 from tests.edge.gauges import wait_until
 from tests.edge.sentiment import write_sentiment_bundle
 from tests.edge.serving_models import echo_input, write_busy_bundle, write_echo_bundle
@@ -199,7 +199,7 @@ def test_an_unforeseen_failure_is_counted_too(tmp_path: Path, monkeypatch: pytes
     try:
         repository.load_all()
         service = InferenceService(repository, scheduler, Health(repository, scheduler.runs))
-        monkeypatch.setattr("edge.service.decode_inputs", lambda *_: 1 / 0)
+        monkeypatch.setattr("edge.serving.service.decode_inputs", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             service.start(echo(1), None)
         (entry,) = repository

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 import pytest
 from onnx import TensorProto, helper
 
+from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
-from edge.manifest import Profile
-from edge.tensorrt_builder import CompiledEngine, compile_onnx
+from edge.runtimes.tensorrt_builder import CompiledEngine, compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator, external_data
 from tests.edge.marks import with_rtx
 from tests.edge.models import (

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from edge.build import build, load_runner
-from edge.bundle import Bundle, write_bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.manifest import CascadeRouter, Manifest, Serving
+from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.launch import running_server
-from edge.manifest import CascadeRouter, Manifest, Serving
-from edge.model import Model
-from edge.preprocess import TokenizerPreprocessor, preprocessor
-from edge.repository import Repository
-from edge.router import margins
-from edge.scheduler import Scheduler
+from edge.repository.model import Model
+from edge.repository.repository import Repository
+from edge.runtimes.build import build, load_runner
+from edge.scheduling.router import margins
+from edge.scheduling.scheduler import Scheduler
 from tests.edge import sentiment
 from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json, with_preprocess
 
@@ -238,7 +238,7 @@ class ReadingBundle(Bundle):
 
 def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentiment.write_sentiment_bundle(tmp_path / "models" / "sentiment")
-    monkeypatch.setattr("edge.repository.Bundle", ReadingBundle)
+    monkeypatch.setattr("edge.repository.repository.Bundle", ReadingBundle)
     device = Scheduler(max_queue_size=1)
     repository = Repository(tmp_path / "models", device, target="onnxruntime", cache=tmp_path / "cache")
     repository.load_all()

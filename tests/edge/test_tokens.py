@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from edge.access import Access
 from edge.errors import PermissionDenied, Unauthenticated, UsageError
-from edge.scopes import TELEMETRY_GET
-from edge.tokens import MAX_TOKENS, Token, holder, new_token, read_tokens
-from edge.watched import Watched
+from edge.security.access import Access
+from edge.security.scopes import TELEMETRY_GET
+from edge.security.tokens import MAX_TOKENS, Token, holder, new_token, read_tokens
+from edge.security.watched import Watched
 from tests.edge.commands import answer, fewheads, refusal
 from tests.edge.secured import tokens_file, write_tokens
 

@@ -13,8 +13,8 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from edge.bundles.expression import evaluate, tokenize
 from edge.datatypes import NUMPY_TYPES, Array
-from edge.expression import evaluate, tokenize
 from tests.edge.conftest import ORACLE, VERSIONED
 from tests.edge.serving_models import echo_input, echo_output
 

@@ -11,9 +11,9 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.instruments.statistics import BUCKETS_NS, Histogram
 from edge.pb import telemetry_pb2 as pb
-from edge.statistics import BUCKETS_NS, Histogram
-from edge.window import WINDOW_SECONDS, Recent, between, document
+from edge.telemetry.window import WINDOW_SECONDS, Recent, between, document
 
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), max_size=50)
 

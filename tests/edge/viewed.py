@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from edge.client import Client, text
+from edge.client.retries import ONCE
 from edge.errors import ServerError
 from edge.launch import running_server
-from edge.retries import ONCE
 from tests.edge.browser import browser
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE

@@ -2,11 +2,11 @@ import numpy as np
 import onnx
 import pytest
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
+from edge.bundles.expression import tokenize
+from edge.bundles.golden import check_runner
 from edge.errors import BundleError
-from edge.expression import tokenize
-from edge.golden import check_runner
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.calculator.bundle import export_run
 from export.calculator.models import MODELS
 from export.checkpoint import load

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edge.expression import evaluate
+from edge.bundles.expression import evaluate
 from export.calculator import data
 from export.errors import DataError
 

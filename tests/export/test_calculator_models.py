@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge.expression import tokenize
+from edge.bundles.expression import tokenize
 from export.calculator.models import MODELS, EncoderLayer, Gate, Oracle, Transformer4, create
 from export.calculator.run import train_run
 from export.checkpoint import load

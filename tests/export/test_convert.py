@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from edge.bundles.manifest import Tolerance
 from edge.errors import GoldenError
-from edge.manifest import Tolerance
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.attention import MultiHeadAttention
 from export.calculator.models import MODELS, create
 from export.convert import OPSET, golden_of, largest_difference, to_onnx

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Tolerance
 from edge.errors import UsageError
-from edge.golden import Golden
-from edge.manifest import Tolerance
 from export.adaptive.budget import mac_curve
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use

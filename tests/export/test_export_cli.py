@@ -5,7 +5,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from export.calculator import NAMES
 from export.calculator.models import MODELS

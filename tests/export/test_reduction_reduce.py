@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge.manifest import Provenance
+from edge.bundles.manifest import Provenance
 from export.checkpoint import RunConfig, RunMetrics, load, save
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier

@@ -8,11 +8,11 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
-from edge.golden import Golden
-from edge.manifest import Profile
-from edge.onnxruntime_runner import OnnxRuntimeRunner
-from edge.tensorrt_builder import compile_onnx
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.tensorrt_builder import compile_onnx
 from export.convert import golden_of, to_onnx
 from export.heads import SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained

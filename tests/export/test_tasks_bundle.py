@@ -5,11 +5,11 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 
-from edge.build import build
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import ScorePostprocess
 from edge.errors import UsageError
 from edge.launch import running_server
-from edge.manifest import ScorePostprocess
+from edge.runtimes.build import build
 from export.cli import export
 from export.tasks.bundle import LABELS
 from export.tasks.cli import finetune

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from edge.bundle import Bundle
+from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from edge.server import Ready
 from export.calculator import data

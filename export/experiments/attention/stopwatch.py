@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge.datatypes import Array
-from edge.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.heads import SequenceClassifier
 from export.precision import dynamic_int8

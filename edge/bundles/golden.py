@@ -1,0 +1,176 @@
+"""The golden set of a bundle: real inputs, and the outputs that the trained model gave for them.
+
+It is the acceptance test that travels with the model: no runner answers a client before it has reproduced it.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from edge.bundles.manifest import Manifest, Tolerance
+from edge.datatypes import Array, TensorSpec, datatype_of
+from edge.errors import BundleError, GoldenError, Literally
+from edge.runner import Runner
+
+_FIX = "Export the bundle again."
+_KINDS = ("input", "output", "raw")
+
+
+class Golden(msgspec.Struct, frozen=True):
+    """``inputs`` and ``outputs`` of the ONNX graph, and ``raw``: what the preprocessor turns into the inputs."""
+
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+    raw: dict[str, Array] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many items the set holds."""
+        return len(next(iter(self.inputs.values())))
+
+    def encode(self) -> bytes:
+        """Return the set as an uncompressed ``.npz`` with the keys ``input/x``, ``output/y`` and ``raw/text``."""
+        kinds = {"input": self.inputs, "output": self.outputs, "raw": self.raw}
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for key, array in ((f"{kind}/{name}", kinds[kind][name]) for kind in _KINDS for name in kinds[kind]):
+                member = io.BytesIO()
+                np.save(member, array, allow_pickle=False)
+                # Not np.savez: the bytes around its members, and so the hash, depend on the version of Python.
+                archive.writestr(zipfile.ZipInfo(f"{key}.npy"), member.getvalue())
+        return buffer.getvalue()
+
+
+class OutputDiff(msgspec.Struct, frozen=True):
+    """How one output compared: the largest absolute difference, and the largest that was allowed where it was."""
+
+    name: str
+    max_abs_diff: float
+    allowed: float
+    passed: bool
+
+
+class GoldenReport(msgspec.Struct, frozen=True):
+    """The comparison of all outputs; :attr:`passed` says whether the model may be served."""
+
+    rows: int
+    outputs: tuple[OutputDiff, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is close enough."""
+        return all(diff.passed for diff in self.outputs)
+
+    @property
+    def max_abs_diff(self) -> float:
+        """The largest difference over all outputs."""
+        return max(diff.max_abs_diff for diff in self.outputs)
+
+
+def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
+    """Return the golden set in ``data``, checked against the manifest.
+
+    Raises:
+        BundleError: it is not an uncompressed ``.npz``, holds an object array, misses or adds a tensor, has another
+            datatype or shape, or a value that is not finite.
+    """
+    arrays = _read(data, subject)
+    kinds: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
+    for key, array in arrays.items():
+        kind, _, name = key.partition("/")
+        if kind not in kinds:
+            raise BundleError(f"{subject} array {key!r}", given=key, expected="input/…, output/… or raw/…", fix=_FIX)
+        kinds[kind][name] = array
+    golden = Golden(kinds["input"], kinds["output"], kinds["raw"])
+    _check(golden.inputs, manifest.inputs, f"{subject} input")
+    _check(golden.outputs, manifest.outputs, f"{subject} output")
+    raw_names = {text.name for text in manifest.preprocess.inputs} if manifest.preprocess else set()
+    if set(golden.raw) != raw_names:
+        raise BundleError(f"{subject} raw", given=sorted(golden.raw), expected=str(sorted(raw_names)), fix=_FIX)
+    if manifest.max_batch_size and len({len(array) for array in arrays.values()}) != 1:
+        lengths = {key: len(array) for key, array in arrays.items()}
+        raise BundleError(subject, given=lengths, expected="as many rows in every array", fix=_FIX)
+    return golden
+
+
+def _read(data: bytes, subject: str) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            # A stored member cannot be larger than the file, so nothing small can unpack to something huge.
+            packed = [item.filename for item in archive.infolist() if item.compress_type != zipfile.ZIP_STORED]
+        if packed:
+            raise BundleError(f"{subject} member {packed[0]!r}", given="compressed", expected="stored", fix=_FIX)
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except BundleError:
+        raise
+    except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
+        raise BundleError(subject, given=Literally(error), expected="an .npz without pickles", fix=_FIX) from None
+
+
+def _check(arrays: Mapping[str, Array], specs: tuple[TensorSpec, ...], subject: str) -> None:
+    if set(arrays) != {spec.name for spec in specs}:
+        expected = f"exactly {sorted(spec.name for spec in specs)}"
+        raise BundleError(f"{subject} names", given=sorted(arrays), expected=expected, fix=_FIX)
+    for spec in specs:
+        array = arrays[spec.name]
+        if datatype_of(array) != spec.datatype or not spec.accepts(array.shape) or array.size == 0:
+            given = f"{datatype_of(array)} {list(array.shape)}"
+            expected = f"{spec.datatype} {list(spec.shape)}, not empty"
+            raise BundleError(f"{subject} {spec.name!r}", given=Literally(given), expected=expected, fix=_FIX)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BundleError(
+                f"{subject} {spec.name!r}", given=Literally("NaN or Inf"), expected="finite values", fix=_FIX
+            )
+
+
+def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> GoldenReport:
+    """Compare a model's outputs with the golden ones. NaN never passes."""
+    diffs = []
+    for name, want in golden.outputs.items():
+        have = got[name]
+        if want.dtype.kind in "SUO" or have.shape != want.shape:
+            same = have.shape == want.shape and bool((have == want.astype(have.dtype)).all())
+            diffs.append(OutputDiff(name, 0.0 if same else float("inf"), 0.0, same))
+            continue
+        difference = np.abs(have.astype(np.float64) - want.astype(np.float64))
+        allowed = tolerance.atol + tolerance.rtol * np.abs(want.astype(np.float64))
+        worst = np.unravel_index(int(np.argmax(difference - allowed)), difference.shape)  # NaN counts as largest
+        passed = bool((difference <= allowed).all())
+        diffs.append(OutputDiff(name, float(difference.max()), float(allowed[worst]), passed))
+    return GoldenReport(golden.rows, tuple(diffs))
+
+
+def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: str, max_rows: int) -> GoldenReport:
+    """Run the golden inputs and compare.
+
+    Args:
+        runner: the loaded model.
+        golden: the golden set.
+        tolerance: what its artifact allows.
+        subject: how errors call the model.
+        max_rows: how many rows the runner takes at once; 0 when its inputs have no batch dimension.
+
+    Raises:
+        GoldenError: an output is further away than its tolerance allows; the message gives both numbers.
+    """
+    step = max_rows or golden.rows
+    parts = [
+        runner.infer({name: array[start : start + step] for name, array in golden.inputs.items()})
+        for start in range(0, golden.rows, step)
+    ]
+    report = compare({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, golden, tolerance)
+    for diff in report.outputs:
+        if not diff.passed:
+            raise GoldenError(
+                f"{subject} output {diff.name!r} on {report.rows} golden rows",
+                given=Literally(f"a largest difference of {diff.max_abs_diff:.3g}"),
+                expected=f"at most {diff.allowed:.3g}",
+                fix="Do not serve this build: rebuild it, in FP32 if it was reduced, or export the bundle again.",
+            )
+    return report

@@ -1,0 +1,156 @@
+"""Preprocessing on the device, as a bundle's manifest asks for it, so that clients may send text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from edge.bundles import expression, text
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import ExpressionPreprocess, TokenizerPreprocess
+from edge.datatypes import Array, TensorSpec
+from edge.errors import BackendError, BundleError, InvalidRequest, Literally
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
+
+
+class Preprocessor(Protocol):
+    """Text to the inputs of a graph."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a client may send: all of them, or none."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that they stand for; a client sends these or :attr:`inputs`, never both."""
+        ...
+
+    def __call__(self, *texts: Array) -> dict[str, Array]:
+        """Return the inputs of the graph for texts of shape (rows, 1), in the order of :attr:`inputs`.
+
+        Raises:
+            InvalidRequest: a text is not UTF-8, or not what the model reads.
+        """
+        ...
+
+
+class ExpressionPreprocessor:
+    """Arithmetic text (BYTES, [-1, 1]) to the calculator's tokens (FP32, [-1, 15]); see :class:`Preprocessor`."""
+
+    def __init__(self, config: ExpressionPreprocess) -> None:
+        self.inputs = config.inputs
+        self.outputs = config.outputs
+        self._max_abs_operand = config.max_abs_operand
+
+    def __call__(self, *texts: Array) -> dict[str, Array]:
+        """Return the tokens of expressions."""
+        decoded = text.decode(texts[0][:, 0], f"input {self.inputs[0].name!r}").tolist()
+        return {self.outputs[0]: expression.tokenize(decoded, self._max_abs_operand)}
+
+
+class TokenizerPreprocessor:
+    """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
+
+    See :class:`Preprocessor`.
+
+    Args:
+        config: what the manifest says.
+        definition: the ``tokenizer.json``.
+        subject: how errors call that file.
+
+    Raises:
+        BundleError: the file is no tokenizer, or leaves no room for text in the manifest's ``max_length``.
+        BackendError: the package ``tokenizers`` is missing.
+    """
+
+    def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str) -> None:
+        self.inputs = config.inputs
+        self.outputs = config.outputs
+        self._config = config
+        self._tokenizer = _tokenizer(definition, subject)
+        special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
+        if config.max_length <= special:  # the library would raise, or cut nothing
+            expected = f"more tokens than the {special} that the tokenizer adds"
+            raise BundleError(f"{subject} max_length", given=config.max_length, expected=expected, fix=_EXPORT_AGAIN)
+        # A tokenizer.json brings the padding and truncation of its training with it; the manifest's hold here.
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
+
+    def __call__(self, *texts: Array) -> dict[str, Array]:
+        """Return ids, mask and segments, as long as the longest row of the request."""
+        columns = [self._decoded(spec.name, column[:, 0]) for spec, column in zip(self.inputs, texts, strict=True)]
+        # One by one: the batch call would start threads of its own beside the server's.
+        encoded = [self._tokenizer.encode(*row) for row in zip(*columns, strict=True)]
+        ids = np.full((len(encoded), max(len(one.ids) for one in encoded)), self._config.pad_id, np.int64)
+        mask, segments = np.zeros_like(ids), np.zeros_like(ids)
+        for row, one in enumerate(encoded):
+            ids[row, : len(one.ids)] = one.ids
+            mask[row, : len(one.ids)] = 1
+            segments[row, : len(one.ids)] = one.type_ids
+        # Without segments in the graph, `outputs` ends before them.
+        return dict(zip(self.outputs, (ids, mask, segments), strict=False))
+
+    def _decoded(self, name: str, column: Array) -> list[str]:
+        subject, limit = f"input {name!r}", self._config.max_text_bytes
+        for element in column.tolist():
+            if len(element) > limit:
+                given = Literally(f"{len(element)} bytes")
+                fix = "Send less of it."
+                raise InvalidRequest(f"text in {subject}", given=given, expected=f"at most {limit}", fix=fix)
+        decoded: list[str] = text.decode(column, subject).tolist()
+        return decoded
+
+
+def preprocessor(bundle: Bundle) -> Preprocessor | None:
+    """Return the preprocessor that a bundle asks for, if it asks for one; it has reproduced the golden inputs.
+
+    Raises:
+        BundleError: a file of it is broken, or it makes other inputs of the golden text than the bundle holds.
+        BackendError: a package that it needs is missing.
+    """
+    config = bundle.manifest.preprocess
+    if config is None:
+        return None
+    step: Preprocessor
+    if isinstance(config, ExpressionPreprocess):
+        step = ExpressionPreprocessor(config)
+    else:
+        step = TokenizerPreprocessor(config, bundle.read(config.file), f"file {bundle.path / config.file}")
+    _check_golden(step, bundle)
+    return step
+
+
+def _check_golden(step: Preprocessor, bundle: Bundle) -> None:
+    subject = f"bundle {bundle.path} golden raw {', '.join(repr(spec.name) for spec in step.inputs)}"
+    texts = [bundle.golden.raw[spec.name] for spec in step.inputs]
+    for spec, raw in zip(step.inputs, texts, strict=True):
+        if raw.dtype.kind != "S" or not spec.accepts(raw.shape):
+            given = Literally(f"{raw.dtype} {list(raw.shape)}")
+            raise BundleError(subject, given=given, expected=f"bytes {list(spec.shape)}", fix=_EXPORT_AGAIN)
+    try:
+        made = step(*texts)
+    except InvalidRequest as error:
+        raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=_EXPORT_AGAIN) from None
+    for name, array in made.items():
+        if not np.array_equal(array, bundle.golden.inputs[name]):
+            given, expected = Literally("other values"), f"exactly the golden input {name!r} after preprocessing"
+            raise BundleError(subject, given=given, expected=expected, fix=_EXPORT_AGAIN)
+
+
+def _tokenizer(definition: bytes, subject: str) -> Tokenizer:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        fix = "Install the extra 'text'."
+        raise BackendError("tokenizers", given=Literally(error), expected="an importable package", fix=fix) from None
+    try:
+        return Tokenizer.from_str(definition.decode())
+    except Exception as error:  # the library raises nothing more specific
+        expected = "a tokenizer.json of Hugging Face's tokenizers"
+        raise BundleError(subject, given=Literally(error), expected=expected, fix="Export the bundle again.") from None

@@ -1,0 +1,40 @@
+"""Clients of any server of the protocol: NumPy in, NumPy out, blocking or with asyncio.
+
+gRPC is loaded when a client is first named, so that commands which only check their arguments stay quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge.client.aio import AsyncClient as AsyncClient
+    from edge.client.connection import Credentials as Credentials
+    from edge.client.fleet import DEFAULT_URL as DEFAULT_URL
+    from edge.client.inference import InferFailure as InferFailure
+    from edge.client.inference import InferRequest as InferRequest
+    from edge.client.inference import InferResult as InferResult
+    from edge.client.inference import text as text
+    from edge.client.retries import ONCE as ONCE
+    from edge.client.retries import Retries as Retries
+    from edge.client.sync import Client as Client
+
+_HOMES = {
+    "AsyncClient": "aio",
+    "Client": "sync",
+    "Credentials": "connection",
+    "DEFAULT_URL": "fleet",
+    "InferFailure": "inference",
+    "InferRequest": "inference",
+    "InferResult": "inference",
+    "ONCE": "retries",
+    "Retries": "retries",
+    "text": "inference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

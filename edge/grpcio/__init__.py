@@ -1,0 +1,1 @@
+"""The protocol over gRPC's own library."""

@@ -1,0 +1,1 @@
+"""Whether the server is sound, and who is told."""

@@ -1,0 +1,229 @@
+"""A model that can be asked: a bundle, its preprocessing, its loaded runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import Serving
+from edge.bundles.postprocess import postprocessor
+from edge.bundles.preprocess import preprocessor
+from edge.datatypes import Array, TensorSpec
+from edge.errors import InvalidRequest, Literally
+from edge.runner import Runner
+from edge.runtimes.build import Loaded
+from edge.scheduling.batching import Joiner
+from edge.scheduling.elastic import AUTO, PINNED, ROUTER, Elastic
+from edge.scheduling.lane import Computed, Lane, ServingOptions
+from edge.scheduling.lease import Lease
+from edge.scheduling.router import answered_by, cascade
+
+#: Runs of each tier when it is loaded, from which its time is learnt before the first request comes.
+_MEASURED_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """What the runner gets for one request: its inputs, and how many rows they hold."""
+
+    inputs: dict[str, Array]
+    rows: int
+
+
+class Model:
+    """One loaded bundle.
+
+    Attributes:
+        name: its name.
+        version: its version, as the protocol writes it.
+        manifest: its manifest.
+        tiers: the runner and golden report of each tier by name, the full one first. Only worker 0 may call the
+            runners.
+        instances: the same for each worker; the first is :attr:`tiers`.
+        lanes: each tier as the scheduler sees it, and the router under ``auto``.
+        elastic: chooses among them.
+        lease: who still uses the runners.
+        inputs: what a client may send, by name: the graph's inputs, and the text that may stand for some of them.
+        outputs: what a client may ask for, by name: the graph's outputs, and what is made of them.
+        optional: the inputs of which a client chooses one or the other.
+        load_memory_bytes: how much the process grew while it was loaded.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        tiers: Mapping[str, Loaded],
+        load_memory_bytes: int,
+        *,
+        further_instances: Sequence[Mapping[str, Loaded]] = (),
+        options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
+    ) -> None:
+        self.manifest = bundle.manifest
+        self.name = bundle.manifest.name
+        self.version = str(bundle.manifest.version)
+        self.tiers = dict(tiers)
+        self.instances = [self.tiers, *map(dict, further_instances)]
+        self.lease = Lease(self._close_runners)
+        self.load_memory_bytes = load_memory_bytes
+        self._preprocess = preprocessor(bundle)
+        self._postprocess = postprocessor(bundle.manifest)
+        texts = self._preprocess.inputs if self._preprocess else ()
+        made = [self._postprocess.output] if self._postprocess else []
+        self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
+        self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
+        self.optional = {*(spec.name for spec in texts), *(self._preprocess.outputs if self._preprocess else ())}
+        self.lanes = self._lanes(bundle, options)
+        self.elastic = Elastic(self.name, self.lanes, options.policy or self._default_policy)
+        self._golden = bundle.goldens
+
+    @property
+    def full_tier(self) -> str:
+        """The name of the largest tier."""
+        return self.manifest.tiers[0].name
+
+    @property
+    def runner(self) -> Runner:
+        """The runner of the full tier."""
+        return self.tiers[self.full_tier].runner
+
+    @property
+    def golden_max_abs_diff(self) -> float:
+        """The largest difference of any tier from its golden outputs."""
+        return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
+
+    def infer(self, tier: str, instance: int, inputs: Mapping[str, Array]) -> Computed:
+        """Compute a tier, or let the router choose; on the thread of the instance.
+
+        Raises:
+            RequestError: as the runner's.
+        """
+        router, tiers = self.manifest.router, self.instances[instance]
+        if tier == AUTO and router:
+            lean, full = (tiers[name].runner.infer for name in (router.lean, router.full))
+            return cascade(router, lean, full, inputs)
+        return Computed(tiers[tier].runner.infer(inputs))
+
+    def measure(self) -> None:
+        """Learn how long each tier takes for one golden row, or the whole golden set where it has no rows."""
+        for name, lane in self.lanes.items():
+            inputs = self.golden_row(name)
+            for _ in range(_MEASURED_RUNS):
+                begun = time.perf_counter()
+                self.infer(name, 0, inputs)
+                lane.latency.observe(lane.joiner.size(inputs), time.perf_counter() - begun)
+
+    def golden_row(self, lane: str) -> dict[str, Array]:
+        """Return inputs that a lane must be able to compute: one golden row, or the whole set where it has no rows."""
+        golden = self._golden[self.full_tier if lane == AUTO else lane]
+        return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
+
+    def complete(self, outputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the graph and what the manifest makes of them, such as labels or scores."""
+        step = self._postprocess
+        return {**outputs, step.output.name: step(outputs[step.reads])} if step else outputs
+
+    def close(self) -> None:
+        """Let no further request in, and close every runner, or let the last request on its way do so; on worker 0."""
+        if self.lease.end():
+            self._close_runners()
+
+    def _close_runners(self) -> None:
+        for tiers in self.instances:
+            for loaded in tiers.values():
+                loaded.runner.close()
+
+    @property
+    def _serving(self) -> Serving:
+        return self.manifest.serving or Serving()
+
+    @property
+    def _default_policy(self) -> str:
+        router = self.manifest.router
+        return self._serving.policy or (ROUTER if router and router.default else PINNED)
+
+    def _lanes(self, bundle: Bundle, options: ServingOptions) -> dict[str, Lane]:
+        joiner = Joiner.of(self.manifest)
+        delay_us = (
+            self._serving.max_queue_delay_us if options.max_queue_delay_us is None else options.max_queue_delay_us
+        )
+        router = self.manifest.router
+        lanes = {}
+        for name in [*self.tiers, *([AUTO] if router else [])]:
+            own = [router.lean, router.full] if router and name == AUTO else [name]
+            joined = options.batching and all(_is_row_by_row(bundle, tier) for tier in own)
+            lanes[name] = Lane(
+                name,
+                partial(self.infer, name),
+                joiner,
+                max_rows=self.manifest.max_batch_size if joined else 0,
+                max_delay_seconds=delay_us / 1e6,
+                preferred_rows=self._serving.preferred_batch_sizes,
+                name_of=partial(answered_by, router) if router and name == AUTO else None,
+                model=f"{self.name}:{self.version}",
+                on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in own),
+            )
+        return lanes
+
+    def prepare(self, arrays: Mapping[str, Array]) -> Feeds:
+        """Check a request's tensors against the batch limit and the profile, and preprocess them.
+
+        Raises:
+            InvalidRequest: an input is missing or superfluous, the batch is too large or uneven, a shape is outside
+                the profile, or a text cannot be read.
+        """
+        rows = self._rows(arrays)
+        inputs = dict(arrays)
+        step = self._preprocess
+        texts = [spec.name for spec in step.inputs] if step else []
+        together = " and ".join(map(repr, texts))
+        sent = [name for name in texts if name in inputs]
+        if step and sent:
+            both = [name for name in step.outputs if name in inputs]
+            if both:
+                given = Literally(f"{sent[0]!r} and {both[0]!r}")
+                raise self._invalid("inputs", given, "one of them", f"{sent[0]!r} stands for {both[0]!r}.")
+            missing = [name for name in texts if name not in inputs]
+            if missing:
+                fix = f"This model reads them together; add {missing[0]!r}."
+                raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), together, fix)
+            inputs.update(step(*(inputs.pop(name) for name in texts)))
+        for spec in self.manifest.inputs:
+            if spec.name not in inputs:
+                alternative = f" (or {together})" if step and spec.name in step.outputs else ""
+                given = Literally(f"only {sorted(arrays)}")
+                raise self._invalid("inputs", given, f"{spec.name!r}{alternative}", "Add it.")
+            self._check_profile(spec.name, inputs[spec.name].shape)
+        return Feeds(inputs, rows)
+
+    def _rows(self, arrays: Mapping[str, Array]) -> int:
+        """Return the batch size; 1 for models without a batch dimension."""
+        limit = self.manifest.max_batch_size
+        if not limit or not arrays:
+            return 1
+        batches: dict[str, int] = {name: array.shape[0] for name, array in arrays.items()}
+        rows = max(batches.values())
+        if min(batches.values()) != rows:
+            raise self._invalid("batch", batches, "the same first dimension everywhere", "Send as many rows each.")
+        if rows > limit:
+            raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")
+        return rows
+
+    def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
+        profile = self.manifest.profile.get(name)
+        if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
+            expected = f"between {list(profile.min)} and {list(profile.max)}"
+            raise self._invalid(f"input {name!r} shape", list(shape), expected, "Shorten or split the request.")
+
+    def _invalid(self, what: str, given: object, expected: str, fix: str) -> InvalidRequest:
+        return InvalidRequest(f"{what} of {self.name!r}", given=given, expected=expected, fix=fix)
+
+
+def _is_row_by_row(bundle: Bundle, tier: str) -> bool:
+    """Say whether a row's answer does not depend on the others of its run.
+
+    ONNX Runtime's dynamic INT8 takes the scale of its activations from the whole run, so a neighbour would change it.
+    """
+    return bundle.artifact("onnxruntime", tier).precision != "int8"

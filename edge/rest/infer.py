@@ -1,0 +1,250 @@
+"""Tensors over HTTP: as JSON, or as binary data behind it, to the messages of ModelInfer and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from edge.datatypes import NUMPY_TYPES, Array
+from edge.errors import InvalidRequest, Literally
+from edge.pb import inference_pb2 as pb
+from edge.rest.json_messages import MAX_JSON_BYTES, checked, encode, field, int64, kind_of, parse
+from edge.rest.messages import parameters_of, set_parameters
+from edge.serving.shared_tensors import is_shared
+from edge.serving.wire import from_raw, to_raw
+
+#: The header that says how many bytes of a body are JSON; binary data follows them.
+JSON_LENGTH: Final = "Inference-Header-Content-Length"
+_BINARY_SIZE, _BINARY = "binary_data_size", "binary_data"
+#: What JSON may hold for a datatype. FP16 and BF16 travel as binary data only.
+_ELEMENTS: Final[dict[str, set[type]]] = {
+    "BOOL": {bool},
+    "BYTES": {str},
+    "FP32": {int, float},
+    "FP64": {int, float},
+    **{datatype: {int} for datatype, dtype in NUMPY_TYPES.items() if dtype.kind in "iu"},
+}
+_MAX_RANK = 8  # of any input of a bundle
+_MAX_DIGITS = 10
+
+
+class Wanted(NamedTuple):
+    """Which outputs a client wants as binary data.
+
+    Attributes:
+        default: whether those that it does not name are.
+        outputs: by name.
+    """
+
+    default: bool
+    outputs: dict[str, bool]
+
+    def binary(self, name: str) -> bool:
+        """Say whether an output shall be binary data."""
+        return self.outputs.get(name, self.default)
+
+
+def infer_request(
+    model: str, version: str, body: bytes, json_length: str | None
+) -> tuple[pb.ModelInferRequest, Wanted]:
+    """Return the message that a body asks for, its tensors raw, and how the outputs shall be sent.
+
+    What contradicts the model's metadata is not seen here, but where the message is answered.
+
+    Args:
+        model: from the path.
+        version: from the path; empty for the highest.
+        body: of the HTTP request.
+        json_length: the header that says how much of it is JSON; None where all of it is.
+
+    Raises:
+        InvalidRequest: the body is no inference request, or contradicts itself.
+    """
+    end = len(body) if json_length is None else _json_end(json_length, len(body))
+    document = parse(body[:end])
+    request = pb.ModelInferRequest(model_name=model, model_version=version, id=field(document, "id", str, default=""))
+    parameters = field(document, "parameters", dict, default={})
+    set_parameters(request.parameters, parameters, "the request")
+    for item in field(document, "inputs", list, default=[]):
+        end = _add_input(request, checked(item, dict, "an input"), body, end)
+    if end != len(body):
+        given = Literally(f"{len(body) - end} bytes that belong to no input")
+        expected = f"as many as the inputs' {_BINARY_SIZE} add up to"
+        raise InvalidRequest("binary data", given=given, expected=expected, fix="Send each input's bytes, and no more.")
+    wanted = Wanted(parameters.get("binary_data_output") is True, {})
+    for item in field(document, "outputs", list, default=[]):
+        name = field(checked(item, dict, "an output"), "name", str, "an output")
+        subject = f"output {name!r}"
+        own = dict(field(item, "parameters", dict, subject, {}))
+        if _BINARY in own:
+            wanted.outputs[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
+        set_parameters(request.outputs.add(name=name).parameters, own, subject)
+    return request, wanted
+
+
+def check_outputs(request: pb.ModelInferRequest, wanted: Wanted, metadata: pb.ModelMetadataResponse) -> None:
+    """Refuse, before anything is computed, to send as JSON what cannot be.
+
+    Raises:
+        InvalidRequest: an output that JSON cannot carry is not wanted as binary data.
+    """
+    asked = {output.name for output in request.outputs if not is_shared(output.parameters)}
+    for output in metadata.outputs:
+        named = output.name in asked if request.outputs else True
+        if named and output.datatype not in _ELEMENTS and not wanted.binary(output.name):
+            raise _binary_only(f"output {output.name!r}", output.datatype)
+
+
+def all_binary(request: pb.ModelInferRequest, wanted: Wanted) -> bool:
+    """Say whether no output shall be JSON."""
+    if not request.outputs:
+        return wanted.default
+    return all(wanted.binary(output.name) or is_shared(output.parameters) for output in request.outputs)
+
+
+def infer_response(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
+    """Return the body of an answer, and how many bytes of it are JSON; None if all are.
+
+    Raises:
+        InvalidRequest: an output is too large for JSON, or its bytes are no text, and it is not wanted as binary data.
+    """
+    outputs: list[dict[str, Any]] = []
+    binary: list[bytes] = []
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        if is_shared(tensor.parameters):
+            pass  # the client knows where; the stock one in C++ takes any parameter to mean binary data
+        elif wanted.binary(tensor.name):
+            output["parameters"] = {_BINARY_SIZE: len(raw)}
+            binary.append(raw)
+        else:
+            output["data"] = _data(raw, tensor.datatype, tuple(tensor.shape), f"output {tensor.name!r}")
+        outputs.append(output)
+    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        document["id"] = response.id
+    if response.parameters:
+        document["parameters"] = parameters_of(response.parameters)
+    text = encode({**document, "outputs": outputs})
+    return (b"".join([text, *binary]), len(text)) if binary else (text, None)
+
+
+def _json_end(json_length: str, size: int) -> int:
+    known = json_length.isascii() and json_length.isdecimal() and len(json_length) <= _MAX_DIGITS
+    if not known or int(json_length) > size:
+        expected = f"at most the {size} bytes of the body"
+        raise InvalidRequest(JSON_LENGTH, given=json_length, expected=expected, fix="Send the length of the JSON.")
+    return int(json_length)
+
+
+def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes, start: int) -> int:
+    """Add an input to the request, and return where in the body the binary data of the next one begins."""
+    name = field(item, "name", str, "an input")
+    subject = f"input {name!r}"
+    shape = [int64(size, f"shape of {subject}") for size in field(item, "shape", list, subject)]
+    tensor = request.inputs.add(name=name, datatype=field(item, "datatype", str, subject), shape=shape)
+    parameters = dict(field(item, "parameters", dict, subject, {}))
+    size = parameters.pop(_BINARY_SIZE, None)
+    set_parameters(tensor.parameters, parameters, subject)
+    shared = is_shared(tensor.parameters)
+    ways = {"data": "data" in item, _BINARY_SIZE: size is not None, "shared memory": shared}
+    found = [way for way, there in ways.items() if there]
+    if len(found) != 1:
+        given = Literally(" and ".join(found) or "no contents")
+        fix = "Send it in one of these ways."
+        raise InvalidRequest(subject, given=given, expected=f"one of {', '.join(ways)}", fix=fix)
+    if shared:
+        return start
+    if size is None:
+        data = field(item, "data", list, subject)
+        request.raw_input_contents.append(_raw(data, tensor.datatype, tuple(shape), subject))
+        return start
+    end = start + int64(size, f"{_BINARY_SIZE} of {subject}")
+    if not start <= end <= len(body):
+        expected = f"0 to the {len(body) - start} bytes that are left"
+        fix = f"Send the JSON's length in {JSON_LENGTH}, and each input's bytes behind it."
+        raise InvalidRequest(f"{_BINARY_SIZE} of {subject}", given=size, expected=expected, fix=fix)
+    request.raw_input_contents.append(body[start:end])
+    return end
+
+
+def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -> bytes:
+    """Return a tensor of JSON as raw contents; empty where datatype or shape will be refused anyway."""
+    if datatype not in NUMPY_TYPES or len(shape) > _MAX_RANK or any(size < 1 for size in shape):
+        return b""
+    if datatype not in _ELEMENTS:
+        raise _binary_only(subject, datatype)
+    elements = _flat(data, shape, subject)
+    wrong = set(map(type, elements)) - _ELEMENTS[datatype]
+    if wrong:
+        given = Literally(" and ".join(sorted(kind_of(kind()) for kind in wrong)))
+        expected = " or ".join(sorted(kind_of(kind()) for kind in _ELEMENTS[datatype]))
+        fix = f"Send what {datatype} can hold."
+        raise InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix=fix)
+    return to_raw(_array(elements, datatype, subject), datatype)
+
+
+def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:
+    """Return the elements of a tensor, which may be flat or nested as its shape is."""
+    if not data or type(data[0]) is not list:
+        if len(data) != prod(shape):
+            given, expected = Literally(f"{len(data)} elements"), f"{prod(shape)} for shape {list(shape)}"
+            raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many as the shape says.")
+        return data
+    rows: Iterable[Any] = [data]
+    for size in shape:
+        if any(type(row) is not list or len(row) != size for row in rows):
+            given, expected = Literally("lists of other lengths"), f"lists nested as {list(shape)}, or a flat one"
+            raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many as the shape says.")
+        rows = list(chain.from_iterable(rows))
+    return list(rows)
+
+
+def _array(elements: list[Any], datatype: str, subject: str) -> Array:
+    dtype = NUMPY_TYPES[datatype]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        least, most = min(elements), max(elements)
+        if least < limits.min or most > limits.max:
+            raise _too_large(least if least < limits.min else most, datatype, limits.min, limits.max, subject)
+    elif dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        try:
+            doubles: Array = np.array(elements, np.float64)
+        except OverflowError:
+            raise _too_large(max(elements, key=abs), datatype, -largest, largest, subject) from None
+        # What is infinite was meant to be; what would only become so was not.
+        outside = doubles[(np.abs(doubles) > largest) & np.isfinite(doubles)]
+        if outside.size:
+            raise _too_large(float(outside[0]), datatype, -largest, largest, subject)
+        return doubles.astype(dtype)
+    return np.array(elements, dtype)
+
+
+def _too_large(given: float, datatype: str, least: float, most: float, subject: str) -> InvalidRequest:
+    expected = f"{datatype} values from {least} to {most}"
+    return InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix="Send values that fit.")
+
+
+def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> list[Any]:
+    if len(raw) > MAX_JSON_BYTES:
+        given, expected = Literally(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
+        fix = f"Ask for it with {_BINARY} true."
+        raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
+    elements: list[Any] = from_raw(raw, datatype, shape, subject).ravel().tolist()
+    if datatype != "BYTES":
+        return elements
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        given, fix = Literally("bytes that are no UTF-8"), f"Ask for it with {_BINARY} true."
+        raise InvalidRequest(f"{subject} as JSON", given=given, expected="text", fix=fix) from None
+
+
+def _binary_only(subject: str, datatype: str) -> InvalidRequest:
+    fix = f"Send inputs with {_BINARY_SIZE}, and ask for outputs with {_BINARY} true."
+    return InvalidRequest(subject, given=Literally(f"{datatype} as JSON"), expected="binary data", fix=fix)

@@ -1,0 +1,108 @@
+"""The HTTP port of the protocol: it listens, bounds what is read of a request's head, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from edge.errors import Literally, UsageError
+from edge.rest.paths import RestApi
+
+if TYPE_CHECKING:
+    from edge.security.credentials import ServerCertificates
+
+#: Of the request line and all headers together.
+_MAX_HEAD_BYTES: Final = 32 * 1024
+#: Idle clients keep their connection so long. Stock clients reuse theirs, and many proxies allow a minute.
+_KEEP_ALIVE_SECONDS: Final = 75
+_BACKLOG: Final = 1024
+
+
+class RestServer:
+    """The HTTP endpoint of the protocol. It must be made, used and closed inside one running event loop.
+
+    Args:
+        api: answers the requests.
+        certificates: for TLS; None serves without it.
+
+    Attributes:
+        port: where it listens, once :meth:`start` has returned.
+    """
+
+    def __init__(self, api: RestApi, certificates: ServerCertificates | None = None) -> None:
+        self.port = 0
+        self._serving: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                api.application,
+                # The parser in C would be quicker, but bounds no head.
+                http="h11",
+                h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                backlog=_BACKLOG,
+                ws="none",
+                lifespan="off",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                # It warns of each request that is no HTTP, and any scanner sends many.
+                log_level="error",
+                ssl_context_factory=(lambda *_: _context(certificates)) if certificates else None,
+            )
+        )
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            UsageError: the port cannot be taken.
+        """
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+            # Inherited by every connection. Head and body of an answer are two packets, and clients acknowledge the$
+            # first of them only after 40 ms.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            fix = "Give another --http-port, or 0 for any free one."
+            raise UsageError(
+                f"--http-port {port}", given=Literally(error), expected=f"a free port on {host}", fix=fix
+            ) from None
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            await asyncio.sleep(0)
+            if self._serving.done():
+                self._serving.result()
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Accept no further request, let the accepted ones end, then close the port. Twice is once."""
+        if self._serving:
+            self._server.config.timeout_graceful_shutdown = grace_seconds  # type: ignore[assignment]
+            self._server.should_exit = True
+            await self._serving
+
+
+def _context(certificates: ServerCertificates) -> ssl.SSLContext:
+    """Return what each new connection is shown: the files as they are then."""
+
+    def follow(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = certificates.now.context
+
+    context = certificates.now.context
+    context.sni_callback = follow
+    return context
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the composition root."""
+        yield

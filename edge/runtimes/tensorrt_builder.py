@@ -1,0 +1,243 @@
+"""ONNX to TensorRT engine. The only module that imports ``tensorrt`` or ``tensorrt_rtx``, inside its functions.
+
+TensorRT-RTX compiles on any x86-64 machine, without a GPU. TensorRT itself builds only on the device that will run the
+engine; ``flavor`` is all that differs here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+import msgspec
+
+from edge.bundles.manifest import Profile
+from edge.bundles.onnx_file import check_self_contained
+from edge.errors import BackendError, Literally
+from edge.runtimes.tensorrt_attention import Attention, attention_blocks, describe
+
+log = logging.getLogger(__name__)
+
+Flavor = Literal["tensorrt", "tensorrt_rtx"]
+#: Called with the name of the innermost phase that goes on, its finished steps and all its steps. It must not raise.
+Progress = Callable[[str, int, int], None]
+
+_INSTALL = {
+    "tensorrt": "Install JetPack's python3-libnvinfer; a wheel from an index does not support the Orin's GPU.",
+    "tensorrt_rtx": "Install the extra 'rtx' on an x86-64 machine.",
+}
+_KEPT_MESSAGES = 20
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build told.
+
+    Attributes:
+        builder: ``tensorrt`` or ``tensorrt_rtx``.
+        version: its version.
+        layers: of the network as it was parsed; an engine's own layers can be inspected only on its GPU.
+        attention_blocks: how many softmaxes stand between two matrix products.
+        attention_fused: whether the engine holds a fused attention kernel; None where there is no attention.
+        attention: both, and the reason where it is known, for people.
+        seconds: how long it took.
+        warnings: the last warnings and errors of TensorRT's log.
+    """
+
+    builder: str
+    version: str
+    layers: int
+    attention_blocks: int
+    attention_fused: bool | None
+    attention: str
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+class CompiledEngine(msgspec.Struct, frozen=True):
+    """A serialized engine and how it was built."""
+
+    data: bytes
+    report: EngineReport
+
+
+def version(flavor: Flavor) -> str:
+    """Return the version of TensorRT.
+
+    Raises:
+        BackendError: it is not installed.
+    """
+    return str(_import(flavor).__version__)
+
+
+def compute_capabilities() -> tuple[str, ...]:
+    """Return the compute capabilities that TensorRT-RTX compiles for, such as ``SM86``.
+
+    Raises:
+        BackendError: it is not installed.
+    """
+    members = _import("tensorrt_rtx").ComputeCapability.__members__
+    return tuple(sorted((name for name in members if name.startswith("SM")), key=lambda name: int(name[2:])))
+
+
+def compile_onnx(
+    model: bytes,
+    profile: Mapping[str, Profile],
+    *,
+    flavor: Flavor,
+    compute_capability: str | None,
+    subject: str,
+    progress: Progress | None = None,
+) -> CompiledEngine:
+    """Build an engine. The network is strongly typed: what the ONNX file says is what computes.
+
+    Args:
+        model: the bytes of the ONNX file, weights included.
+        profile: input to the shapes that it may take, for every input with a dynamic dimension.
+        flavor: which TensorRT.
+        compute_capability: the GPU to compile for, such as ``SM86``; None is the one in this machine.
+        subject: how errors call the model.
+        progress: is told how far the build is.
+
+    Raises:
+        BundleError: the model is no ONNX, or keeps weights in other files.
+        BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
+    """
+    check_self_contained(model, subject)
+    trt = _import(flavor)
+    logger = _logger(flavor)
+    logger.messages.clear()
+    started = time.perf_counter()
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    _parse(trt, model, network, logger, subject)
+    # Taken before the build: it may change the network.
+    layers, blocks = int(network.num_layers), attention_blocks(trt, network)
+    config = _config(trt, builder, profile, compute_capability, subject)
+    if progress:
+        monitor = _monitor(trt, progress)
+        config.progress_monitor = monitor
+    # No timing cache: TensorRT-RTX would want a GPU to make one.
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        raise BackendError(
+            subject,
+            given=Literally("; ".join(logger.messages) or "no reason from TensorRT"),
+            expected=f"a model that {flavor} {trt.__version__} builds",
+            fix="Serve it with --target onnxruntime, or export it with other operators.",
+        )
+    data = bytes(engine)
+    return CompiledEngine(data, _report(trt, flavor, layers, blocks, data, time.perf_counter() - started, logger))
+
+
+def _report(
+    trt: Any, flavor: Flavor, layers: int, blocks: list[Attention], data: bytes, seconds: float, logger: Any
+) -> EngineReport:
+    # The name of every fused attention kernel holds this, in TensorRT 10 on an Orin and in TensorRT-RTX alike.
+    fused = b"_gemm_mha_v2" in data
+    return EngineReport(
+        builder=flavor,
+        version=str(trt.__version__),
+        layers=layers,
+        attention_blocks=len(blocks),
+        attention_fused=fused if blocks else None,
+        attention=describe(blocks, fused),
+        seconds=seconds,
+        warnings=tuple(logger.messages),
+    )
+
+
+def _parse(trt: Any, model: bytes, network: Any, logger: Any, subject: str) -> None:
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse(model)
+    if parsed and network.num_outputs:
+        return
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    told = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
+    raise BackendError(
+        subject,
+        given=Literally("; ".join(told) or "a graph without outputs"),
+        expected=f"an ONNX model that {trt.__name__} {trt.__version__} parses",
+        fix="Export it again with standard ONNX operators, or serve it with --target onnxruntime.",
+    )
+
+
+def _where(node: str, operator: str) -> str:
+    return f" at node {node!r} ({operator})" if node or operator else ""
+
+
+def _config(
+    trt: Any, builder: Any, profile: Mapping[str, Profile], compute_capability: str | None, subject: str
+) -> Any:
+    config = builder.create_builder_config()
+    # FP32 shall be FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
+    config.clear_flag(trt.BuilderFlag.TF32)
+    if profile:
+        shapes = builder.create_optimization_profile()
+        for name, allowed in profile.items():
+            shapes.set_shape(name, allowed.min, allowed.opt, allowed.max)
+        if config.add_optimization_profile(shapes) < 0:
+            given = {name: (allowed.min, allowed.opt, allowed.max) for name, allowed in profile.items()}
+            fix = "Export the bundle again."
+            raise BackendError(f"{subject} profile", given=given, expected="shapes of its inputs", fix=fix)
+    if compute_capability is not None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
+    return config
+
+
+@cache
+def _logger(flavor: Flavor) -> Any:
+    """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other."""
+    trt: Any = _import(flavor)
+    levels = {
+        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.ERROR: logging.ERROR,
+        trt.ILogger.WARNING: logging.WARNING,
+    }
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.messages: deque[str] = deque(maxlen=_KEPT_MESSAGES)
+
+        def log(self, severity: Any, message: str) -> None:
+            level = levels.get(severity, logging.DEBUG)
+            log.log(level, "%s: %s", flavor, message)
+            if level > logging.DEBUG:
+                self.messages.append(message)
+
+    return Logger()
+
+
+def _monitor(trt: Any, progress: Progress) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self.steps[phase] = steps
+            progress(phase, 0, steps)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            progress(phase, step + 1, self.steps[phase])
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            self.steps.pop(phase, None)
+
+    return Monitor()
+
+
+def _import(flavor: Flavor) -> Any:
+    try:
+        return import_module(flavor)
+    except ImportError as error:
+        raise BackendError(
+            flavor, given=Literally(error), expected="an importable package", fix=_INSTALL[flavor]
+        ) from None

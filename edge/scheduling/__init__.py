@@ -1,0 +1,1 @@
+"""Which request is computed when, with which others, and by which tier."""

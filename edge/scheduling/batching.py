@@ -1,0 +1,114 @@
+"""Which requests may share a run, how their inputs are joined, and how the outputs are split again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from edge.bundles.manifest import Manifest, TokenizerPreprocess
+from edge.datatypes import Array, TensorSpec
+from edge.errors import Literally, RunnerError
+
+_SHORTEST_BUCKET = 8
+
+
+class Joiner:
+    """Joins the inputs of requests to one model along their first dimension.
+
+    Args:
+        inputs: of the graph.
+        padding: for each input that may be padded to a common length, [rows, tokens], the value to pad it with. Without
+            any, only requests of equal shapes are joined.
+    """
+
+    def __init__(self, inputs: Sequence[TensorSpec], padding: Mapping[str, int]) -> None:
+        self._padding = dict(padding)
+        self._dynamic = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Joiner:
+        """Return the joiner of a model: it pads what the model's tokenizer would have padded, and nothing else.
+
+        Where an output depends on the length, nothing is padded, so that it need not be cut; nor where another input
+        has a length of its own.
+        """
+        step = manifest.preprocess
+        if not isinstance(step, TokenizerPreprocess) or not manifest.max_batch_size:
+            return cls(manifest.inputs, {})
+        lengths = {spec.name for spec in (*manifest.inputs, *manifest.outputs) if -1 in spec.shape[1:]}
+        shapes = {spec.shape for spec in manifest.inputs if spec.name in step.outputs}
+        if lengths != set(step.outputs) or shapes != {(-1, -1)}:
+            return cls(manifest.inputs, {})
+        return cls(manifest.inputs, {name: step.pad_id if name == step.ids else 0 for name in step.outputs})
+
+    def key(self, inputs: Mapping[str, Array]) -> Hashable:
+        """Return what two requests must have in common to be joined: names, datatypes, shapes, and a like length."""
+        length = self._length(inputs)
+        parts: list[Hashable] = [_bucket(length)] if length else []
+        for name, array in sorted(inputs.items()):
+            parts.append((name, array.dtype.char, array.shape[1:] if not length or name not in self._padding else None))
+        return tuple(parts)
+
+    def size(self, inputs: Mapping[str, Array]) -> int:
+        """Return what the time of a run grows with: rows, rows times tokens, or whatever else a request chooses."""
+        return max(int(prod(inputs[name].shape[axis] for axis in axes)) for name, axes in self._dynamic.items())
+
+    def join(self, requests: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        """Return the inputs of one run for requests of one :meth:`key`, in their order."""
+        return {name: self._joined(name, [inputs[name] for inputs in requests]) for name in requests[0]}
+
+    def _joined(self, name: str, arrays: list[Array]) -> Array:
+        value = self._padding.get(name)
+        widths = {array.shape[1] for array in arrays} if value is not None else set()
+        if len(widths) < 2:
+            return np.concatenate(arrays)
+        joined = np.full((sum(len(array) for array in arrays), max(widths)), value, arrays[0].dtype)
+        row = 0
+        for array in arrays:
+            joined[row : row + len(array), : array.shape[1]] = array
+            row += len(array)
+        return joined
+
+    def _length(self, inputs: Mapping[str, Array]) -> int:
+        """Return the tokens of a row; 0 where nothing is padded, or the inputs disagree, which the graph must tell."""
+        lengths = {inputs[name].shape[1] for name in self._padding}
+        return int(lengths.pop()) if len(lengths) == 1 else 0
+
+
+def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
+    """Return each request's part of the outputs of a joined run; the parts share memory with them.
+
+    Args:
+        outputs: of the run, rows first.
+        rows: of each request, in the order in which they were joined.
+
+    Raises:
+        RunnerError: an output has another number of rows than the inputs had.
+    """
+    total = sum(rows)
+    for name, array in outputs.items():
+        if array.ndim == 0 or len(array) != total:
+            given = Literally(f"{list(array.shape)} for {total} rows")
+            fix = "The model mixes its rows; serve it with max_batch_size 0."
+            raise RunnerError(f"output {name!r}", given=given, expected="a row for each row", fix=fix)
+    starts = np.cumsum([0, *rows]).tolist()
+    return [
+        {name: array[start : start + count] for name, array in outputs.items()}
+        for start, count in zip(starts, rows, strict=False)
+    ]
+
+
+def byte_size(inputs: Mapping[str, Array]) -> int:
+    """Return the bytes that the inputs of a request hold while it waits; texts count their contents."""
+    return sum(
+        sum(map(len, array.ravel().tolist())) if array.dtype.kind == "O" else prod(array.shape) * array.itemsize
+        for array in inputs.values()
+    )
+
+
+def _bucket(length: int) -> int:
+    """Return the next of 8, 12, 16, 24, 32, 48 and so on: padding adds at most half of a text's tokens."""
+    octave = max(1 << (length - 1).bit_length(), _SHORTEST_BUCKET)
+    return octave * 3 // 4 if octave > _SHORTEST_BUCKET and length <= octave * 3 // 4 else octave

@@ -1,0 +1,120 @@
+"""One tier of a loaded model as the scheduler sees it: what computes it, what may share a run, how long a run takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edge.datatypes import Array
+from edge.scheduling.batching import Joiner
+from edge.scheduling.latency import LatencyTable
+from edge.scheduling.record import RunRecord
+
+#: Mean deviations above the mean of a run that a promise is made on.
+PROMISED_DEVIATIONS = 2.0
+#: The same for runs that come before it. What makes one slow, such as a neighbour, often makes all of them slow.
+_WAITING_DEVIATIONS = 1.0
+
+
+class Computed(NamedTuple):
+    """The outputs of a run, and which of its rows [rows] the router gave to the full tier; None without a router."""
+
+    outputs: dict[str, Array]
+    full_rows: Array | None = None
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """What a server says of all its models.
+
+    Attributes:
+        instances: how many times each is loaded, once for each worker.
+        batching: whether requests may share a run.
+        max_queue_delay_us: how long a request that found the server busy may wait for others to join it; None is
+            what each manifest says.
+        policy: which tier answers; None is what each manifest says.
+    """
+
+    instances: int = 1
+    batching: bool = True
+    max_queue_delay_us: int | None = None
+    policy: str | None = None
+
+
+#: Computes inputs on one of several instances, which are counted from 0.
+Compute = Callable[[int, Mapping[str, Array]], Computed]
+
+
+class Lane:
+    """A tier's way through the scheduler. Nothing that differs in its lane is ever joined.
+
+    Args:
+        tier: its name.
+        compute: runs it.
+        joiner: joins inputs.
+        max_rows: rows of one run; 0 joins nothing.
+        max_delay_seconds: how long a request that found the server busy may wait for others to join it.
+        preferred_rows: sizes that a run should have; without any, it takes what is there.
+        name_of: says which tiers answered the rows that a request got from a run with a router.
+        model: whose tier it is, as name and version with a colon between.
+        on_gpu: whether it needs a device that can be lost to the process.
+
+    Attributes:
+        latency: how long its runs take.
+        record: how they go.
+    """
+
+    def __init__(
+        self,
+        tier: str,
+        compute: Compute,
+        joiner: Joiner,
+        *,
+        max_rows: int = 0,
+        max_delay_seconds: float = 0.0,
+        preferred_rows: tuple[int, ...] = (),
+        name_of: Callable[[Array], str] | None = None,
+        model: str = "",
+        on_gpu: bool = False,
+    ) -> None:
+        self.tier = tier
+        self.model = model
+        self.on_gpu = on_gpu
+        self.compute = compute
+        self.joiner = joiner
+        self.max_rows = max_rows
+        self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
+        self.preferred_rows = preferred_rows
+        self.latency = LatencyTable()
+        self.record = RunRecord()
+        self._name_of = name_of
+
+    def answered_by(self, full_rows: Array | None) -> str:
+        """Return the tier that gave the rows of one request, or both with a comma between."""
+        return self.tier if full_rows is None or self._name_of is None else self._name_of(full_rows)
+
+    def run_seconds(self, size: int) -> float:
+        """Predict one run, on the safe side; 0 while nothing is known."""
+        return self.latency.seconds(size, PROMISED_DEVIATIONS) or 0.0
+
+    def seconds(self, jobs: int, rows: int, size: int) -> float:
+        """Predict the runs of so many waiting requests, a little on the safe side; 0 while nothing is known.
+
+        Args:
+            jobs: requests.
+            rows: of all of them together.
+            size: of all of them together, as :meth:`edge.scheduling.batching.Joiner.size` counts it.
+        """
+        if not jobs:
+            return 0.0
+        if not self.max_rows:
+            return jobs * self._waiting_seconds(size / jobs)
+        runs, rest = divmod(rows, self.max_rows)
+        each = size / rows
+        return runs * self._waiting_seconds(self.max_rows * each) + (
+            self._waiting_seconds(rest * each) if rest else 0.0
+        )
+
+    def _waiting_seconds(self, size: float) -> float:
+        return self.latency.seconds(round(size), _WAITING_DEVIATIONS) or 0.0

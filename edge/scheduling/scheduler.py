@@ -1,0 +1,435 @@
+"""The scheduler: which request computes when, on which thread, and with whom.
+
+Each worker thread owns one instance of every model. A request that finds a worker idle is handed to it at once, or
+computed where it is, with the worker's instance, if that is over sooner than the worker would wake up. The others wait
+in one bounded queue, from which a worker takes as many as may share a run. What expires or is cancelled leaves the
+queue at that moment, whatever the workers do.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from edge.datatypes import Array
+from edge.errors import Literally, Overloaded
+from edge.scheduling.drift import Drift, Promise
+from edge.scheduling.execution import execute
+from edge.scheduling.job import Answer, Job, expired
+from edge.scheduling.lane import PROMISED_DEVIATIONS, Computed, Lane
+from edge.scheduling.latency import LatencyTable
+from edge.scheduling.lease import Lease
+from edge.scheduling.queue import JobQueue
+from edge.scheduling.runs import Runs
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
+#: What an answer needs at least after its run: the hop to the transport, encoding, and the way to the client.
+_LEAST_RETURN_SECONDS = 0.001
+#: A run that usually takes less is not worth another thread: to wake it up and to come back takes about half as long.
+_BRIEF_SECONDS = 0.00025
+
+
+class _Worker:
+    """A thread that computes. Its inbox takes runs and the server's own work; None ends it, [] makes it look around.
+
+    ``run`` is what it was given last: when, of which lane, and of what size. ``lent`` is set while another thread uses
+    its instance. ``hand`` holds the requests that it is at.
+    """
+
+    def __init__(self, index: int, run: Callable[[_Worker], None]) -> None:
+        self.index = index
+        self.inbox: SimpleQueue[list[Job] | Callable[[], None] | None] = SimpleQueue()
+        self.run: tuple[float, Lane, int] | None = None
+        self.lent = False
+        self.hand: list[Job] = []
+        self.thread = threading.Thread(target=run, args=(self,), name=f"device-{index}", daemon=True)
+
+
+class Scheduler:
+    """Runs jobs on worker threads.
+
+    Args:
+        max_queue_size: how many requests may wait before :meth:`submit` refuses.
+        max_queue_bytes: how many bytes their tensors may hold.
+        instances: worker threads; worker 0 is the one that owns a GPU.
+        admission: whether to refuse requests that are predicted to miss their deadline.
+        device_bound: whether runners belong to the thread that loads them, as those of a GPU do. Otherwise the
+            server's own work runs where it is called, and a model that is being loaded delays no request.
+
+    Attributes:
+        runs: what the workers are at, and whether there is a device still.
+    """
+
+    def __init__(
+        self,
+        max_queue_size: int,
+        *,
+        max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
+        instances: int = 1,
+        admission: bool = True,
+        device_bound: bool = True,
+    ) -> None:
+        self.instances = instances
+        self.runs = Runs(instances)
+        self.runs.on_lost = self._refuse_all
+        self._queue = JobQueue(max_queue_size, max_queue_bytes)
+        self._admission = admission
+        self._device_bound = device_bound
+        self._lock = threading.Lock()
+        self._alarm = threading.Condition(self._lock)
+        self._alarm_at = math.inf
+        self._closing = False
+        self._returns = LatencyTable()
+        self._drift = Drift()
+        self._workers = [_Worker(index, self._watched) for index in range(instances)]
+        self._idle = self._workers[:]
+        self._timer = threading.Thread(target=self._watched, name="expiry", daemon=True)
+        for thread in (self._timer, *(worker.thread for worker in self._workers)):
+            thread.start()
+
+    @property
+    def depth(self) -> int:
+        """How many requests wait."""
+        return len(self._queue)
+
+    @property
+    def queued_bytes(self) -> int:
+        """How many bytes their tensors hold."""
+        return self._queue.size_bytes
+
+    @property
+    def peak_depth(self) -> int:
+        """How many have waited at once since the start."""
+        return self._queue.peak_jobs
+
+    @property
+    def peak_queued_bytes(self) -> int:
+        """How many bytes their tensors have held at once."""
+        return self._queue.peak_bytes
+
+    @property
+    def max_queue_size(self) -> int:
+        """How many requests may wait."""
+        return self._queue.max_jobs
+
+    @property
+    def fullness(self) -> float:
+        """How full the queue is, by requests or bytes, 0 to 1."""
+        return max(len(self._queue) / self._queue.max_jobs, self._queue.size_bytes / self._queue.max_bytes)
+
+    def submit(self, job: Job) -> None:
+        """Run a job now if a worker is idle, or let it wait.
+
+        Raises:
+            ModelNotReady: the device is lost.
+            DeadlineExceeded: its deadline has passed already.
+            Overloaded: too many requests or bytes wait already, or it is predicted to end after its deadline.
+        """
+        now = time.monotonic()
+        if job.deadline is not None and job.deadline <= now:
+            raise expired(time.perf_counter_ns() - job.queued_ns)
+        job.on_cancel = self._cancelled
+        with self._lock:
+            if self.runs.lost:
+                raise self.runs.refusal()
+            if not self._runs_at_once(job.lane):
+                self._enqueue(job, now)
+                return
+            worker = self._idle.pop()
+            worker.lent = self._is_brief(job.lane, job.size)
+            if not worker.lent:
+                self._hand_over(worker, [job], now)
+                return
+        self._run_here(worker, job)
+
+    def compute_here(self, lane: Lane, inputs: Mapping[str, Array], size: int) -> Computed | None:
+        """Compute inputs on this thread, as :meth:`submit` would, without a job.
+
+        Returns:
+            The outputs; None if nobody is idle, or that would take too long for this thread, or it failed.
+        """
+        with self._lock:
+            if not self._runs_at_once(lane) or not self._is_brief(lane, size):
+                return None
+            worker = self._idle.pop()
+            worker.lent = True
+        try:
+            computed = self.runs.compute(lane, worker.index, inputs, size, alone=False)
+        finally:
+            self._take_back(worker)
+        return None if isinstance(computed, BaseException) else computed
+
+    def finish_seconds(self, job: Job) -> float:
+        """Predict in how many seconds a job would be answered if it were submitted now; what is unknown counts 0."""
+        with self._lock:
+            if self._runs_at_once(job.lane):
+                return job.lane.run_seconds(job.size) + self._return_seconds
+            return self._finish_seconds(job, time.monotonic())
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do work of the server itself, such as loading a model, and wait for it; it is never refused."""
+        if not self._device_bound:
+            return work()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # whatever it is, the caller gets it and the thread lives on
+                self.runs.check(error)
+                future.set_exception(error)
+
+        self._own(run)
+        return future.result()
+
+    def returned(self, seconds: float) -> None:
+        """Learn how long an answer took from the end of its run to the transport; a busy transport is a queue too."""
+        self._returns.observe(1, seconds)
+
+    @property
+    def _return_seconds(self) -> float:
+        return _LEAST_RETURN_SECONDS + (self._returns.seconds(1, PROMISED_DEVIATIONS) or 0.0)
+
+    def give_back(self, lease: Lease) -> None:
+        """End one use of a model; the last one of a model that was replaced closes it, on the thread that owns it."""
+        if not lease.give_back():
+            return
+        if self._device_bound:
+            self._own(lease.close)
+        else:
+            _guarded(lease.close)
+
+    def close(self) -> None:
+        """Finish the jobs that wait, then stop the threads."""
+        with self._lock:
+            self._closing = True
+            self._alarm.notify()
+            for worker in self._idle:
+                worker.inbox.put([])
+        self._timer.join()
+        for worker in self._workers:
+            worker.thread.join()
+
+    def _own(self, work: Callable[[], None]) -> None:
+        """Put work of the server into the inbox of the thread that owns the device, before the requests that wait."""
+        owner = self._workers[0]
+        with self._lock:
+            if owner in self._idle:
+                self._idle.remove(owner)
+            owner.inbox.put(work)
+
+    def _is_brief(self, lane: Lane, size: int) -> bool:
+        if self._device_bound:
+            return False
+        seconds = lane.latency.usual_seconds(size)
+        return seconds is not None and seconds < _BRIEF_SECONDS
+
+    def _run_here(self, worker: _Worker, job: Job) -> None:
+        """Compute a job on this thread, with the instance of an idle worker."""
+        try:
+            answers = execute([job], worker.index, self.runs, self._forget)
+        finally:
+            self._take_back(worker)
+        for _, answer in answers:
+            job.set_result(answer)
+
+    def _take_back(self, worker: _Worker) -> None:
+        if self._look_around(worker, returned=True) is not None:
+            worker.inbox.put([])  # something waits for others to join it; the worker has to know until when
+
+    def _enqueue(self, job: Job, now: float) -> None:
+        """Let a job wait. Only with the lock."""
+        self._check_room(job, now)
+        job.ready_at = now + job.lane.max_delay_seconds
+        self._queue.push(job)
+        if job.deadline is not None and job.deadline < self._alarm_at:
+            self._alarm_at = job.deadline
+            self._alarm.notify()
+        if self._idle:  # it waits for others to join it; a worker has to know until when
+            self._idle[-1].inbox.put([])
+
+    def _runs_at_once(self, lane: Lane) -> bool:
+        if not self._idle or len(self._queue):
+            return False
+        return not lane.max_delay_seconds or len(self._idle) == self.instances
+
+    def _hand_over(self, worker: _Worker, jobs: list[Job], now: float) -> None:
+        """Give an idle worker a run. Only with the lock."""
+        size = jobs[0].size if len(jobs) == 1 else sum(job.size for job in jobs)
+        worker.run = now, jobs[0].lane, size
+        worker.inbox.put(jobs)
+
+    def _check_room(self, job: Job, now: float) -> None:
+        cause = self._queue.full(job)
+        if cause:
+            waiting = len(self._queue) if cause == "requests" else f"{self._queue.size_bytes} bytes in the"
+            given = Literally(f"{waiting} waiting requests")
+            limit = self._queue.max_jobs if cause == "requests" else self._queue.max_bytes - job.size_bytes + 1
+            expected = f"fewer than {limit}"
+            raise _overloaded("queue", given, expected, cause, self._finish_seconds(job, now))
+        if not self._admission or job.deadline is None:
+            return
+        seconds, left = self._finish_seconds(job, now), job.deadline - now
+        if seconds > left:
+            given = Literally(f"an answer in {seconds * 1e3:.1f} ms, as predicted")
+            raise _overloaded("deadline", given, f"one in {left * 1e3:.1f} ms", "deadline", seconds - left)
+        job.promise = Promise(now, seconds / self._drift.factor(now), left)
+
+    def _finish_seconds(self, job: Job, now: float) -> float:
+        before, own = self._queue.seconds_until_done(job)
+        if not self._idle:
+            for begun, lane, size in (worker.run for worker in self._workers if worker.run):
+                before += max(begun + lane.run_seconds(size) - now, 0.0)
+        waiting = (before / self.instances + own) * self._drift.factor(now)
+        return waiting + job.lane.max_delay_seconds + self._return_seconds
+
+    def _cancelled(self, job: Job) -> None:
+        with self._lock:
+            waited = self._queue.remove(job)
+            if waited:
+                self._drift.left(time.monotonic(), job.promise)
+        if waited:  # otherwise a worker has it in hand
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        """Let go of what a job needed for its run, which is over or will not be."""
+        job.inputs = {}
+        lease, job.lease = job.lease, None
+        if lease:
+            self.give_back(lease)
+
+    def _watched(self, worker: _Worker | None = None) -> None:
+        """Be a thread of the scheduler, a worker's or the timer's. None of them may end unnoticed."""
+        try:
+            if worker:
+                self._work(worker)
+            else:
+                self._expire()
+        except BaseException as error:
+            log.exception("a thread of the scheduler has ended")
+            self.runs.lose(f"the thread {threading.current_thread().name} ended by {type(error).__name__}")
+            self._refuse(worker.hand if worker else [])
+
+    def _refuse_all(self) -> None:
+        """End what waits: nothing will be computed any more."""
+        with self._lock:
+            waiting = list(self._queue)
+            for job in waiting:
+                self._queue.remove(job)
+        self._refuse(waiting)
+
+    def _refuse(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if not job.done() and (job.running() or job.set_running_or_notify_cancel()):
+                job.set_exception(self.runs.refusal())
+            self._forget(job)
+
+    def _work(self, worker: _Worker) -> None:
+        wait: float | None = None
+        while True:
+            try:
+                item = worker.inbox.get(timeout=wait)
+            except Empty:
+                item = []
+            if item is None:
+                return
+            answers: list[tuple[Job, Answer]] = []
+            if callable(item):
+                _guarded(item)
+            elif item:
+                worker.hand = item[:]
+                answers = execute(item, worker.index, self.runs, self._forget)
+            # The loop variable would keep the last requests' tensors alive until the next ones come.
+            del item
+            self._learn(answers)
+            wait = self._look_around(worker)
+            worker.hand = []
+            # Last, so that whoever gets an answer finds the worker idle and the interpreter free.
+            while answers:
+                job, answer = answers.pop(0)
+                job.set_result(answer)
+                del job, answer
+
+    def _look_around(self, worker: _Worker, *, returned: bool = False) -> float | None:
+        """Put the next run into a worker's own inbox, or call it idle; return how long it may sleep."""
+        now = time.monotonic()
+        with self._lock:
+            if returned:
+                worker.lent = False
+            if worker.lent or not worker.inbox.empty():
+                return None
+            jobs = self._queue.take(now) if len(self._queue) else None
+            if jobs:
+                if worker in self._idle:
+                    self._idle.remove(worker)
+                self._hand_over(worker, jobs, now)
+                return None
+            if self._closing and not len(self._queue):
+                worker.inbox.put(None)
+                return None
+            if worker not in self._idle:
+                self._idle.append(worker)
+            ready_at = self._queue.ready_at() if len(self._queue) else None
+            return None if ready_at is None else max(ready_at - now, 0.0)
+
+    def _expire(self) -> None:
+        """Let requests whose deadline passes leave the queue at that moment: the timer's thread."""
+        while True:
+            with self._lock:
+                if self._closing and not len(self._queue):
+                    return
+                now = time.monotonic()
+                late = self._queue.take_expired(now)
+                if not late:
+                    self._alarm_at = self._queue.next_deadline() or math.inf
+                    # While it closes nobody notifies: what still waits is looked at every now and then.
+                    limit = 0.05 if self._closing else threading.TIMEOUT_MAX
+                    self._alarm.wait(min(self._alarm_at - now, limit))
+                    continue
+            self._end(late)
+            del late
+
+    def _learn(self, answers: list[tuple[Job, Answer]]) -> None:
+        if answers:
+            now = time.monotonic()
+            with self._lock:
+                for promise in [job.promise for job, _ in answers]:
+                    self._drift.kept(now, promise)
+
+    def _end(self, late: list[Job]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for promise in [job.promise for job in late]:
+                self._drift.left(now, promise)
+        for job in late:
+            if job.set_running_or_notify_cancel():
+                job.expire()
+            self._forget(job)
+
+
+def _guarded(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:  # closing a replaced model concerns no request, and the thread lives on
+        log.exception("the server's own work failed")
+
+
+def _overloaded(subject: str, given: Literally, expected: str, cause: str, seconds: float) -> Overloaded:
+    return Overloaded(
+        subject,
+        given=given,
+        expected=expected,
+        fix="Send the request again later, or to another server.",
+        cause=cause,
+        retry_after_ms=max(math.ceil(seconds * 1e3), 1),
+    )

@@ -1,0 +1,1 @@
+"""Who may ask what, how often, and over which connection."""

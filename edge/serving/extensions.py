@@ -1,0 +1,221 @@
+"""Triton's extensions of the protocol: control of models, shared memory, and the settings of log and trace."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.instruments.logs import Logs
+from edge.instruments.traces import Traces
+from edge.pb import inference_pb2 as pb
+from edge.repository.repository import Repository
+from edge.serving.control import ModelControl
+from edge.serving.shared_memory import SharedMemory
+from edge.serving.shared_tensors import no_shared_memory
+
+#: Triton's trace settings, as they are where nothing is traced, and where something is.
+_NOT_TRACED: Final[dict[str, tuple[str, ...]]] = {
+    "trace_file": ("",),
+    "trace_level": ("OFF",),
+    "trace_rate": ("1000",),
+    "trace_count": ("-1",),
+    "log_frequency": ("0",),
+    "trace_mode": ("triton",),
+}
+_TRACED: Final = {"trace_level": ("TIMESTAMPS",), "trace_mode": ("opentelemetry",)}
+
+
+def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[str, ...]:
+    """Return the names of the extensions that are on, as ServerMetadata lists them."""
+    control = ("model_repository",) if control_mode == "explicit" else ()
+    return ("logging", *control, *(("system_shared_memory",) if shared_memory else ()))
+
+
+class Extensions:
+    """Answers the RPCs of the extensions.
+
+    Args:
+        repository: the models.
+        control: loads and unloads them.
+        shared_memory: the registered regions; None where shared memory is not allowed.
+        logs: the log.
+        allow_log_settings: whether clients may change it.
+        traces: where requests are traced; None traces none.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        control: ModelControl,
+        shared_memory: SharedMemory | None,
+        logs: Logs,
+        *,
+        allow_log_settings: bool = False,
+        traces: Traces | None = None,
+    ) -> None:
+        self._repository = repository
+        self._control = control
+        self._shared_memory = shared_memory
+        self._logs = logs
+        self._allow_log_settings = allow_log_settings
+        self._trace_settings = dict(_NOT_TRACED)
+        if traces:
+            rate = round(1 / traces.ratio) if traces.ratio else 0
+            self._trace_settings |= {**_TRACED, "trace_rate": (str(rate),)}
+
+    async def list_unloaded(self, repository_name: str = "") -> None:
+        """Bring the list of what could be loaded up to date, where models are loaded on request.
+
+        Args:
+            repository_name: of the repository that is asked for.
+
+        Raises:
+            Unsupported: it is another one.
+        """
+        _check_repository(repository_name)
+        await self._control.list_unloaded()
+
+    async def load_model(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Load every version of a model, or load it again.
+
+        Raises:
+            Unsupported: models are not loaded on request here, or the request wants another configuration or files.
+            NotFound: no bundle has that name.
+            LoadFailed: a bundle is broken, or does not reproduce its golden outputs. What was served is served still.
+        """
+        self._control.check_explicit("RepositoryModelLoad")
+        _check_repository(request.repository_name)
+        for name in request.parameters:
+            fix = "Put it into the bundle, and load that."
+            expected = "none: a model is served as its bundle says"
+            raise Unsupported("load parameter", given=name, expected=expected, fix=fix)
+        await self._control.load_model(request.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload_model(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        """Unload every version of a model when its last request is answered. An unknown model is no error.
+
+        Raises:
+            InvalidRequest: a parameter is of the wrong type.
+            Unsupported: models are not unloaded on request here, or the parameter is unknown.
+        """
+        self._control.check_explicit("RepositoryModelUnload")
+        _check_repository(request.repository_name)
+        for name, parameter in request.parameters.items():
+            kind = parameter.WhichOneof("parameter_choice")
+            if name != "unload_dependents":
+                raise Unsupported("unload parameter", given=name, expected="unload_dependents", fix="Leave it out.")
+            if kind != "bool_param":
+                given = Literally(kind or "nothing")
+                raise InvalidRequest(f"parameter {name!r}", given=given, expected="bool_param", fix="Leave it out.")
+        await self._control.unload_model(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    def shared_memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        """Return a registered region, or all of them.
+
+        Raises:
+            NotFound: there is none of that name.
+            Unsupported: shared memory is not allowed.
+        """
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._allowed().regions(request.name):
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
+        return response
+
+    def register_shared_memory(
+        self, request: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region.
+
+        Raises:
+            RequestError: as :meth:`edge.serving.shared_memory.SharedMemory.register`.
+            Unsupported: shared memory is not allowed.
+        """
+        self._allowed().register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def unregister_shared_memory(
+        self, request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Unregister a region, or all of them. An unknown one is no error.
+
+        Raises:
+            Unsupported: shared memory is not allowed.
+        """
+        self._allowed().unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def refuse_cuda_shared_memory(self) -> None:
+        """Refuse to register a region in the memory of a GPU.
+
+        Raises:
+            Unsupported: always.
+        """
+        expected = "system shared memory: a Jetson, where CPU and GPU share theirs, has no CUDA IPC"
+        fix = "Register a POSIX shared memory object with SystemSharedMemoryRegister."
+        raise Unsupported("shared memory", given=Literally("a CUDA IPC handle"), expected=expected, fix=fix)
+
+    def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Return the trace settings. Clients change none, so a setting can only be set to what it is, or cleared.
+
+        Raises:
+            NotFound: there is no such model.
+            InvalidRequest: there is no such setting.
+            Unsupported: a setting that would trace something else.
+        """
+        if request.model_name:
+            self._repository.find(request.model_name, "")
+        for name, setting in request.settings.items():
+            if name not in self._trace_settings:
+                expected = f"one of {', '.join(self._trace_settings)}"
+                raise InvalidRequest("trace setting", given=name, expected=expected, fix="Choose one of these.")
+            if setting.value and tuple(setting.value) != self._trace_settings[name]:
+                fix = "Start it with `fewheads serve --trace-endpoint URL`, or ask for the parameter timings."
+                given, expected = list(setting.value), f"{list(self._trace_settings[name])}, as the server was started"
+                raise Unsupported(f"trace setting {name!r}", given=given, expected=expected, fix=fix)
+        response = pb.TraceSettingResponse()
+        for name, value in self._trace_settings.items():
+            response.settings[name].value.extend(value)
+        return response
+
+    def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Change log settings, and return all of them; :class:`edge.instruments.logs.Logs` says what each does.
+
+        Raises:
+            InvalidRequest: there is no such setting, or it cannot have such a value.
+            Unsupported: clients may not change any, or another log file.
+        """
+        if request.settings and not self._allow_log_settings:
+            given, expected = Literally("a server whose log clients may only look at"), "--allow-log-settings"
+            fix = "Start it with `fewheads serve --allow-log-settings`."
+            raise Unsupported("LogSettings", given=given, expected=expected, fix=fix)
+        self._logs.change({name: _value(setting) for name, setting in request.settings.items()})
+        response = pb.LogSettingsResponse()
+        for name, value in self._logs.settings.items():
+            setting = response.settings[name]
+            if isinstance(value, bool):
+                setting.bool_param = value
+            elif isinstance(value, int):
+                setting.uint32_param = value
+            else:
+                setting.string_param = value
+        return response
+
+    def _allowed(self) -> SharedMemory:
+        if self._shared_memory is None:
+            raise no_shared_memory("shared memory")
+        return self._shared_memory
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        fix = "A server has one repository; leave its name out."
+        raise Unsupported("repository_name", given=name, expected="none", fix=fix)
+
+
+def _value(setting: pb.LogSettingsRequest.SettingValue) -> Any:
+    kind = setting.WhichOneof("parameter_choice")
+    return getattr(setting, kind) if kind else None

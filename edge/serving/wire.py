@@ -1,0 +1,239 @@
+"""Protobuf tensors to NumPy and back. Every size is checked before it is used; raw contents are not copied."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
+from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.pb import inference_pb2 as pb
+from edge.serving.shared_memory import SharedMemory, Window
+from edge.serving.shared_tensors import input_window, is_shared, no_shared_memory, tell
+
+#: Datatype to the field of InferTensorContents that carries it. FP16 and BF16 travel raw only.
+CONTENTS_FIELDS: dict[str, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+_METADATA_FIX = "Ask ModelMetadata for the names, datatypes and shapes."
+
+
+def decode_inputs(
+    request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec], shared_memory: SharedMemory | None = None
+) -> dict[str, Array]:
+    """Return the request's tensors by name.
+
+    Names, datatypes, ranks, fixed dimensions and sizes are checked here. Which inputs must be there, and the limits of
+    batch and profile, are the model's to check.
+
+    Args:
+        request: the client's message.
+        specs: the model's inputs.
+        shared_memory: where inputs may lie; None where that is not allowed.
+
+    Raises:
+        InvalidRequest: the request contradicts the specs or itself.
+        NotFound: it points to an unknown region of shared memory.
+        Unsupported: it points to shared memory, which is not allowed.
+    """
+    raw = request.raw_input_contents
+    sent = sum(not is_shared(tensor.parameters) for tensor in request.inputs)
+    if sent != len(request.inputs) and shared_memory is None:
+        raise no_shared_memory("inputs")
+    if raw and len(raw) != sent:
+        raise InvalidRequest(
+            "raw_input_contents",
+            given=Literally(f"{len(raw)} entries"),
+            expected=f"{sent}, one for each input that is not in shared memory",
+            fix="Send each input raw and in order, or all of them typed.",
+        )
+    contents = iter(raw)
+    arrays: dict[str, Array] = {}
+    for tensor in request.inputs:
+        spec = specs.get(tensor.name)
+        if spec is None:
+            raise InvalidRequest("input name", given=tensor.name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
+        subject = f"input {tensor.name!r}"
+        if tensor.name in arrays:
+            raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+        if tensor.datatype != spec.datatype:
+            given = tensor.datatype
+            raise InvalidRequest(f"{subject} datatype", given=given, expected=spec.datatype, fix=_METADATA_FIX)
+        shape = tuple(tensor.shape)
+        if any(size < 1 for size in shape) or not spec.accepts(shape):
+            expected = f"{list(spec.shape)}, where -1 is any size above 0"
+            raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
+        shared = is_shared(tensor.parameters)
+        if (raw or shared) and tensor.HasField("contents"):
+            fix = "Send either contents, or raw_input_contents, or a region of shared memory."
+            given = Literally(f"{'shared memory' if shared else 'raw'} and typed contents")
+            raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
+        if shared:
+            window = input_window(tensor.parameters, shared_memory, subject)
+            _check_size(window.byte_size, spec.datatype, shape, subject)
+            arrays[tensor.name] = from_raw(window.read(), spec.datatype, shape, subject)
+        elif raw:
+            arrays[tensor.name] = from_raw(next(contents), spec.datatype, shape, subject)
+        else:
+            arrays[tensor.name] = from_typed(tensor.contents, spec.datatype, shape, subject)
+    return arrays
+
+
+def from_raw(data: bytes | bytearray, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    """Return a tensor that shares memory with its raw contents.
+
+    Raises:
+        InvalidRequest: the bytes are more or fewer than datatype and shape say.
+    """
+    if datatype == "BYTES":
+        return _split_bytes(bytes(data), shape, subject)  # no copy unless they come from shared memory
+    _check_size(len(data), datatype, shape, subject)
+    if datatype == "BOOL":
+        flags: Array = np.frombuffer(data, np.uint8) != 0  # a bool of another bit pattern would be undefined
+        return flags.reshape(shape)
+    return np.frombuffer(data, NUMPY_TYPES[datatype].newbyteorder("<")).reshape(shape)
+
+
+def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) -> None:
+    """Check the raw bytes of a tensor, before they are copied; those of BYTES are counted as they are split."""
+    wanted = size if datatype == "BYTES" else byte_size(datatype, shape)
+    if size != wanted:
+        given = Literally(f"{size} raw bytes")
+        expected = f"{wanted} for {datatype} {list(shape)}"
+        raise InvalidRequest(subject, given=given, expected=expected, fix="Send every element, row-major, unpadded.")
+
+
+def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
+    """Split BYTES: each element is 4 bytes of little-endian length, then the element."""
+    count = prod(shape)
+    fix = "Write 4 bytes of little-endian length before each element."
+    # Each element takes 4 bytes at least, so a huge shape is refused before anything is allocated for it.
+    if count * 4 > len(data):
+        given = Literally(f"{len(data)} raw bytes")
+        raise InvalidRequest(subject, given=given, expected=f"at least {count * 4} for {count} elements", fix=fix)
+    elements: list[bytes] = []
+    position = 0
+    while position + 4 <= len(data) and len(elements) < count:
+        (length,) = struct.unpack_from("<I", data, position)
+        position += 4 + length
+        elements.append(data[position - length : position])
+    if position != len(data) or len(elements) != count:
+        given = Literally(f"{len(data)} raw bytes that hold {len(elements)} elements in {position} bytes")
+        raise InvalidRequest(subject, given=given, expected=f"{count} elements that fill them", fix=fix)
+    return _bytes_array(elements, shape)
+
+
+def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    """Return a tensor of typed contents, copied.
+
+    Raises:
+        InvalidRequest: they are in the wrong field, too many, too few, or too large for the datatype.
+    """
+    field = CONTENTS_FIELDS.get(datatype)
+    if field is None:
+        fix = "Put the bytes into raw_input_contents."
+        raise InvalidRequest(subject, given=Literally(f"typed {datatype}"), expected="raw contents", fix=fix)
+    others = [descriptor.name for descriptor, _ in contents.ListFields() if descriptor.name != field]
+    if others:
+        fix = f"Put {datatype} into {field}."
+        raise InvalidRequest(f"{subject} contents", given=others[0], expected=field, fix=fix)
+    values: Sequence[Any] = getattr(contents, field)
+    if len(values) != prod(shape):
+        given = Literally(f"{len(values)} elements in {field}")
+        expected = f"{prod(shape)} for shape {list(shape)}"
+        raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many elements as the shape says.")
+    if datatype == "BYTES":
+        return _bytes_array(values, shape)
+    dtype = NUMPY_TYPES[datatype]
+    # The wire knows only 32-bit integers below 64, so a value can be too large for its datatype.
+    if dtype.itemsize < 4 and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        outside = [value for value in values if not limits.min <= value <= limits.max]
+        if outside:
+            expected = f"{datatype} values from {limits.min} to {limits.max}"
+            raise InvalidRequest(subject, given=outside[0], expected=expected, fix="Send values that fit.")
+    return np.array(values, dtype).reshape(shape)
+
+
+def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
+    array = np.empty(prod(shape), np.object_)
+    array[:] = list(elements)
+    return array.reshape(shape)
+
+
+def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> list[str]:
+    """Return the names of the outputs to send, in the request's order; all of them when it names none.
+
+    Raises:
+        InvalidRequest: an unknown or repeated name.
+        Unsupported: classification is asked for.
+    """
+    names: list[str] = []
+    for output in request.outputs:
+        subject = f"output {output.name!r}"
+        if output.name not in specs:
+            expected = f"one of {sorted(specs)}"
+            raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
+        if output.name in names:
+            raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+        if "classification" in output.parameters:
+            fix = "Ask for the output itself and rank it on the client."
+            raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
+        names.append(output.name)
+    return names or list(specs)
+
+
+def encode_outputs(
+    response: pb.ModelInferResponse,
+    outputs: Mapping[str, Array],
+    names: Iterable[str],
+    windows: Mapping[str, Window] | None = None,
+) -> None:
+    """Add the outputs to a response, always with exactly one raw entry each.
+
+    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them: an output in shared
+    memory has an empty one.
+
+    Args:
+        response: the message to fill.
+        outputs: by name.
+        names: which of them, in their order.
+        windows: where those go that shall be in shared memory.
+
+    Raises:
+        InvalidRequest: an output does not fit into its shared memory.
+    """
+    for name in names:
+        array = outputs[name]
+        datatype = datatype_of(array)
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        raw = to_raw(array, datatype)
+        window = windows.get(name) if windows else None
+        if window:
+            window.write(raw)
+            tell(tensor, window, len(raw))
+        response.raw_output_contents.append(b"" if window else raw)
+
+
+def to_raw(array: Array, datatype: str) -> bytes:
+    """Return a tensor as raw contents: row-major, little-endian, BYTES with lengths."""
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array, NUMPY_TYPES[datatype].newbyteorder("<")).tobytes()
+    elements = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)

@@ -1,0 +1,133 @@
+"""One reading of the whole server: memory, sensors, and latency by model, tier and stage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from edge.health.health import Health
+from edge.instruments.memory import MemorySampler
+from edge.instruments.sensors import Sensors
+from edge.instruments.statistics import Histogram, Stages
+from edge.pb import telemetry_pb2 as pb
+from edge.repository.repository import Entry, Repository
+from edge.scheduling.scheduler import Scheduler
+from edge.serving.streams import Streams
+
+#: Between two looks at what no file of the kernel remembers.
+_LOOK_SECONDS = 1.0
+
+
+class HasProblem(Protocol):
+    """What may be wrong with files that the server follows."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong; empty if nothing is."""
+
+
+class Telemetry:
+    """Composes readings for the Telemetry service; Prometheus reads the same counters.
+
+    Args:
+        repository: the models and their counters.
+        scheduler: the queue.
+        health: what is wrong, if anything is.
+        memory: where memory is read.
+        sensors: those of the board.
+        streams: the streams that are open.
+        files: what is read again when it changes, each with a ``problem`` while it is wrong.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        health: Health,
+        memory: MemorySampler,
+        sensors: Sensors,
+        streams: Streams,
+        files: Sequence[HasProblem] = (),
+    ) -> None:
+        self._files = files
+        self._repository = repository
+        self._scheduler = scheduler
+        self._health = health
+        self._memory = memory
+        self._sensors = sensors
+        self._streams = streams
+        self._started = time.monotonic()
+
+    async def watch(self) -> None:
+        """Look every second at what shows only over time: how busy the processors are, the device's high-water mark.
+
+        So every reader is told the same, whenever it asks. Runs until it is cancelled.
+        """
+        while True:
+            self._memory.note()
+            self._sensors.note()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def reading(self) -> pb.Reading:
+        """Read everything now. Costs milliseconds, for the process's PSS and for power, so not on the event loop."""
+        reading = pb.Reading(
+            time_ms=time.time_ns() // 1_000_000,
+            uptime_seconds=time.monotonic() - self._started,
+            queue_depth=self._scheduler.depth,
+            queue_bytes=self._scheduler.queued_bytes,
+            queue_depth_peak=self._scheduler.peak_depth,
+            queue_bytes_peak=self._scheduler.peak_queued_bytes,
+            streams=self._streams.open,
+            models=[_model(entry, self._health.state(entry)[0]) for entry in self._repository],
+            problems=[*self._health.problems(), *filter(None, (file.problem for file in self._files))],
+        )
+        for sample in self._memory.sample():
+            reading.memory.add(kind=sample.kind, size_bytes=sample.size_bytes, source=sample.source)
+        for sensor in self._sensors.sample():
+            reading.sensors.add(
+                kind=sensor.kind, name=sensor.name, value=sensor.value, unit=sensor.unit, source=sensor.source
+            )
+        return reading
+
+
+def _model(entry: Entry, state: str) -> pb.ModelReading:
+    now = entry.statistics.snapshot()
+    message = pb.ModelReading(
+        name=entry.name,
+        version=entry.version,
+        state=state,
+        success_count=now.success,
+        failure_count=now.fail,
+        nonfinite_count=now.nonfinite,
+        stages=_stages(now.stages),
+        tier_latencies=[pb.TierLatency(tier=tier, stages=_stages(of)) for tier, of in now.tier_stages.items()],
+        executions={rows: totals.count for rows, totals in now.batches.items()},
+    )
+    for (reason, place), count in now.drops.items():
+        message.drops.add(reason=reason, place=place, count=count)
+    for (tier, reason), count in now.tiers.items():
+        message.tiers.add(tier=tier, reason=reason, count=count)
+    model = entry.model  # once: it may be unloaded at any moment
+    if model:
+        message.platform = model.runner.platform
+        message.device = model.runner.device
+        message.load_memory_bytes = model.load_memory_bytes
+    return message
+
+
+def _stages(stages: Stages) -> list[pb.StageReading]:
+    return [_stage(stage, histogram) for stage, histogram in stages.items()]
+
+
+def _stage(stage: str, histogram: Histogram) -> pb.StageReading:
+    return pb.StageReading(
+        stage=stage,
+        count=histogram.count,
+        total_ns=histogram.total_ns,
+        p50_ns=histogram.percentile_ns(50),
+        p95_ns=histogram.percentile_ns(95),
+        p99_ns=histogram.percentile_ns(99),
+        bucket_counts=histogram.counts,
+    )

@@ -1,0 +1,218 @@
+"""What happened between two readings of one server: rates, percentiles, shares of tiers, and causes of failures.
+
+A reading counts from the start of the server. Whoever watches wants to know about now, so the command line and the page
+both take the difference of two readings from here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import add, sub
+from typing import Any, TypeVar
+
+import msgspec
+from google.protobuf.json_format import MessageToDict
+
+from edge.instruments.statistics import Histogram
+from edge.pb import telemetry_pb2 as pb
+
+#: How far a window reaches back. In a single second so few requests may end that its percentiles would only jump.
+WINDOW_SECONDS = 5.0
+
+#: What a server says of itself at one moment.
+Reading = pb.Reading
+
+K = TypeVar("K")
+_Stages = Sequence[pb.StageReading]
+
+
+class StageWindow(msgspec.Struct, frozen=True):
+    """Durations of one stage, estimated as in ``StageReading``."""
+
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+class TierWindow(msgspec.Struct, frozen=True):
+    """Answers of one tier: their share of the model's, how many for each reason, and how long they took."""
+
+    tier: str
+    count: int
+    share: float
+    reasons: dict[str, int]
+    stages: dict[str, StageWindow]
+
+
+class DropWindow(msgspec.Struct, frozen=True):
+    """Requests that were refused or given up, as in ``DropReading``."""
+
+    reason: str
+    place: str
+    count: int
+
+
+class ModelWindow(msgspec.Struct, frozen=True):
+    """One version of a model; ``rows_per_run`` is None when nothing ran, and stages without durations are absent."""
+
+    name: str
+    version: str
+    state: str
+    answers: int
+    answers_per_second: float
+    failures: int
+    failures_per_second: float
+    rows_per_run: float | None
+    stages: dict[str, StageWindow]
+    tiers: list[TierWindow]
+    drops: list[DropWindow]
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The whole server: ``stages`` are those of all models together.
+
+    ``since_start`` tells that there was no earlier reading, so that ``seconds`` is all the server's life.
+    """
+
+    seconds: float
+    since_start: bool
+    answers_per_second: float
+    failures_per_second: float
+    stages: dict[str, StageWindow]
+    models: list[ModelWindow]
+
+
+class Recent:
+    """The last readings of one server, up to :data:`WINDOW_SECONDS` back."""
+
+    def __init__(self) -> None:
+        self._readings: deque[Reading] = deque()
+
+    def add(self, reading: Reading) -> Window:
+        """Take the newest reading and return what lies between it and the oldest one kept.
+
+        One whose clock has gone back is of a server that was started again, so that nothing before it counts.
+        """
+        readings = self._readings
+        if readings and reading.uptime_seconds < readings[-1].uptime_seconds:
+            readings.clear()
+        while len(readings) > 1 and reading.uptime_seconds - readings[1].uptime_seconds >= WINDOW_SECONDS:
+            readings.popleft()
+        window = between(readings[0] if readings else None, reading)
+        readings.append(reading)
+        return window
+
+
+def between(before: Reading | None, now: Reading) -> Window:
+    """Return what happened between two readings of one process; from its start where ``before`` is None."""
+    since_start, before = before is None, before or pb.Reading()
+    seconds = now.uptime_seconds - before.uptime_seconds
+    earlier = {(model.name, model.version): model for model in before.models}
+    pairs = [(earlier.get((model.name, model.version), pb.ModelReading()), model) for model in now.models]
+    models = [_model(*pair, seconds) for pair in pairs]
+    return Window(
+        seconds=seconds,
+        since_start=since_start,
+        answers_per_second=sum(model.answers_per_second for model in models),
+        failures_per_second=sum(model.failures_per_second for model in models),
+        stages=_stages((before.stages, now.stages) for before, now in pairs),
+        models=models,
+    )
+
+
+def document(reading: Reading, window: Window) -> dict[str, Any]:
+    """Return a reading as its JSON by protobuf's rules, with the window beside it and without the bucket counts."""
+    plain = pb.Reading()
+    plain.CopyFrom(reading)
+    for model in plain.models:
+        for stage in (*model.stages, *(stage for tier in model.tier_latencies for stage in tier.stages)):
+            stage.ClearField("bucket_counts")  # most of the message, and slow to write
+    fields = MessageToDict(plain, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    for model in fields["models"]:
+        for stage in (*model["stages"], *(stage for tier in model["tier_latencies"] for stage in tier["stages"])):
+            del stage["bucket_counts"]
+    return {**fields, "window": window}
+
+
+def _model(before: pb.ModelReading, now: pb.ModelReading, seconds: float) -> ModelWindow:
+    answers = now.success_count - before.success_count
+    failures = now.failure_count - before.failure_count
+    runs = _grown(before.executions, now.executions)
+    drops = _grown(
+        {(drop.reason, drop.place): drop.count for drop in before.drops},
+        {(drop.reason, drop.place): drop.count for drop in now.drops},
+    )
+    return ModelWindow(
+        name=now.name,
+        version=now.version,
+        state=now.state,
+        answers=answers,
+        answers_per_second=_rate(answers, seconds),
+        failures=failures,
+        failures_per_second=_rate(failures, seconds),
+        rows_per_run=sum(rows * count for rows, count in runs.items()) / sum(runs.values()) if runs else None,
+        stages=_stages([(before.stages, now.stages)]),
+        tiers=_tiers(before, now),
+        drops=[DropWindow(reason, place, count) for (reason, place), count in drops.items()],
+    )
+
+
+def _tiers(before: pb.ModelReading, now: pb.ModelReading) -> list[TierWindow]:
+    grown = _grown(
+        {(tier.tier, tier.reason): tier.count for tier in before.tiers},
+        {(tier.tier, tier.reason): tier.count for tier in now.tiers},
+    )
+    reasons: dict[str, dict[str, int]] = {}
+    for (tier, reason), count in grown.items():
+        reasons.setdefault(tier, {})[reason] = count
+    total = sum(grown.values())
+    earlier = {latency.tier: latency.stages for latency in before.tier_latencies}
+    latencies = {
+        latency.tier: _stages([(earlier.get(latency.tier, ()), latency.stages)]) for latency in now.tier_latencies
+    }
+    return [
+        TierWindow(tier, sum(counts.values()), sum(counts.values()) / total, counts, latencies.get(tier, {}))
+        for tier, counts in sorted(reasons.items())
+    ]
+
+
+def _stages(pairs: Iterable[tuple[_Stages, _Stages]]) -> dict[str, StageWindow]:
+    """Return each stage with the durations of all pairs of readings together; those that nothing passed are absent."""
+    histograms: dict[str, Histogram] = {}
+    for before, now in pairs:
+        earlier = {stage.stage: stage for stage in before}
+        for stage in now:
+            _add(histograms.setdefault(stage.stage, Histogram()), earlier.get(stage.stage, pb.StageReading()), stage)
+    return {stage: _stage(histogram) for stage, histogram in histograms.items() if histogram.count}
+
+
+def _add(histogram: Histogram, before: pb.StageReading, now: pb.StageReading) -> None:
+    # A server of another release may have other buckets, or tell none: then nothing can be said of a window.
+    if now.count == before.count or len(now.bucket_counts) != len(histogram.counts):
+        return
+    histogram.count += now.count - before.count
+    histogram.total_ns += now.total_ns - before.total_ns
+    grown = map(sub, now.bucket_counts, before.bucket_counts or repeat(0))
+    histogram.counts = list(map(add, histogram.counts, grown))
+
+
+def _stage(histogram: Histogram) -> StageWindow:
+    return StageWindow(
+        histogram.count,
+        histogram.total_ns / histogram.count / 1e6,
+        *(histogram.percentile_ns(percent) / 1e6 for percent in (50, 95, 99)),
+    )
+
+
+def _grown(before: Mapping[K, int], now: Mapping[K, int]) -> dict[K, int]:
+    """Return by how much each count grew, without those that did not."""
+    grown = {key: count - before.get(key, 0) for key, count in now.items()}
+    return {key: count for key, count in grown.items() if count > 0}
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
