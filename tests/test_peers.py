@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -53,13 +54,21 @@ def test_medians_ratios_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     results = report.summarise(records, {"cpu": "one"})
     assert {c["server"]: (c["p50_us"], c["ratio"]) for c in results["cells"]} == {
-        "fewheads": (110, 1),
+        "fewheads, default": (110, 1),
         "other": (330, 3),
     }
     page = report.markdown(results)
     assert "| other | 330 (3.00)* |" in page
     assert "| fewheads, default | 110 (1.00) |" in page
     assert "| fewheads, default |  | 1.00 | 1 | 90 | 50 | 1 |" in page
+
+
+def test_the_published_page_shows_the_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PEERS))
+    import report
+
+    results = json.loads((PEERS / "results.json").read_text())
+    assert (PEERS / "RESULTS.md").read_text().endswith(report.markdown(results))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The blocking client: NumPy in, NumPy out, where the time went, and which server answered.
 
-Several servers are asked in turns; :mod:`edge.client.retries` says what is sent again, :mod:`edge.client.rotation` which
-servers are left out. :class:`edge.client.aio.AsyncClient` is the same for asyncio.
+Several servers are asked in turns; :mod:`edge.client.retries` says what is sent again, and
+:mod:`edge.client.rotation` which servers are left out. :class:`edge.client.aio.AsyncClient` is the same for asyncio.
 """
 
 from __future__ import annotations

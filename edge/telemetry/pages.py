@@ -73,7 +73,7 @@ class Pages:
     """
 
     def __init__(self, metrics: WSGIApplication, live: LiveReading) -> None:
-        page = (files("edge") / "dashboard.html").read_bytes()
+        page = (files("edge.telemetry") / "dashboard.html").read_bytes()
         policy = ("Content-Security-Policy", _policy(page.decode()))
         self._pages = {
             "/": _answer("200 OK", "text/html; charset=utf-8", lambda: page, policy),
