@@ -12,6 +12,7 @@ from export.transformer import LayerShape
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+SERVER = (ROOT / "edge" / "README.md").read_text()
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -29,8 +30,11 @@ def test_every_file_that_the_readme_names_exists() -> None:
         for name in re.findall(r"\b([a-z_0-9]+\.(?:py|proto))\b", line):
             found = (ROOT / section / name).exists() or (ROOT / name).exists()
             assert found or list(ROOT.glob(f"{section}**/{name}")), name
-    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README):
+    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README + SERVER):
         assert (ROOT / name).exists(), name
+    for page, folder in ((README, ROOT), (SERVER, ROOT / "edge")):
+        for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page):
+            assert (folder / target).exists(), target
 
 
 def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
@@ -42,7 +46,7 @@ def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
 
 def test_the_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake (\w+)", README):
+    for target in re.findall(r"\bmake (\w+)", README + SERVER):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

@@ -62,7 +62,7 @@ def _index(name: str) -> Ask:
 
 def _answered_while_unloading(peer: Peer) -> str:
     """A request on its way when its model is unloaded."""
-    flying = peer.infer(slow(200))
+    flying = peer.infer(slow(400))
     time.sleep(0.03)
     gone = _unload("slow")(peer)
     answer = told(flying.result)

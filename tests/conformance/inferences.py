@@ -100,7 +100,7 @@ def _goes_on(bad: pb.ModelInferRequest | bytes) -> Callable[[Peer], str]:
 
 def _deadline_computing(peer: Peer) -> str:
     """A deadline that passes while the model computes ends the call, and nobody after it suffers."""
-    first = told(lambda: peer.send("ModelInfer", slow(200), timeout=0.03))
+    first = told(lambda: peer.send("ModelInfer", slow(400), timeout=0.03))
     return f"{first}, then {told(lambda: peer.send('ModelInfer', slow(1)), values)}"
 
 
@@ -109,7 +109,7 @@ def _behind(late: pb.ModelInferRequest, timeout: float = 30) -> Callable[[Peer],
 
     def ask(peer: Peer) -> str:
         before = peer.executions("slow")
-        first = peer.infer(slow(400))
+        first = peer.infer(slow(600))
         time.sleep(_BEGUN)
         behind = told(lambda: peer.send("ModelInfer", late, timeout))
         status = told(first.result)
@@ -122,7 +122,7 @@ def _behind(late: pb.ModelInferRequest, timeout: float = 30) -> Callable[[Peer],
 def _cancelled(peer: Peer) -> str:
     """Calls that are cancelled in the queue and at work; how many runs that made, and whether the next is answered."""
     before = peer.executions("slow")
-    working, *waiting = [peer.infer(slow(200)) for _ in range(4)]
+    working, *waiting = [peer.infer(slow(400)) for _ in range(4)]
     time.sleep(_BEGUN)
     for one in (*waiting, working):
         one.cancel()
@@ -140,7 +140,7 @@ def _full_queue(peer: Peer) -> str:
 
 def _by_priority(peer: Peer) -> str:
     """In which order requests of three priorities are answered that waited for a fourth."""
-    first = peer.infer(slow(200))
+    first = peer.infer(slow(400))
     time.sleep(_BEGUN)
     done: list[str] = []
     calls = []
@@ -503,7 +503,7 @@ CASES = [
     ),
     Case(
         "timeout while the model computes",
-        infer(slow(200, timeout_us=20_000)),
+        infer(slow(400, timeout_us=20_000)),
         "OK",
         "DEADLINE_EXCEEDED",
         "The time ran out; Triton looks only while a request waits.",

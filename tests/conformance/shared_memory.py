@@ -100,7 +100,7 @@ def _status(peer: Peer, path: Path) -> str:
 
 def _while_in_use(peer: Peer, path: Path) -> str:
     """Unregister a region that an output on its way shall go to."""
-    message = slow(200)
+    message = slow(400)
     _point(message.outputs.add(name="steps_out"), 8)
     flying = peer.infer(message)
     time.sleep(0.03)
@@ -108,7 +108,7 @@ def _while_in_use(peer: Peer, path: Path) -> str:
         lambda: peer.send("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name="region"))
     )
     answer = told(flying.result)
-    written = struct.unpack_from("<q", path.read_bytes())[0] == 200
+    written = struct.unpack_from("<q", path.read_bytes())[0] == 400
     return f"unregister {gone}, the request {answer}, written: {written}"
 
 

@@ -74,7 +74,7 @@ def _model_of_error(peer: Peer) -> str:
 def _cancelled(peer: Peer) -> str:
     """Whether what waits in a stream that is cancelled is computed, and the next stream answered."""
     before = peer.executions("slow")
-    stream = peer.stream([slow(100) for _ in range(6)])
+    stream = peer.stream([slow(400) for _ in range(6)])
     time.sleep(0.03)
     stream.cancel()
     answer = _ask(peer, [_numbered("next", slow(1))])
@@ -140,7 +140,7 @@ CASES = [
     ),
     Case(
         "a stream: a deadline",
-        lambda peer: f"{_ask(peer, [slow(200)], 0.03)}, then {_ask(peer, [slow(1)])}",
+        lambda peer: f"{_ask(peer, [slow(400)], 0.03)}, then {_ask(peer, [slow(1)])}",
         "DEADLINE_EXCEEDED: no answer, then OK: -",
     ),
     Case("a stream: cancelled", _cancelled, "OK: next, runs of the cancelled at most 1: True"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge.__main__ import cli
 from edge.datatypes import Array, TensorSpec
-from edge.repository.repository import loader
+from edge.repository import loader
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 

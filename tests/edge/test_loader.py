@@ -12,8 +12,8 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import GoldenError
+from edge.repository import loader
 from edge.repository.loader import Loader
-from edge.repository.repository import loader
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.edge.models import DATA
