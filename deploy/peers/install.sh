@@ -20,7 +20,7 @@ triton() {
     python=/usr/bin/python3.11
     [ -x $python ] || { echo "triton: needs Debian's python3.11, libpython3.11 and python3.11-venv" >&2; exit 1; }
     environment triton $python nvidia-pytriton==0.7.0 "$onnxruntime" 'numpy<2'
-    server=$(echo "$home"/triton/lib/python3.11/site-packages/pytriton/tritonserver)
+    server=$home/triton/lib/python3.11/site-packages/pytriton/tritonserver
     mkdir "$home/triton/backends"
     cp -r "$server/backends/python" "$home/triton/backends/python"
     cp "$server/python_backend_stubs/3.11/triton_python_backend_stub" "$home/triton/backends/python/"
@@ -35,7 +35,7 @@ bentoml() { environment bentoml python3 bentoml==1.4.39 "$onnxruntime"; }
 [ $# -gt 0 ] || set -- triton mlserver kserve litserve bentoml
 for peer; do
     case $peer in
-    triton | mlserver | kserve | litserve | bentoml) 
+    triton | mlserver | kserve | litserve | bentoml)
         "$peer"
         # Written last, so that an installation that broke off is not taken for one.
         "$home/$peer/bin/pip" freeze --disable-pip-version-check >"$home/$peer/versions.txt"
