@@ -13,13 +13,15 @@ demo: .venv/installed
 	$(BIN)/python deploy/demo.py
 
 # Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons.
-test: test-workstation test-jetpack6 test-jetpack7
+test: test-workstation
+	@# The two share nothing, and most of their time is waiting for servers.
+	$(MAKE) --jobs=2 test-jetpack6 test-jetpack7
 
 test-workstation: .venv/installed
 	$(BIN)/python -m pytest
 
-# The ten thousand requests of the fuzz test need not be sent three times.
-QUICKER := --ignore tests/edge/test_fuzz.py
+# The thousands of requests of the fuzz tests need not be sent three times.
+QUICKER := --ignore-glob 'tests/edge/test_fuzz*' --ignore-glob 'tests/edge/test_rest_fuzz*'
 
 test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
 	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")
