@@ -198,7 +198,7 @@ def test_ctrl_c_is_130() -> None:
             silent.settimeout(SECONDS)
             connection, _ = silent.accept()
             with connection:
-                time.sleep(0.5)  # the call has begun to wait by then
+                time.sleep(1.5)  # the call has begun to wait by then, and no finalizer swallows the signal
                 process.send_signal(signal.SIGINT)
                 out, error = process.communicate(timeout=SECONDS)
         finally:
