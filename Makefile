@@ -20,8 +20,8 @@ test: test-workstation
 test-workstation: .venv/installed
 	$(BIN)/python -m pytest
 
-# The thousands of requests of the fuzz tests need not be sent three times.
-QUICKER := --ignore-glob 'tests/edge/test_fuzz*' --ignore-glob 'tests/edge/test_rest_fuzz*'
+# What has nothing to do with the version of Python need not be tried three times: fuzzing, faults, the other transport.
+QUICKER := --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not nghttp2'
 
 test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
 	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")
