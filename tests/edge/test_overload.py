@@ -63,6 +63,7 @@ def test_a_full_queue_refuses_and_recovers(
     stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Callable[[float], int]
 ) -> None:
     first = stub.ModelInfer.future(busy(take(2.0)))
+    time.sleep(0.1)  # it is the first to arrive
     others = [stub.ModelInfer.future(busy(1)) for _ in range(QUEUE_SIZE + 20)]
     codes = [other.code() for other in others]
     assert first.code() is grpc.StatusCode.OK
