@@ -38,6 +38,7 @@ from edge.telemetry.http import HttpServer
 from edge.telemetry.http_access import GuardedPages
 from edge.telemetry.metrics import ServerCollector, metrics_app
 from edge.telemetry.pages import LiveReading, Pages
+from edge.telemetry.sources import Sources
 from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     traces = Traces(settings.trace_endpoint, settings.trace_ratio) if settings.trace_endpoint else None
     scheduler = _scheduler(settings)
 
-    memory, sensors = MemorySampler(), Sensors()
+    memory = MemorySampler()
     repository = Repository(
         settings.repository,
         scheduler,
@@ -140,9 +141,9 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         repository, control, shared_memory, logs, traces=traces, allow_log_settings=settings.allow_log_settings
     )
     doors = [door for door in (access, certificates) if door]
-    telemetry = Telemetry(repository, scheduler, health, memory, sensors, streams, doors)
-    collector = ServerCollector(repository, scheduler, health, memory, sensors, streams)
-    pages: WSGIApplication = Pages(metrics_app(collector), LiveReading(telemetry.reading))
+    sources = Sources(repository, scheduler, health, memory, Sensors(), streams)
+    telemetry = Telemetry(sources, doors)
+    pages: WSGIApplication = Pages(metrics_app(ServerCollector(sources)), LiveReading(telemetry.reading))
     inference = InferenceServicer(service, calls, streams, changes, access)
     grpc = _grpc(settings, inference, TelemetryServicer(telemetry, access), access, certificates)
     notifier = Notifier()

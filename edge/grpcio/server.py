@@ -49,7 +49,40 @@ def port_is_taken(host: str, port: int, reason: str) -> UsageError:
     return UsageError(f"--grpc-port {port}", given=given, expected=f"a free port on {host}", fix=fix)
 
 
-class GrpcServer:
+class Endpoint:
+    """What the gRPC endpoint of any transport has: every service, behind a door if there is one, and their health.
+
+    Args:
+        server: a ``grpc.aio.Server``, or what collects handlers like one.
+        inference: answers the RPCs of inference.
+        telemetry: those of telemetry.
+        access: who may call what; None lets everyone call everything.
+
+    Attributes:
+        port: where it listens, once it does.
+    """
+
+    def __init__(
+        self, server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, access: Access | None
+    ) -> None:
+        self.port = 0
+        self._telemetry = telemetry
+        self._health = HealthServicer()
+        for name in ("", INFERENCE, TELEMETRY):  # telemetry answers at once, the others when they are told to
+            self.set_health(name, name == TELEMETRY)
+        add_services(Door(server, access) if access else server, inference, telemetry, self._health)
+
+    def set_health(self, name: str, serving: bool) -> None:
+        """Set the health of a service or model; the empty name is the whole server."""
+        self._health.set(name, serving)
+
+    def _dismiss(self) -> None:
+        """Say NOT_SERVING, and end the calls that only watch."""
+        self._health.drain()
+        self._telemetry.drain()
+
+
+class GrpcServer(Endpoint):
     """The gRPC endpoint. It must be made, used and closed inside one running event loop.
 
     Args:
@@ -72,13 +105,9 @@ class GrpcServer:
         access: Access | None = None,
         certificates: ServerCertificates | None = None,
     ) -> None:
-        self.port = 0
         self._certificates = certificates
-        self._health = HealthServicer()
-        self._telemetry = telemetry
         self._server = grpc.aio.server(options=limits.options())
-        door = Door(self._server, access) if access else self._server
-        add_services(door, inference, telemetry, self._health)
+        super().__init__(self._server, inference, telemetry, access)
 
     async def start(self, host: str, port: int) -> None:
         """Listen, with NOT_SERVING as the health of all but telemetry, which answers at once.
@@ -94,18 +123,11 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(address, self._certificates.grpc())
         except RuntimeError as error:
             raise port_is_taken(host, port, str(error)) from None
-        for name in ("", INFERENCE, TELEMETRY):
-            self.set_health(name, name == TELEMETRY)
         await self._server.start()
-
-    def set_health(self, name: str, serving: bool) -> None:
-        """Set the health of a service or model; the empty name is the whole server."""
-        self._health.set(name, serving)
 
     async def drain(self, grace_seconds: float) -> None:
         """Say NOT_SERVING, end the calls that only watch, refuse new ones, let the others end, then close the port."""
-        self._health.drain()
-        self._telemetry.drain()
+        self._dismiss()
         await self._server.stop(grace_seconds)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from edge.grpcio.health_servicer import HealthServicer
 from edge.grpcio.limits import Limits
-from edge.grpcio.server import Door, add_services, port_is_taken
-from edge.grpcio.servicers import INFERENCE, TELEMETRY, InferenceServicer, TelemetryServicer
+from edge.grpcio.server import Endpoint, port_is_taken
+from edge.grpcio.servicers import InferenceServicer, TelemetryServicer
 from edge.http2.port import Port
 from edge.http2.routes import Routes
 from edge.security.access import Access
 
 
-class Http2Server:
+class Http2Server(Endpoint):
     """What :class:`edge.grpcio.server.GrpcServer` is, on another transport.
 
     Args:
@@ -32,11 +31,8 @@ class Http2Server:
         *,
         access: Access | None = None,
     ) -> None:
-        self.port = 0
-        self._health = HealthServicer()
-        self._telemetry = telemetry
         routes = Routes(by_path=access is None)
-        add_services(Door(routes, access) if access else routes, inference, telemetry, self._health)
+        super().__init__(routes, inference, telemetry, access)
         self._port = Port(routes, limits)
 
     async def start(self, host: str, port: int) -> None:
@@ -45,19 +41,12 @@ class Http2Server:
         Raises:
             UsageError: the port cannot be taken.
         """
-        for name in ("", INFERENCE, TELEMETRY):
-            self.set_health(name, name == TELEMETRY)
         try:
             self.port = await self._port.open(host, port)
         except OSError as error:
             raise port_is_taken(host, port, str(error)) from None
 
-    def set_health(self, name: str, serving: bool) -> None:
-        """Set the health of a service or model; the empty name is the whole server."""
-        self._health.set(name, serving)
-
     async def drain(self, grace_seconds: float) -> None:
         """Say NOT_SERVING, end the calls that only watch, refuse new ones, let the others end, then close the port."""
-        self._health.drain()
-        self._telemetry.drain()
+        self._dismiss()
         await self._port.drain(grace_seconds)

@@ -20,14 +20,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from edge import __version__
-from edge.health.health import Health
-from edge.instruments.memory import MemorySampler
-from edge.instruments.sensors import Sensors
 from edge.instruments.statistics import BUCKETS_NS, Histogram, Snapshot
-from edge.repository.repository import Repository
-from edge.scheduling.scheduler import Scheduler
-from edge.serving.streams import Streams
 from edge.telemetry.board_metrics import board_metrics, whole_sizes
+from edge.telemetry.sources import Sources
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -51,33 +46,15 @@ class ServerCollector(Collector):
     """Reads the server's own counters when Prometheus asks, so that a request pays for no metric.
 
     Args:
-        repository: the models and their counters.
-        scheduler: the queue.
-        health: what is wrong, if anything is.
-        memory: where memory is read.
-        sensors: those of the board.
-        streams: the streams that are open.
+        sources: where everything is read.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        scheduler: Scheduler,
-        health: Health,
-        memory: MemorySampler,
-        sensors: Sensors,
-        streams: Streams,
-    ) -> None:
-        self._repository = repository
-        self._scheduler = scheduler
-        self._health = health
-        self._memory = memory
-        self._sensors = sensors
-        self._streams = streams
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        entries = [(entry, entry.statistics.snapshot()) for entry in self._repository if entry.version]
+        entries = [(entry, entry.statistics.snapshot()) for entry in self._sources.repository if entry.version]
         for name, (text, read) in _COUNTERS.items():
             # Untyped, because the library would add _total to a counter's name, and Triton's have none.
             metric = Metric(name, text, "unknown")
@@ -124,24 +101,23 @@ class ServerCollector(Collector):
                     histogram = stages[stage]
                     by_tier.add_metric([*labels, tier, stage], _buckets(histogram), histogram.total_ns / 1e9)
             nonfinite.add_metric(labels, now.nonfinite)
-            ready.add_metric(labels, float(self._health.state(entry)[0] == "READY"))
+            ready.add_metric(labels, float(self._sources.health.state(entry)[0] == "READY"))
             model = entry.model  # once: it may be unloaded at any moment
             if model:
                 load.add_metric(labels, model.load_memory_bytes)
-        yield GaugeMetricFamily(
-            "fewheads_problems", "What is not healthy; telemetry tells it in words", len(self._health.problems())
-        )
+        problems = len(self._sources.health.problems())
+        yield GaugeMetricFamily("fewheads_problems", "What is not healthy; telemetry tells it in words", problems)
         yield from (failures, drops, tiers, runs, duration, by_tier, nonfinite, ready, load)
-        scheduler = self._scheduler
+        scheduler = self._sources.scheduler
         yield GaugeMetricFamily("fewheads_queue_depth", "Requests that wait for a worker", scheduler.depth)
         yield GaugeMetricFamily("fewheads_queue_bytes", "Bytes of their tensors", scheduler.queued_bytes)
         yield GaugeMetricFamily("fewheads_queue_depth_peak", "Most that waited since the start", scheduler.peak_depth)
         yield GaugeMetricFamily("fewheads_queue_bytes_peak", "Most of their bytes", scheduler.peak_queued_bytes)
-        yield GaugeMetricFamily("fewheads_streams", "Open streams of requests", self._streams.open)
+        yield GaugeMetricFamily("fewheads_streams", "Open streams of requests", self._sources.streams.open)
         yield GaugeMetricFamily(
-            "fewheads_stream_requests", "Requests of streams that are on their way", self._streams.in_flight
+            "fewheads_stream_requests", "Requests of streams that are on their way", self._sources.streams.in_flight
         )
-        yield from board_metrics(self._memory.sample(), self._sensors.sample())
+        yield from board_metrics(self._sources.memory.sample(), self._sources.sensors.sample())
         yield InfoMetricFamily("fewheads_build", "The release", {"version": __version__})
 
 

@@ -7,14 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from edge.health.health import Health
-from edge.instruments.memory import MemorySampler
-from edge.instruments.sensors import Sensors
 from edge.instruments.statistics import Histogram, Stages
 from edge.pb import telemetry_pb2 as pb
-from edge.repository.repository import Entry, Repository
-from edge.scheduling.scheduler import Scheduler
-from edge.serving.streams import Streams
+from edge.repository.repository import Entry
+from edge.telemetry.sources import Sources
 
 #: Between two looks at what no file of the kernel remembers.
 _LOOK_SECONDS = 1.0
@@ -32,32 +28,13 @@ class Telemetry:
     """Composes readings for the Telemetry service; Prometheus reads the same counters.
 
     Args:
-        repository: the models and their counters.
-        scheduler: the queue.
-        health: what is wrong, if anything is.
-        memory: where memory is read.
-        sensors: those of the board.
-        streams: the streams that are open.
+        sources: where everything is read.
         files: what is read again when it changes, each with a ``problem`` while it is wrong.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        scheduler: Scheduler,
-        health: Health,
-        memory: MemorySampler,
-        sensors: Sensors,
-        streams: Streams,
-        files: Sequence[HasProblem] = (),
-    ) -> None:
+    def __init__(self, sources: Sources, files: Sequence[HasProblem] = ()) -> None:
+        self._sources = sources
         self._files = files
-        self._repository = repository
-        self._scheduler = scheduler
-        self._health = health
-        self._memory = memory
-        self._sensors = sensors
-        self._streams = streams
         self._started = time.monotonic()
 
     async def watch(self) -> None:
@@ -66,8 +43,8 @@ class Telemetry:
         So every reader is told the same, whenever it asks. Runs until it is cancelled.
         """
         while True:
-            self._memory.note()
-            self._sensors.note()
+            self._sources.memory.note()
+            self._sources.sensors.note()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def reading(self) -> pb.Reading:
@@ -75,17 +52,17 @@ class Telemetry:
         reading = pb.Reading(
             time_ms=time.time_ns() // 1_000_000,
             uptime_seconds=time.monotonic() - self._started,
-            queue_depth=self._scheduler.depth,
-            queue_bytes=self._scheduler.queued_bytes,
-            queue_depth_peak=self._scheduler.peak_depth,
-            queue_bytes_peak=self._scheduler.peak_queued_bytes,
-            streams=self._streams.open,
-            models=[_model(entry, self._health.state(entry)[0]) for entry in self._repository],
-            problems=[*self._health.problems(), *filter(None, (file.problem for file in self._files))],
+            queue_depth=self._sources.scheduler.depth,
+            queue_bytes=self._sources.scheduler.queued_bytes,
+            queue_depth_peak=self._sources.scheduler.peak_depth,
+            queue_bytes_peak=self._sources.scheduler.peak_queued_bytes,
+            streams=self._sources.streams.open,
+            models=[_model(entry, self._sources.health.state(entry)[0]) for entry in self._sources.repository],
+            problems=[*self._sources.health.problems(), *filter(None, (file.problem for file in self._files))],
         )
-        for sample in self._memory.sample():
+        for sample in self._sources.memory.sample():
             reading.memory.add(kind=sample.kind, size_bytes=sample.size_bytes, source=sample.source)
-        for sensor in self._sensors.sample():
+        for sensor in self._sources.sensors.sample():
             reading.sensors.add(
                 kind=sensor.kind, name=sensor.name, value=sensor.value, unit=sensor.unit, source=sensor.source
             )

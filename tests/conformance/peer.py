@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Queue
 from typing import Any, Final
 
 import grpc
@@ -180,16 +179,6 @@ def parameter(name: str, message: pb.ModelInferRequest | None = None, **value: A
     message = message or flat()
     message.parameters[name].MergeFrom(pb.InferParameter(**value))
     return message
-
-
-class Sender:
-    """The requests of a stream that stays open until it is closed."""
-
-    def __init__(self) -> None:
-        self.queue: Queue[Any] = Queue()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.queue.get, None)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tests.edge.gauges import wait_until
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True
@@ -52,13 +53,6 @@ def failures(stub: Stub) -> int:
     return count
 
 
-def wait_until(reached: Callable[[], bool], seconds: float = 10) -> bool:
-    limit = time.monotonic() + seconds
-    while not reached() and time.monotonic() < limit:
-        time.sleep(0.005)
-    return reached()
-
-
 def test_a_full_queue_refuses_and_recovers(
     stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Callable[[float], int]
 ) -> None:
@@ -72,7 +66,7 @@ def test_a_full_queue_refuses_and_recovers(
     assert codes.count(grpc.StatusCode.OK) >= QUEUE_SIZE
     refused = next(other for other in others if other.code() is not grpc.StatusCode.OK)
     assert "waiting requests" in refused.details()
-    assert wait_until(lambda: telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0)
+    assert wait_until(lambda: telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0, 10)
     assert stub.ModelInfer(busy(1)).raw_output_contents[0] == np.int64(1).tobytes()
 
 
@@ -87,7 +81,7 @@ def test_time_runs_out_in_the_queue_and_not_after_it(stub: Stub, take: Callable[
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not long.done()  # the answer did not wait for the job that runs
     assert long.result().raw_output_contents
-    assert wait_until(lambda: failures(stub) == before + 1)
+    assert wait_until(lambda: failures(stub) == before + 1, 10)
 
 
 def test_the_earlier_of_two_deadlines_wins(stub: Stub, take: Callable[[float], int]) -> None:
@@ -109,7 +103,7 @@ def test_a_cancelled_request_harms_no_neighbour(stub: Stub, take: Callable[[floa
     answers = [np.frombuffer(w.result().raw_output_contents[0], np.int64)[0] for w in waiting if not w.cancelled()]
     assert answers == [1, 3, 4, 6]
     assert long.result().raw_output_contents
-    assert wait_until(lambda: failures(stub) == before + 2)
+    assert wait_until(lambda: failures(stub) == before + 2, 10)
 
 
 def test_a_cancelled_running_request_is_counted_and_forgotten(stub: Stub, take: Callable[[float], int]) -> None:
@@ -118,4 +112,4 @@ def test_a_cancelled_running_request_is_counted_and_forgotten(stub: Stub, take: 
     time.sleep(0.1)
     running.cancel()
     assert stub.ModelInfer(busy(3)).raw_output_contents[0] == np.int64(3).tobytes()
-    assert wait_until(lambda: failures(stub) == before + 1)
+    assert wait_until(lambda: failures(stub) == before + 1, 10)

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ from edge.scheduling.job import Job
 from edge.scheduling.lane import Computed, Lane
 from edge.scheduling.lease import Lease
 from edge.scheduling.scheduler import Scheduler
+from tests.edge.gauges import wait_until
 from tests.edge.lanes import VALUES, WAIT, job_of, lane_of, occupied, output, run, submitted
 
 ROW_BYTES = 4
+until = partial(wait_until, seconds=10)
 
 
 @pytest.fixture
@@ -30,13 +33,6 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler = Scheduler(max_queue_size=4)
     yield scheduler
     scheduler.close()
-
-
-def until(reached: Callable[[], bool], seconds: float = 10) -> bool:
-    limit = time.monotonic() + seconds
-    while not reached() and time.monotonic() < limit:
-        time.sleep(0.001)
-    return reached()
 
 
 def is_empty(scheduler: Scheduler) -> bool:

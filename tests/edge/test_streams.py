@@ -25,6 +25,7 @@ from edge.server import Ready
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.edge.conftest import ORACLE
 from tests.edge.gauges import gauge, is_at_rest, wait_until
+from tests.edge.open_stream import Sender
 from tests.edge.serving_models import ECHO_MAX
 from tests.edge.test_overload import busy, failures
 from tests.edge.test_status_codes import expression
@@ -51,16 +52,6 @@ def triton_input(text: str) -> triton.InferInput:
     tensor = triton.InferInput("expression", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
     return tensor
-
-
-class Sender:
-    """An iterator of requests that stays open until it is closed."""
-
-    def __init__(self) -> None:
-        self.queue: Queue[Any] = Queue()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.queue.get, None)
 
 
 def test_the_blocking_stock_client(url: str, server: Ready) -> None:
