@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 from edge.security.rate import RateLimit
 from edge.security.scopes import TELEMETRY_GET
+from edge.serving.answers import Answers
 from edge.serving.calls import Calls
 from edge.serving.control import ModelControl
 from edge.serving.express import Express
@@ -33,7 +35,7 @@ from edge.serving.extensions import Extensions, extensions
 from edge.serving.service import InferenceService
 from edge.serving.shared_memory import SharedMemory
 from edge.serving.streams import Streams
-from edge.settings import Settings
+from edge.settings import MAX_INSTANCES, Settings
 from edge.telemetry.http import HttpServer
 from edge.telemetry.http_access import GuardedPages
 from edge.telemetry.metrics import ServerCollector, metrics_app
@@ -112,17 +114,19 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         scheduler,
         target=settings.target,
         cache=settings.cache,
-        options=ServingOptions(settings.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
-        budget=MemoryBudget(memory, settings.memory_headroom_bytes),
+        options=ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
+        budget=MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances),
     )
     health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
     shared_memory = None
     if settings.allow_shared_memory:
         shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
+    answers = Answers()
     service = InferenceService(
         repository,
         scheduler,
         health,
+        answers,
         strict_readiness=settings.strict_readiness,
         default_timeout_seconds=settings.default_timeout_ms / 1e3 or None,
         shared_memory=shared_memory,
@@ -130,7 +134,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         traces=traces,
     )
     limit = RateLimit(settings.rate_limit) if settings.rate_limit else None
-    calls = Calls(service, limit, None if traces else Express(repository, scheduler))
+    calls = Calls(service, limit, None if traces else Express(repository, scheduler, answers))
     streams = Streams(calls)
 
     async def changed(entry: Entry) -> None:
@@ -141,8 +145,8 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         repository, control, shared_memory, logs, traces=traces, allow_log_settings=settings.allow_log_settings
     )
     doors = [door for door in (access, certificates) if door]
-    sources = Sources(repository, scheduler, health, memory, Sensors(), streams)
-    telemetry = Telemetry(sources, doors)
+    sources = Sources(repository, scheduler, health, memory, Sensors(), streams, doors)
+    telemetry = Telemetry(sources)
     pages: WSGIApplication = Pages(metrics_app(ServerCollector(sources)), LiveReading(telemetry.reading))
     inference = InferenceServicer(service, calls, streams, changes, access)
     grpc = _grpc(settings, inference, TelemetryServicer(telemetry, access), access, certificates)
@@ -176,13 +180,16 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
 
 def _scheduler(settings: Settings) -> Scheduler:
     on_gpu = backends.choose(settings.target).device == "GPU"
-    if on_gpu and settings.instances > 1:
+    instances = settings.instances
+    if instances is None:
+        instances = 1 if on_gpu else min(len(os.sched_getaffinity(0)), MAX_INSTANCES)
+    if on_gpu and instances > 1:
         fix = "A GPU gains nothing from rivals: leave it out, and let requests share runs."
-        raise UsageError("--instances", given=settings.instances, expected="1 on a GPU", fix=fix)
+        raise UsageError("--instances", given=instances, expected="1 on a GPU", fix=fix)
     return Scheduler(
         settings.max_queue_size,
         max_queue_bytes=settings.max_queue_bytes,
-        instances=settings.instances,
+        instances=instances,
         admission=settings.admission,
         device_bound=on_gpu,
     )

@@ -28,6 +28,9 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype(np.object_),
 }
 
+#: The same as raw contents hold them: little-endian.
+WIRE_TYPES = {name: dtype.newbyteorder("<") for name, dtype in NUMPY_TYPES.items()}
+
 #: ONNX Runtime's type strings to protocol names.
 ONNX_TYPES: dict[str, str] = {
     "tensor(bool)": "BOOL",
@@ -69,9 +72,10 @@ def datatype_of(array: Array) -> str:
     Raises:
         KeyError: the type has no protocol name.
     """
-    if array.dtype.kind in "SUO":
-        return "BYTES"
-    return _NAMES[array.dtype.newbyteorder("=")]
+    name = _NAMES.get(array.dtype)
+    if name:
+        return name
+    return "BYTES" if array.dtype.kind in "SUO" else _NAMES[array.dtype.newbyteorder("=")]
 
 
 def byte_size(datatype: str, shape: tuple[int, ...]) -> int:

@@ -27,6 +27,30 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     Raises:
         BundleError: it is missing, not regular, or too large.
     """
+    with _opened(path) as (descriptor, size_bytes):
+        if size_bytes > max_bytes:
+            given = Literally(f"{size_bytes} bytes")
+            raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+
+
+def check_size(path: Path, size_bytes: int) -> None:
+    """Check that a file is regular and as large as recorded, without reading it.
+
+    Raises:
+        BundleError: it is not.
+    """
+    with _opened(path) as (_, found):
+        if found != size_bytes:
+            raise BundleError(
+                f"file {path}", given=Literally(f"{found} bytes"), expected=f"{size_bytes} bytes", fix=_FIX
+            )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    """Give the descriptor and the size of a regular file."""
     try:
         # O_NONBLOCK: opening a FIFO must fail below, not hang here.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -37,11 +61,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise BundleError(f"file {path}", given=Literally("no regular file"), expected="a regular file", fix=_FIX)
-        if info.st_size > max_bytes:
-            given = Literally(f"{info.st_size} bytes")
-            raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(max_bytes)
+        yield descriptor, info.st_size
     finally:
         os.close(descriptor)
 
@@ -52,10 +72,8 @@ def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
     Raises:
         BundleError: as :func:`read_regular`, or the file is another one.
     """
+    check_size(path, size_bytes)
     data = read_regular(path, size_bytes)
-    if len(data) != size_bytes:
-        given = Literally(f"{len(data)} bytes")
-        raise BundleError(f"file {path}", given=given, expected=f"{size_bytes} bytes", fix=_FIX)
     found = sha256(data)
     if found != digest:
         raise BundleError(f"file {path} sha256", given=found, expected=digest, fix=_FIX)

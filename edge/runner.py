@@ -9,7 +9,7 @@ from edge.datatypes import Array, TensorSpec
 
 
 class Runner(Protocol):
-    """One loaded model. Not thread-safe: the device thread owns it.
+    """One loaded model. On the CPU several threads may call it at once; elsewhere the device's thread owns it.
 
     Attributes:
         platform: Triton's name for what runs, for example ``onnxruntime_onnx`` or ``tensorrt_plan``.

@@ -17,7 +17,7 @@ from edge.security.rate import Rate
 
 #: gRPC keeps its limits in 32 bits.
 _MAX_INT32 = 2**31 - 1
-_MAX_INSTANCES = 64
+MAX_INSTANCES = 64
 #: Triton's words for when models are loaded: at the start only, as the repository changes, or on request.
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
 #: What carries gRPC: its own library, or a leaner one.
@@ -40,7 +40,7 @@ class Settings:
         max_message_bytes: the largest request that is read.
         max_queue_size: how many requests may wait for a worker; one more is refused.
         max_queue_bytes: how many bytes their tensors may hold.
-        instances: worker threads, each with its own copy of every model; more than 1 only on the CPU.
+        instances: how many runs are computed at once, more than 1 only on the CPU; None is one for each core there.
         batching: whether requests may share a run.
         max_queue_delay_us: how long a request that found the server busy may wait for others to join it; None is
             what each bundle says.
@@ -83,7 +83,7 @@ class Settings:
     max_message_bytes: int = 64 * 1024**2
     max_queue_size: int = 256
     max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES
-    instances: int = 1
+    instances: int | None = None
     batching: bool = True
     max_queue_delay_us: int | None = None
     policy: str | None = None
@@ -134,7 +134,7 @@ class Settings:
             "--max-message-bytes": (self.max_message_bytes, 1, _MAX_INT32),
             "--max-queue-size": (self.max_queue_size, 1, _MAX_INT32),
             "--max-queue-bytes": (self.max_queue_bytes, 1, 2**63 - 1),
-            "--instances": (self.instances, 1, _MAX_INSTANCES),
+            "--instances": (1 if self.instances is None else self.instances, 1, MAX_INSTANCES),
             "--max-queue-delay-us": (self.max_queue_delay_us or 0, 0, 1_000_000),
             "--default-timeout-ms": (self.default_timeout_ms, 0, math.inf),
             "--watchdog-seconds": (self.watchdog_seconds, 0.1, math.inf),

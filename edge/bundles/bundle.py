@@ -16,13 +16,13 @@ from edge.bundles import manifest as manifests
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, FileRecord, Manifest, Tier
 from edge.errors import BundleError, Literally
-from edge.files import read_recorded, read_regular, replaced_directory, sha256, write_durably
+from edge.files import check_size, read_recorded, read_regular, replaced_directory, sha256, write_durably
 
 _FIX = "Copy the bundle again from where it was exported, or export it again."
 
 
 class Bundle:
-    """A bundle on disk whose every file has been checked against its manifest.
+    """A bundle on disk whose files have been checked against its manifest.
 
     Attributes:
         path: the directory.
@@ -41,8 +41,13 @@ class Bundle:
         return self.goldens[self.manifest.tiers[0].name]
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
+    def open(cls, path: str | Path, *, models: bool = True) -> Bundle:
         """Read and check a bundle: the schema, every size and hash, no stray file, no link, the golden set.
+
+        Args:
+            path: the directory.
+            models: whether to hash the models already. Otherwise each is when :meth:`read` reads it, and those that
+                are not used here never are.
 
         Raises:
             BundleError: the first rule that is broken. Nothing of the model has been executed by then.
@@ -58,8 +63,12 @@ class Bundle:
             expected = "only files that the manifest lists"
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
         sets = {tier.name: tier.golden or manifest.golden for tier in manifest.tiers}
+        later = set() if models else {artifact.file for tier in manifest.tiers for artifact in tier.artifacts}
         decoded = {}
         for name, record in manifest.files.items():
+            if name in later:
+                check_size(path / name, record.size_bytes)
+                continue
             data = read_recorded(path / name, record.size_bytes, record.sha256)
             if name in (manifest.golden, *sets.values()):
                 decoded[name] = golden_set.decode(data, manifest, str(path / name))

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     "--instances",
     type=int,
     default=Settings.instances,
-    show_default=True,
-    help="Threads that compute, on the CPU only; each needs memory for its own copy of every model.",
+    help="Runs that are computed at once, each on one core.  [default: on the CPU as many as cores, on a GPU 1]",
 )
 @click.option("--batching/--no-batching", default=True, show_default=True, help="Let requests share runs.")
 @click.option(

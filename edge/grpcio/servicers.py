@@ -176,6 +176,12 @@ class InferenceServicer:
         await self._extensions.list_unloaded(request.repository_name)
         return self._service.repository_index(request)
 
+    def infer_at_once(
+        self, request: pb.ModelInferRequest | None, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ModelInferResponse | None:
+        """Answer what ModelInfer need not wait for, as :meth:`edge.serving.calls.Calls.infer_at_once`."""
+        return None if request is None else self._calls.infer_at_once(request, _deadline(context))
+
     @_answer
     async def ModelInfer(
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext[Any, Any]

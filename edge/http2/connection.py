@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import cached_property, lru_cache
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import grpc
 import ngh2
@@ -17,6 +17,7 @@ from edge.grpcio.limits import Limits
 from edge.http2.manners import Manners
 from edge.http2.messages import IDENTITY, Refused, prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
+from edge.http2.routes import Route
 from edge.http2.rpc import Rpc
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ _NOT_FOUND = "the server has no such method"
 #: A call may have to say something to a stream or connection that ended in the same moment.
 _whatever_is_gone = suppress(ngh2.NGH2Error)
 
-#: Returns the handler of a method by its path and header fields, or None.
-Find = Callable[[str, Sequence[Field]], Any]
+#: Returns what answers a method by its path and header fields, or None.
+Find = Callable[[str, Sequence[Field]], Route | None]
 
 
 class Connection(asyncio.Protocol):
@@ -93,10 +94,12 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._http2.receive_data(data)
+            self._handle(self._http2.events())
         except ngh2.NGH2Error as error:
             self._break(str(error))
             return
-        self._flush()
+        # Not now: a client that is woken up by each answer of many takes more of the processor than they do.
+        self._flush_soon()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Give up every call."""
@@ -172,6 +175,18 @@ class Connection(asyncio.Protocol):
                 self._http2.send_data(stream_id, prefix(message) + message)
             self._flush_soon()
 
+    def respond(self, stream_id: int, message: bytes) -> None:
+        """Send the one message of a call, and that the call ended well."""
+        self._manners.answered()
+        body = prefix(message) + message
+        try:
+            self._http2.send_response(stream_id, RESPONSE)
+            self._http2.send_data(stream_id, body)
+            self._http2.send_trailers(stream_id, OK_TRAILERS)
+        except ngh2.NGH2Error:
+            return
+        self._flush_soon()
+
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
         """Send how a call ended."""
         fields = OK_TRAILERS if code is grpc.StatusCode.OK else trailers(code, details, metadata)
@@ -222,19 +237,19 @@ class Connection(asyncio.Protocol):
             rpc.receive(data, ended)
 
     def _accept(self, stream_id: int, fields: tuple[Field, ...]) -> None:
-        head, handler = Head("", None, IDENTITY), None
+        head, route = Head("", None, IDENTITY), None
         refused: Refused | NotGrpc | None = None
         context = copy_context()  # of the call, in which it is noted who calls
         try:
             head = read_head(fields, self._limits.max_metadata_bytes)
-            handler = context.run(self._find, head.path, fields)
-            if handler is None:
+            route = context.run(self._find, head.path, fields)
+            if route is None:
                 refused = Refused(grpc.StatusCode.UNIMPLEMENTED, _NOT_FOUND)
         except (Refused, NotGrpc) as error:
             refused = error
         if not self._rpcs:
             self._manners.called(True)
-        rpc = Rpc(self, stream_id, handler, head, fields, self._limits.max_message_bytes, context)
+        rpc = Rpc(self, stream_id, route, head, fields, self._limits.max_message_bytes, context)
         self._rpcs[stream_id] = rpc
         if isinstance(refused, Refused):
             self.finish(stream_id, refused.code, refused.details, ())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 
 from edge.http2.metadata import Field, Metadata, read_metadata
+
+#: Takes a request and its context, and returns the response, or None where that has to wait.
+AtOnce = Callable[[Any, Any], Any]
 
 
 class _Details(NamedTuple):
@@ -17,17 +20,32 @@ class _Details(NamedTuple):
     invocation_metadata: Metadata
 
 
+class Route(NamedTuple):
+    """What answers a call.
+
+    Attributes:
+        handler: a ``grpc.RpcMethodHandler``.
+        at_once: called with the request and the context before a handler of a unary call is; its response, if it
+            returns one, is the answer, and no task has to be made for it.
+    """
+
+    handler: Any
+    at_once: AtOnce | None = None
+
+
 class Routes:
     """The methods of a server. Generated code takes it for a ``grpc.aio.Server`` and registers its handlers here.
 
     Args:
         by_path: whether nothing but its path decides what answers a call, so that it needs to be looked up only once.
+        at_once: for the ``unary_unary`` of a handler, what may answer before it.
     """
 
-    def __init__(self, by_path: bool) -> None:
+    def __init__(self, by_path: bool, at_once: Mapping[Any, AtOnce] | None = None) -> None:
         self._by_path = by_path
+        self._at_once = at_once or {}
         self._handlers: list[grpc.GenericRpcHandler] = []
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, Route] = {}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Add the methods of services."""
@@ -36,18 +54,21 @@ class Routes:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Do nothing, as grpc.aio's own; generated code calls it beside the other."""
 
-    def find(self, path: str, fields: Sequence[Field]) -> Any:
-        """Return what answers a call, a ``grpc.RpcMethodHandler``; None if there is no such method.
+    def find(self, path: str, fields: Sequence[Field]) -> Route | None:
+        """Return what answers a call; None if there is no such method.
 
         Args:
             path: of the method.
             fields: what the call begins with.
         """
-        handler = self._found.get(path)
-        if handler is None:
+        route = self._found.get(path)
+        if route is None:
             details = _Details(path, read_metadata(fields))
             found = (handlers.service(details) for handlers in self._handlers)
             handler = next((handler for handler in found if handler is not None), None)
-            if handler and self._by_path:
-                self._found[path] = handler
-        return handler
+            if handler is None:
+                return None
+            route = Route(handler, self._at_once.get(handler.unary_unary))
+            if self._by_path:
+                self._found[path] = route
+        return route

@@ -18,6 +18,7 @@ from edge import errors
 from edge.grpcio.servicers import UNPARSEABLE
 from edge.http2.messages import Messages, Refused
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
+from edge.http2.routes import Route
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,9 @@ class Wire(Protocol):
     def send(self, stream_id: int, message: bytes) -> None:
         """Send a message."""
 
+    def respond(self, stream_id: int, message: bytes) -> None:
+        """Send the one message of a call, and that the call ended well."""
+
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
         """Send how the call ended."""
 
@@ -54,7 +58,7 @@ class Rpc:
     Args:
         wire: the connection.
         stream_id: on it.
-        handler: of the method; None for a call that ends at once.
+        route: what answers; None for a call that is refused.
         head: what it begins with.
         fields: its header fields.
         max_message_bytes: the largest message that is read.
@@ -66,6 +70,7 @@ class Rpc:
     """
 
     __slots__ = (
+        "_at_once",
         "_context",
         "_deadline",
         "_ended",
@@ -86,7 +91,7 @@ class Rpc:
         self,
         wire: Wire,
         stream_id: int,
-        handler: Any,
+        route: Route | None,
         head: Head,
         fields: Iterable[Field],
         max_message_bytes: int,
@@ -94,10 +99,10 @@ class Rpc:
     ) -> None:
         self.stream_id = stream_id
         self.held = 0
-        self.done = handler is None
+        self.done = route is None
         self._wire = wire
         self._context = context
-        self._handler = handler
+        self._handler, self._at_once = route or Route(None)
         self._fields = fields
         self._messages = Messages(max_message_bytes, head.encoding)
         self._inbox: deque[bytes] = deque()
@@ -110,7 +115,7 @@ class Rpc:
             self._timer = asyncio.get_running_loop().call_later(head.timeout, self._expire)
         elif head.timeout is not None and not self.done:
             self._expire()
-        if not self.done and handler.request_streaming:
+        if not self.done and self._handler.request_streaming:
             self._start(self._streaming())
 
     # What the connection tells.
@@ -136,7 +141,7 @@ class Rpc:
         if not self._inbox or not self._handler.request_streaming:
             self._acknowledge()
         if ended and not self._handler.request_streaming:
-            self._start(self._unary())
+            self._answer()
 
     def close(self) -> None:
         """The stream is no more: nobody waits for the answer."""
@@ -206,10 +211,23 @@ class Rpc:
 
     # How a handler runs.
 
-    async def _unary(self) -> None:
+    def _answer(self) -> None:
+        """Answer the one request of a unary call."""
+        try:
+            request = self._handler.request_deserializer(self._inbox.popleft())
+            response = self._context.run(self._at_once, request, self) if self._at_once else None
+            if response is None:
+                self._start(self._unary(request))
+            else:
+                message = self._handler.response_serializer(response)
+                self._end()
+                self._wire.respond(self.stream_id, message)
+        except Exception as error:
+            self._fail(error)
+
+    async def _unary(self, request: Any) -> None:
         handler = self._handler
         try:
-            request = handler.request_deserializer(self._inbox.popleft())
             if handler.response_streaming:
                 await self._respond(handler.unary_stream(request, self))
             else:

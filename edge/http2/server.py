@@ -31,7 +31,7 @@ class Http2Server(Endpoint):
         *,
         access: Access | None = None,
     ) -> None:
-        routes = Routes(by_path=access is None)
+        routes = Routes(by_path=access is None, at_once={inference.ModelInfer: inference.infer_at_once})
         super().__init__(routes, inference, telemetry, access)
         self._port = Port(routes, limits)
 

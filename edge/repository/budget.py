@@ -38,29 +38,30 @@ class MemoryBudget:
     Args:
         memory: where it is read what there is; where nothing can be read, nothing is refused.
         headroom_bytes: what has to stay free.
+        instances: how many runs of a model are computed at once.
     """
 
-    def __init__(self, memory: MemorySampler, headroom_bytes: int) -> None:
+    def __init__(self, memory: MemorySampler, headroom_bytes: int, instances: int = 1) -> None:
         self._memory = memory
         self._headroom_bytes = headroom_bytes
+        self._instances = instances
         self._lock = threading.Lock()
         self._reserved = 0
-        self._known: dict[tuple[str, int], int] = {}
+        self._known: dict[str, int] = {}
 
     @contextmanager
-    def reserved(self, bundle: Bundle, runtime: str, instances: int) -> Iterator[None]:
+    def reserved(self, bundle: Bundle, runtime: str) -> Iterator[None]:
         """Keep the memory of a model from others while the block loads it.
 
         Args:
             bundle: the model.
             runtime: whose files are loaded, ``onnxruntime`` or ``tensorrt``.
-            instances: how many times.
 
         Raises:
             LoadFailed: too little would stay free. The message gives all numbers.
         """
-        known = self._known.get(_key(bundle, instances))
-        needed = _estimate(bundle, runtime, instances, known)
+        known = self._known.get(_key(bundle))
+        needed = _estimate(bundle, runtime, self._instances, known)
         with self._lock:
             self._check(bundle, needed, "as it took before" if known else "as its files let expect")
             self._reserved += needed
@@ -70,10 +71,10 @@ class MemoryBudget:
             with self._lock:
                 self._reserved -= needed
 
-    def learn(self, bundle: Bundle, instances: int, grown_bytes: int) -> None:
+    def learn(self, bundle: Bundle, grown_bytes: int) -> None:
         """Note how much the process grew while a model was loaded."""
         if grown_bytes:
-            key = _key(bundle, instances)
+            key = _key(bundle)
             # A later load grows less where it takes what an earlier one has left.
             self._known[key] = max(grown_bytes, self._known.get(key, 0))
 
@@ -91,8 +92,8 @@ class MemoryBudget:
         )
 
 
-def _key(bundle: Bundle, instances: int) -> tuple[str, int]:
-    return sha256(manifests.encode(bundle.manifest)), instances
+def _key(bundle: Bundle) -> str:
+    return sha256(manifests.encode(bundle.manifest))
 
 
 def _estimate(bundle: Bundle, runtime: str, instances: int, known: int | None) -> int:
@@ -101,13 +102,13 @@ def _estimate(bundle: Bundle, runtime: str, instances: int, known: int | None) -
     Args:
         bundle: the model.
         runtime: whose files are loaded.
-        instances: how many times.
-        known: by how much the process grew for all of them, if it has done so before.
+        instances: how many runs of it are computed at once.
+        known: by how much the process grew for it, if it has done so before.
     """
     manifest = bundle.manifest
     files = [manifest.files[bundle.artifact(runtime, tier.name).file].size_bytes for tier in manifest.tiers]
     tensors = sum(_largest(spec, manifest.profile.get(spec.name)) for spec in (*manifest.inputs, *manifest.outputs))
-    resident = known if known is not None else instances * sum(files) * _RESIDENT_PER_BYTE
+    resident = known if known is not None else sum(files) * _RESIDENT_PER_BYTE
     return math.ceil(resident + max(files) * _LOADING_PER_BYTE + instances * tensors)
 
 

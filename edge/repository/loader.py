@@ -1,4 +1,4 @@
-"""From a checked bundle to a model that can be asked: every tier, on every worker, checked and measured."""
+"""From a checked bundle to a model that can be asked: every tier, checked and measured."""
 
 from __future__ import annotations
 
@@ -59,28 +59,26 @@ class Loader:
         if not self._budget:
             return self._load(bundle)
         runtime = "tensorrt" if choose(self._target).name.startswith("tensorrt") else "onnxruntime"
-        with self._budget.reserved(bundle, runtime, self._options.instances):
+        with self._budget.reserved(bundle, runtime):
             model = self._load(bundle)
         if model.runner.device == "CPU":  # what a GPU takes does not show in the size of the process
-            self._budget.learn(bundle, self._options.instances, model.load_memory_bytes)
+            self._budget.learn(bundle, model.load_memory_bytes)
         return model
 
     def _load(self, bundle: Bundle) -> Model:
         memory = MemorySampler()
         before = memory.process_rss_bytes()
-        instances: list[dict[str, Loaded]] = [{} for _ in range(self._options.instances)]
+        tiers: dict[str, Loaded] = {}
         try:
-            for tiers in instances:
-                for tier in bundle.manifest.tiers:
-                    load = partial(load_runner, bundle, self._target, self._cache, tier=tier.name)
-                    tiers[tier.name] = self._device.call(load)
+            for tier in bundle.manifest.tiers:
+                load = partial(load_runner, bundle, self._target, self._cache, tier=tier.name)
+                tiers[tier.name] = self._device.call(load)
             grown = max(memory.process_rss_bytes() - before, 0)
-            model = Model(bundle, instances[0], grown, further_instances=instances[1:], options=self._options)
+            model = Model(bundle, tiers, grown, options=self._options)
             self._device.call(model.measure)
         except FewheadsError:
-            for tiers in instances:
-                for loaded in tiers.values():
-                    self._device.call(loaded.runner.close)
+            for loaded in tiers.values():
+                self._device.call(loaded.runner.close)
             raise
         return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,9 +40,8 @@ class Model:
         name: its name.
         version: its version, as the protocol writes it.
         manifest: its manifest.
-        tiers: the runner and golden report of each tier by name, the full one first. Only worker 0 may call the
-            runners.
-        instances: the same for each worker; the first is :attr:`tiers`.
+        tiers: the runner and golden report of each tier by name, the full one first.
+        instances: how many runs are computed at once.
         lanes: each tier as the scheduler sees it, and the router under ``auto``.
         elastic: chooses among them.
         lease: who still uses the runners.
@@ -58,14 +57,13 @@ class Model:
         tiers: Mapping[str, Loaded],
         load_memory_bytes: int,
         *,
-        further_instances: Sequence[Mapping[str, Loaded]] = (),
         options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
     ) -> None:
         self.manifest = bundle.manifest
         self.name = bundle.manifest.name
         self.version = str(bundle.manifest.version)
         self.tiers = dict(tiers)
-        self.instances = [self.tiers, *map(dict, further_instances)]
+        self.instances = options.instances
         self.lease = Lease(self._close_runners)
         self.load_memory_bytes = load_memory_bytes
         self._preprocess = preprocessor(bundle)
@@ -94,13 +92,13 @@ class Model:
         """The largest difference of any tier from its golden outputs."""
         return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
 
-    def infer(self, tier: str, instance: int, inputs: Mapping[str, Array]) -> Computed:
-        """Compute a tier, or let the router choose; on the thread of the instance.
+    def infer(self, tier: str, inputs: Mapping[str, Array]) -> Computed:
+        """Compute a tier, or let the router choose; on the device's thread, or on any where that is the CPU.
 
         Raises:
             RequestError: as the runner's.
         """
-        router, tiers = self.manifest.router, self.instances[instance]
+        router, tiers = self.manifest.router, self.tiers
         if tier == AUTO and router:
             lean, full = (tiers[name].runner.infer for name in (router.lean, router.full))
             return cascade(router, lean, full, inputs)
@@ -112,7 +110,7 @@ class Model:
             inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
                 begun = time.perf_counter()
-                self.infer(name, 0, inputs)
+                self.infer(name, inputs)
                 lane.latency.observe(lane.joiner.size(inputs), time.perf_counter() - begun)
 
     def golden_row(self, lane: str) -> dict[str, Array]:
@@ -131,9 +129,8 @@ class Model:
             self._close_runners()
 
     def _close_runners(self) -> None:
-        for tiers in self.instances:
-            for loaded in tiers.values():
-                loaded.runner.close()
+        for loaded in self.tiers.values():
+            loaded.runner.close()
 
     @property
     def _serving(self) -> Serving:

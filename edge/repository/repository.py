@@ -143,9 +143,9 @@ class Repository:
 
     @staticmethod
     def read(path: Path) -> Bundle | FewheadsError:
-        """Return the bundle in a directory, or why there is none. Every byte of it is read."""
+        """Return the bundle in a directory, or why there is none. Its models are hashed when they are loaded."""
         try:
-            return Bundle.open(path)
+            return Bundle.open(path, models=False)
         except FewheadsError as error:
             return error
 

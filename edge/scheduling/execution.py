@@ -17,14 +17,14 @@ Settled = tuple[Job, Answer]
 Forget = Callable[[Job], None]
 
 
-def execute(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[Settled]:
+def execute(jobs: list[Job], worker: int, runs: Runs, forget: Forget) -> list[Settled]:
     """Compute jobs of one lane in one run. If that fails, each is tried alone once, so that only the culprit fails.
 
     Args:
         jobs: what was taken out of the queue together. The list is empty afterwards: the traceback of an error holds
             the frames around it, and if they held the job, which holds the error, such a circle would keep the
             request's tensors until Python's collector came by.
-        instance: of the model, by its worker.
+        worker: who computes them, counted from 0.
         runs: computes them.
         forget: called for each job once nothing is computed for it any more.
 
@@ -34,7 +34,7 @@ def execute(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[
     """
     jobs[:] = [job for job in jobs if _begun(job, forget)]
     if len(jobs) > 1:
-        settled = _together(jobs, instance, runs, forget)
+        settled = _together(jobs, worker, runs, forget)
         if settled is not None:
             jobs.clear()
             return settled
@@ -42,7 +42,7 @@ def execute(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[
         jobs[:] = [job for job in jobs if not _expired(job, forget)]
     settled = []
     while jobs:
-        settled += _alone(jobs, instance, runs, forget)
+        settled += _alone(jobs, worker, runs, forget)
     return settled
 
 
@@ -64,11 +64,11 @@ def _expired(job: Job, forget: Forget) -> bool:
     return True
 
 
-def _alone(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[Settled]:
+def _alone(jobs: list[Job], worker: int, runs: Runs, forget: Forget) -> list[Settled]:
     """Compute the first of some jobs and take it from the list; it has its error, if there is one."""
     lane, inputs = jobs[0].lane, jobs[0].inputs
     begun_ns = time.perf_counter_ns()
-    computed = runs.compute(lane, instance, inputs, jobs[0].size)
+    computed = runs.compute(lane, worker, inputs, jobs[0].size)
     job = jobs.pop(0)
     if isinstance(computed, BaseException):
         job.set_exception(computed)
@@ -80,14 +80,14 @@ def _alone(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[S
     return [(job, Answer(computed.outputs, lane.answered_by(computed.full_rows)))]
 
 
-def _together(jobs: list[Job], instance: int, runs: Runs, forget: Forget) -> list[Settled] | None:
+def _together(jobs: list[Job], worker: int, runs: Runs, forget: Forget) -> list[Settled] | None:
     """Compute several jobs in one run; None if that failed, and then nothing has happened to them."""
     lane, rows = jobs[0].lane, [job.rows for job in jobs]
     begun_ns = time.perf_counter_ns()
     inputs = lane.joiner.join([job.inputs for job in jobs])
     joined_ns = time.perf_counter_ns()
     size = lane.joiner.size(inputs)
-    computed = runs.compute(lane, instance, inputs, size, alone=False)
+    computed = runs.compute(lane, worker, inputs, size, alone=False)
     computed_ns = time.perf_counter_ns()
     if isinstance(computed, BaseException):
         return None

@@ -29,7 +29,7 @@ class ServingOptions:
     """What a server says of all its models.
 
     Attributes:
-        instances: how many times each is loaded, once for each worker.
+        instances: how many runs are computed at once.
         batching: whether requests may share a run.
         max_queue_delay_us: how long a request that found the server busy may wait for others to join it; None is
             what each manifest says.
@@ -42,8 +42,8 @@ class ServingOptions:
     policy: str | None = None
 
 
-#: Computes inputs on one of several instances, which are counted from 0.
-Compute = Callable[[int, Mapping[str, Array]], Computed]
+#: Computes inputs. Where several runs are computed at once, it is called on several threads.
+Compute = Callable[[Mapping[str, Array]], Computed]
 
 
 class Lane:

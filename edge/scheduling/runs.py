@@ -47,7 +47,7 @@ class Runs:
 
         Args:
             lane: the tier.
-            worker: whose instance.
+            worker: who computes it, counted from 0.
             inputs: of the graph.
             size: of them, as the lane's joiner counts it.
             alone: whether a failure counts against the tier. That of several requests together does not: each is
@@ -57,7 +57,7 @@ class Runs:
             return self.refusal()
         self.now[worker] = Run(time.monotonic(), lane, size)
         try:
-            computed = lane.compute(worker, inputs)
+            computed = lane.compute(inputs)
         except BaseException as error:
             if alone:
                 lane.record.failed(error)

@@ -1,7 +1,7 @@
 """The scheduler: which request computes when, on which thread, and with whom.
 
-Each worker thread owns one instance of every model. A request that finds a worker idle is handed to it at once, or
-computed where it is, with the worker's instance, if that is over sooner than the worker would wake up. The others wait
+A request that finds a worker idle is handed to it at once, or
+computed where it is, in the worker's place, if that is over sooner than the worker would wake up. The others wait
 in one bounded queue, from which a worker takes as many as may share a run. What expires or is cancelled leaves the
 queue at that moment, whatever the workers do.
 """
@@ -42,8 +42,8 @@ _BRIEF_SECONDS = 0.00025
 class _Worker:
     """A thread that computes. Its inbox takes runs and the server's own work; None ends it, [] makes it look around.
 
-    ``run`` is what it was given last: when, of which lane, and of what size. ``lent`` is set while another thread uses
-    its instance. ``hand`` holds the requests that it is at.
+    ``run`` is what it was given last: when, of which lane, and of what size. ``lent`` is set while another thread takes
+    its place. ``hand`` holds the requests that it is at.
     """
 
     def __init__(self, index: int, run: Callable[[_Worker], None]) -> None:
@@ -235,7 +235,7 @@ class Scheduler:
         return seconds is not None and seconds < _BRIEF_SECONDS
 
     def _run_here(self, worker: _Worker, job: Job) -> None:
-        """Compute a job on this thread, with the instance of an idle worker."""
+        """Compute a job on this thread, in the place of an idle worker."""
         try:
             answers = execute([job], worker.index, self.runs, self._forget)
         finally:

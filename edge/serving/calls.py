@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from edge.errors import RequestError
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
@@ -38,6 +39,21 @@ class Calls:
         self._express = express
         self._limit = limit
         self._futures: WeakKeyDictionary[Model, set[Future[Any]]] = WeakKeyDictionary()
+
+    def infer_at_once(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse | None:
+        """Answer a request that needs not wait and has nothing to be refused for; None, untouched, for any other.
+
+        Args:
+            request: the client's message.
+            deadline: as :meth:`infer` takes it.
+        """
+        if self._limit or not self._express:
+            return None
+        ABOUT.set(About(request.model_name, request.id))
+        try:
+            return self._express.answer(request, deadline)
+        except RequestError:
+            return None
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
         """Answer one request. Cancelling this drops it wherever it waits.

@@ -14,17 +14,16 @@ from weakref import ref
 
 import numpy as np
 
-from edge.datatypes import NUMPY_TYPES, Array
-from edge.instruments.nonfinite import nonfinite
+from edge.datatypes import WIRE_TYPES, Array
 from edge.instruments.statistics import Timings
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
 from edge.repository.repository import Entry, Repository
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
+from edge.serving.answers import Answers
 from edge.serving.parameters import Parameters
 from edge.serving.service import Call
-from edge.serving.wire import encode_outputs
 
 #: Forms that are remembered. Clients know few of them; who makes up more begins anew.
 _MAX_FORMS: Final = 256
@@ -57,12 +56,14 @@ class Express:
 
     Args:
         repository: the models.
-        scheduler: lends the instance that computes.
+        scheduler: lends the place to compute in.
+        answers: makes the responses.
     """
 
-    def __init__(self, repository: Repository, scheduler: Scheduler) -> None:
+    def __init__(self, repository: Repository, scheduler: Scheduler, answers: Answers) -> None:
         self._repository = repository
         self._scheduler = scheduler
+        self._answers = answers
         self._forms: dict[bytes, _Form] = {}
 
     def learn(self, call: Call) -> None:
@@ -120,9 +121,9 @@ class Express:
         if computed is None:
             return None
         computed_ns = time.perf_counter_ns()
-        response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
-        encode_outputs(response, model.complete(computed.outputs), form.output_names)
-        bad = bool(nonfinite(computed.outputs))
+        made = self._answers.make(
+            model, computed.outputs, form.output_names, request_id=request_id, tier=form.lane.tier
+        )
         ended_ns = time.perf_counter_ns()
         timings = Timings(
             compute_input_ns=begun_ns - started_ns,
@@ -132,8 +133,8 @@ class Express:
         )
         form.lane.latency.observe(form.size, timings.compute_infer_ns / 1e9)
         entry.statistics.executed(form.rows, timings.compute_infer_ns)
-        entry.statistics.succeeded(timings, form.rows, form.rows, nonfinite=bad)
-        return response
+        entry.statistics.succeeded(timings, form.rows, form.rows, nonfinite=made.nonfinite)
+        return made.response
 
 
 def _taken_apart(request: pb.ModelInferRequest) -> tuple[list[bytes], bytes]:
@@ -146,7 +147,7 @@ def _taken_apart(request: pb.ModelInferRequest) -> tuple[list[bytes], bytes]:
 
 def _dtype(datatype: str) -> np.dtype[np.generic] | None:
     """Return how NumPy reads raw contents as they are; None where they are more than numbers in a row."""
-    return None if datatype in ("BOOL", "BYTES") else NUMPY_TYPES[datatype].newbyteorder("<")
+    return None if datatype in ("BOOL", "BYTES") else WIRE_TYPES[datatype]
 
 
 def _inputs(form: _Form, contents: list[bytes]) -> dict[str, Array] | None:

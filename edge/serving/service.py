@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from edge import __version__
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded, RequestError
 from edge.health.health import Health
-from edge.instruments.nonfinite import NonfiniteWarnings, nonfinite
 from edge.instruments.traces import Traces
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
@@ -17,10 +16,11 @@ from edge.scheduling.elastic import Demand
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS, Answer, Job
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
+from edge.serving.answers import Answers
 from edge.serving.parameters import TIER, TIER_REASON, Parameters, parse
 from edge.serving.shared_memory import SharedMemory, Window
 from edge.serving.shared_tensors import output_windows
-from edge.serving.wire import decode_inputs, encode_outputs, requested_outputs
+from edge.serving.wire import decode_inputs, requested_outputs
 
 #: What ServerMetadata claims: only what is there. What options switch on is added.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
@@ -56,6 +56,7 @@ class InferenceService:
         repository: the models.
         scheduler: where they compute.
         health: what is wrong, if anything is.
+        answers: makes the responses.
         strict_readiness: whether the server is ready only when every bundle is.
         default_timeout_seconds: for requests that bring no deadline of their own; None lets them wait for ever.
         shared_memory: where tensors may lie; None where that is not allowed.
@@ -68,6 +69,7 @@ class InferenceService:
         repository: Repository,
         scheduler: Scheduler,
         health: Health,
+        answers: Answers,
         *,
         strict_readiness: bool = True,
         default_timeout_seconds: float | None = None,
@@ -83,7 +85,7 @@ class InferenceService:
         self._shared_memory = shared_memory
         self._extensions = (*EXTENSIONS, *extensions)
         self._traces = traces
-        self._nonfinite = NonfiniteWarnings()
+        self._answers = answers
         #: Set when all bundles were tried, cleared when the server begins to drain.
         self.accepting = False
 
@@ -181,13 +183,14 @@ class InferenceService:
     def finish(self, call: Call, answer: Answer) -> pb.ModelInferResponse:
         """Return the response of a call whose answer is there, and count it."""
         begun_ns = time.perf_counter_ns()
-        response = pb.ModelInferResponse(
-            model_name=call.model.name, model_version=call.model.version, id=call.request.id
+        response, nonfinite = self._answers.make(
+            call.model,
+            answer.outputs,
+            call.output_names,
+            request_id=call.request.id,
+            tier=answer.tier,
+            windows=call.windows,
         )
-        encode_outputs(response, call.model.complete(answer.outputs), call.output_names, call.windows)
-        bad = nonfinite(answer.outputs)  # all of them: a label or a score may have been made of what is not sent
-        if bad:
-            self._nonfinite.found(call.model.name, answer.tier, bad)
         timings = call.future.timings
         now_ns = time.perf_counter_ns()
         timings.compute_output_ns += now_ns - begun_ns
@@ -201,7 +204,7 @@ class InferenceService:
         if call.parameters.timings:
             for stage in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns"):
                 response.parameters[stage].int64_param = getattr(timings, stage)
-        call.entry.statistics.succeeded(timings, call.rows, call.future.batch_rows, tier=tier, nonfinite=bool(bad))
+        call.entry.statistics.succeeded(timings, call.rows, call.future.batch_rows, tier=tier, nonfinite=nonfinite)
         if self._traces:
             self._traces.answered(call, tier)
         return response
@@ -288,7 +291,7 @@ class InferenceService:
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
         config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
-        config.instance_group.add(name=f"{model.name}_0", count=len(model.instances), kind=kind)
+        config.instance_group.add(name=f"{model.name}_0", count=model.instances, kind=kind)
         lane = model.lanes[model.full_tier]
         if lane.max_rows:
             batching = config.dynamic_batching

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
+from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size, datatype_of
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.pb import inference_pb2 as pb
 from edge.serving.shared_memory import SharedMemory, Window
@@ -107,7 +107,7 @@ def from_raw(data: bytes | bytearray, datatype: str, shape: tuple[int, ...], sub
     if datatype == "BOOL":
         flags: Array = np.frombuffer(data, np.uint8) != 0  # a bool of another bit pattern would be undefined
         return flags.reshape(shape)
-    return np.frombuffer(data, NUMPY_TYPES[datatype].newbyteorder("<")).reshape(shape)
+    return np.frombuffer(data, WIRE_TYPES[datatype]).reshape(shape)
 
 
 def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) -> None:
@@ -234,6 +234,6 @@ def encode_outputs(
 def to_raw(array: Array, datatype: str) -> bytes:
     """Return a tensor as raw contents: row-major, little-endian, BYTES with lengths."""
     if datatype != "BYTES":
-        return np.ascontiguousarray(array, NUMPY_TYPES[datatype].newbyteorder("<")).tobytes()
+        return array.astype(WIRE_TYPES[datatype], copy=False).tobytes()
     elements = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)

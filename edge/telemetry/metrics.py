@@ -105,7 +105,7 @@ class ServerCollector(Collector):
             model = entry.model  # once: it may be unloaded at any moment
             if model:
                 load.add_metric(labels, model.load_memory_bytes)
-        problems = len(self._sources.health.problems())
+        problems = len(self._sources.problems())
         yield GaugeMetricFamily("fewheads_problems", "What is not healthy; telemetry tells it in words", problems)
         yield from (failures, drops, tiers, runs, duration, by_tier, nonfinite, ready, load)
         scheduler = self._sources.scheduler

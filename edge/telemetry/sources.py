@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from edge.health.health import Health
 from edge.instruments.memory import MemorySampler
@@ -10,6 +11,14 @@ from edge.instruments.sensors import Sensors
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.streams import Streams
+
+
+class HasProblem(Protocol):
+    """What may be wrong with files that the server follows."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong; empty if nothing is."""
 
 
 class Sources(NamedTuple):
@@ -22,6 +31,7 @@ class Sources(NamedTuple):
         memory: where memory is read.
         sensors: those of the board.
         streams: the streams that are open.
+        files: what is read again when it changes.
     """
 
     repository: Repository
@@ -30,3 +40,8 @@ class Sources(NamedTuple):
     memory: MemorySampler
     sensors: Sensors
     streams: Streams
+    files: Sequence[HasProblem] = ()
+
+    def problems(self) -> list[str]:
+        """Say what is not as it should be, one sentence each."""
+        return [*self.health.problems(), *(file.problem for file in self.files if file.problem)]

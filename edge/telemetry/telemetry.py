@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Protocol
 
 from edge.instruments.statistics import Histogram, Stages
 from edge.pb import telemetry_pb2 as pb
@@ -16,25 +14,15 @@ from edge.telemetry.sources import Sources
 _LOOK_SECONDS = 1.0
 
 
-class HasProblem(Protocol):
-    """What may be wrong with files that the server follows."""
-
-    @property
-    def problem(self) -> str:
-        """What is wrong; empty if nothing is."""
-
-
 class Telemetry:
     """Composes readings for the Telemetry service; Prometheus reads the same counters.
 
     Args:
         sources: where everything is read.
-        files: what is read again when it changes, each with a ``problem`` while it is wrong.
     """
 
-    def __init__(self, sources: Sources, files: Sequence[HasProblem] = ()) -> None:
+    def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._files = files
         self._started = time.monotonic()
 
     async def watch(self) -> None:
@@ -58,7 +46,7 @@ class Telemetry:
             queue_bytes_peak=self._sources.scheduler.peak_queued_bytes,
             streams=self._sources.streams.open,
             models=[_model(entry, self._sources.health.state(entry)[0]) for entry in self._sources.repository],
-            problems=[*self._sources.health.problems(), *filter(None, (file.problem for file in self._files))],
+            problems=self._sources.problems(),
         )
         for sample in self._sources.memory.sample():
             reading.memory.add(kind=sample.kind, size_bytes=sample.size_bytes, source=sample.source)

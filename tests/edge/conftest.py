@@ -61,6 +61,7 @@ def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transp
         bundles,
         cache=cache,
         arguments=[
+            "--instances=1",  # so that one request keeps another waiting
             "--max-queue-size=32",
             "--no-admission",
             "--allow-log-settings",

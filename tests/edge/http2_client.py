@@ -23,7 +23,7 @@ from hyperframe.frame import (
 from edge.grpcio.limits import Limits
 from edge.http2.messages import prefix
 from edge.http2.port import Port
-from edge.http2.routes import Routes
+from edge.http2.routes import AtOnce, Routes
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SECONDS = 10.0
@@ -34,9 +34,14 @@ Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 class Subject:
-    """Methods that do what they are called, under ``/test.Test/``; ``cancelled`` counts those that were given up."""
+    """Methods that do what they are called, under ``/test.Test/``; ``cancelled`` counts those that were given up.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: whether what can be answered without a task is.
+    """
+
+    def __init__(self, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.cancelled = 0
         self.running = 0
 
@@ -75,6 +80,28 @@ class Subject:
         for number in range(int(request)):
             yield b"%d" % number
 
+    def quick(self) -> dict[Any, AtOnce]:
+        """What answers at once, by the method that it stands for."""
+
+        def fail(request: bytes, context: Any) -> bytes | None:
+            if request == b"later":
+                return None
+            raise ValueError(request)
+
+        def metadata(request: bytes, context: Any) -> bytes:
+            return repr(dict(context.invocation_metadata())).encode()
+
+        if not self.at_once:
+            return {}
+        return {
+            self.echo: lambda request, context: request,
+            self.blow: lambda request, context: bytes(LARGE),
+            self.fail: fail,
+            self.metadata: metadata,
+            self.wait: lambda request, context: None,
+            self.abort: lambda request, context: None,
+        }
+
     def methods(self) -> dict[str, Any]:
         unary = (self.echo, self.blow, self.abort, self.fail, self.metadata, self.wait)
         return {
@@ -87,7 +114,7 @@ class Subject:
 @asynccontextmanager
 async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
     """Serve on nghttp2, and yield the port."""
-    routes = Routes(by_path=True)
+    routes = Routes(by_path=True, at_once=subject.quick())
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", _raw(subject.methods())),))
     port = Port(routes, limits or Limits())
     try:

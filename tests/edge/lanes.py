@@ -24,7 +24,7 @@ VALUES = (TensorSpec("x", "FP32", (-1, 1)),)
 def lane_of(work: Callable[[Array], Any], tier: str = "full", **options: Any) -> Lane:
     """A lane whose runs call ``work`` with the joined rows [rows, 1]; what it returns is the output ``y``."""
 
-    def compute(instance: int, inputs: Any) -> Computed:
+    def compute(inputs: Any) -> Computed:
         return Computed({"y": work(inputs["x"])})
 
     return Lane(tier, compute, Joiner(VALUES, {}), **options)

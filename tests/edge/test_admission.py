@@ -36,7 +36,12 @@ def predicting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     sentiment.write_sentiment_bundle(directory / "sentiment")
     write_busy_bundle(directory)
     write_oracle_bundle(directory / "oracle", ORACLE)
-    arguments = [f"--max-queue-bytes={QUEUE_BYTES}", "--max-queue-delay-us=2000", "--default-timeout-ms=60000"]
+    arguments = [
+        "--instances=1",
+        f"--max-queue-bytes={QUEUE_BYTES}",
+        "--max-queue-delay-us=2000",
+        "--default-timeout-ms=60000",
+    ]
     bundles = [directory / name for name in ("sentiment", "busy-1", "oracle")]
     with running_server(bundles, cache=directory / "cache", arguments=arguments) as ready:
         yield ready

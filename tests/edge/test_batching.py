@@ -71,7 +71,7 @@ def texts(rows: list[str]) -> Array:
 
 
 def alone(model: Model, tier: str, inputs: dict[str, Array]) -> dict[str, Array]:
-    return model.infer(tier, 0, inputs).outputs
+    return model.infer(tier, inputs).outputs
 
 
 @given(REQUESTS, st.sampled_from(["full", "lean", "auto"]))
@@ -88,7 +88,7 @@ def test_texts_of_any_lengths_are_answered_as_alone(
         ]
     for job, feed in zip(jobs, feeds, strict=True):
         answer = job.result(WAIT)
-        computed = text_model.infer(tier, 0, feed.inputs)
+        computed = text_model.infer(tier, feed.inputs)
         np.testing.assert_allclose(answer.outputs["logits"], computed.outputs["logits"], rtol=0, atol=1e-6)
         assert answer.tier == text_model.lanes[tier].answered_by(computed.full_rows)
     now = statistics.snapshot()

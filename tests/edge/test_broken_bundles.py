@@ -18,11 +18,12 @@ from tests.data.make_broken_bundles import BROKEN_BUNDLES
 EXPECTED = json.loads((BROKEN_BUNDLES / "expected.json").read_text())
 
 
+@pytest.mark.parametrize("models", [True, False], ids=["read whole", "models when needed"])
 @pytest.mark.parametrize("case", sorted(EXPECTED))
-def test_broken_bundle_gives_its_error(case: str, tmp_path: Path):
+def test_broken_bundle_gives_its_error(case: str, models: bool, tmp_path: Path):
     expected = EXPECTED[case]
     with pytest.raises(errors.FewheadsError) as caught:
-        _load(BROKEN_BUNDLES / case, tmp_path)
+        _load(BROKEN_BUNDLES / case, tmp_path, models)
     assert type(caught.value) is getattr(errors, expected["error"])
     for fragment in expected["fragments"]:
         assert fragment in str(caught.value)
@@ -42,9 +43,9 @@ def test_every_case_has_an_expectation():
     assert set(make_broken_bundles.cases()) == set(EXPECTED)
 
 
-def _load(path: Path, cache: Path) -> None:
+def _load(path: Path, cache: Path, models: bool) -> None:
     """Do with a bundle what a server does before it serves it."""
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, models=models)
     preprocessor(bundle)
     load_runner(bundle, "onnxruntime", cache)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -11,10 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
+from edge.launch import running_server
+from edge.pb import inference_pb2, inference_pb2_grpc
 from tests.edge.commands import SECONDS, answer, fewheads, refusal
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE
@@ -30,6 +34,16 @@ def test_info_of_a_server(url: str) -> None:
     assert 0 < shown["memory_bytes"]["process_rss"] < shown["memory_bytes"]["system_total"]
     text = answer(fewheads("info", "--url", url))
     assert any("broken" in line and "UNAVAILABLE" in line for line in text.splitlines())
+
+
+def test_as_many_runs_at_once_as_there_are_cores(tmp_path: Path) -> None:
+    with (
+        running_server([ORACLE_BUNDLE], cache=tmp_path) as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        config = stub.ModelConfig(inference_pb2.ModelConfigRequest(name=ORACLE)).config
+    assert [group.count for group in config.instance_group] == [len(os.sched_getaffinity(0))]
 
 
 # infer

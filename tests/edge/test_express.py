@@ -15,6 +15,7 @@ from edge.pb import inference_pb2 as pb
 from edge.repository.repository import Entry, Repository
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.serving.answers import Answers
 from edge.serving.calls import Calls
 from edge.serving.control import ModelControl
 from edge.serving.express import Express
@@ -50,8 +51,10 @@ async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
     write_oracle_bundle(tmp_path / "first")
     scheduler = Scheduler(256, device_bound=False)
     repository = Repository(tmp_path, scheduler, target="auto", cache=None, options=ServingOptions())
-    service = InferenceService(repository, scheduler, Health(repository, scheduler.runs, watchdog_seconds=60))
-    express = Express(repository, scheduler)
+    answers = Answers()
+    health = Health(repository, scheduler.runs, watchdog_seconds=60)
+    service = InferenceService(repository, scheduler, health, answers)
+    express = Express(repository, scheduler, answers)
     calls = Calls(service, express=express)
 
     async def told(entry: Entry) -> None:

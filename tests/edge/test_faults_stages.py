@@ -38,7 +38,8 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iter
     directory = tmp_path_factory.mktemp("controlled")
     (directory / "repository").mkdir()
     write_busy_bundle(directory / "repository")
-    arguments = ["--model-control=explicit", "--load-model=*", "--no-admission", f"--transport={transport}"]
+    arguments = ["--instances=1", "--model-control=explicit", "--load-model=*", "--no-admission"]
+    arguments += [f"--transport={transport}"]
     with serving(directory / "repository", cache=directory / "cache", arguments=arguments) as ready:
         yield ready
 

@@ -97,7 +97,7 @@ def test_a_thread_that_ends_is_noticed(scheduler: Scheduler, tmp_path: Path) -> 
 
     lane = lane_of(lambda x: x)
     compute = lane.compute
-    lane.compute = lambda instance, inputs: compute(instance, inputs)._replace(full_rows=np.array([True]))
+    lane.compute = lambda inputs: compute(inputs)._replace(full_rows=np.array([True]))
     lane._name_of = name_of
     with occupied(scheduler):
         job = submitted(scheduler, job_of(lane, 1))

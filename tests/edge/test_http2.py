@@ -35,9 +35,9 @@ OK, CANCELLED, DEADLINE, EXHAUSTED, UNIMPLEMENTED, INTERNAL, ABORTED = 0, 1, 4, 
 TABLE_SIZE, ENABLE_PUSH, WINDOW, MAX_FRAME = 1, 2, 4, 5
 
 
-@pytest.fixture
-def subject() -> Subject:
-    return Subject()
+@pytest.fixture(params=[False, True], ids=["task", "at once"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return Subject(at_once=request.param)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,15 @@ def refused(model: Model, arrays: dict[str, Array]) -> InvalidRequest:
         model.prepare(arrays)
     assert model.name in str(caught.value)
     return caught.value
+
+
+def test_threads_share_a_model(oracle: Model) -> None:
+    inputs = [{"x": tokenize([f"{number} - -{number % 7} + 2"] * (1 + number % 3))} for number in range(60)]
+    alone = [oracle.infer("full", feeds).outputs["value"] for feeds in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda feeds: oracle.infer("full", feeds).outputs["value"], inputs * 20))
+    for number, value in enumerate(together):
+        assert np.array_equal(value, alone[number % len(alone)])
 
 
 def test_what_a_model_tells(oracle: Model) -> None:

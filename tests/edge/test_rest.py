@@ -48,7 +48,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def strict(bundles: list[Path], tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with narrow bounds, which asks for tokens."""
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
-    arguments = [f"--max-message-bytes={LIMIT}", "--max-queue-size=1", f"--tokens={tokens['file']}", "--http-port=0"]
+    arguments = ["--instances=1", "--max-queue-size=1", "--http-port=0"]
+    arguments += [f"--max-message-bytes={LIMIT}", f"--tokens={tokens['file']}"]
     with running_server(only, cache=tmp_path_factory.mktemp("cache"), arguments=arguments) as ready:
         yield f"127.0.0.1:{ready.http_port}"
 

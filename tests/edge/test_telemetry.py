@@ -21,6 +21,7 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
+from edge.serving.answers import Answers
 from edge.serving.service import InferenceService
 from tests.edge.gauges import wait_until
 from tests.edge.sentiment import write_sentiment_bundle
@@ -54,7 +55,7 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     write_busy_bundle(directory)
     write_echo_bundle(directory, "FP32")
     bundles = [directory / name for name in ("sentiment", "busy-1", "echo-fp32-1")]
-    arguments = ["--max-queue-size=5", f"--max-queue-bytes={QUEUE_BYTES}"]
+    arguments = ["--instances=1", "--max-queue-size=5", f"--max-queue-bytes={QUEUE_BYTES}"]
     with running_server(bundles, cache=directory / "cache", arguments=arguments) as ready:
         yield ready
 
@@ -198,7 +199,7 @@ def test_an_unforeseen_failure_is_counted_too(tmp_path: Path, monkeypatch: pytes
     repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "cache")
     try:
         repository.load_all()
-        service = InferenceService(repository, scheduler, Health(repository, scheduler.runs))
+        service = InferenceService(repository, scheduler, Health(repository, scheduler.runs), Answers())
         monkeypatch.setattr("edge.serving.service.decode_inputs", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             service.start(echo(1), None)

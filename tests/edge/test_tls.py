@@ -49,6 +49,10 @@ class Secured(NamedTuple):
         request = telemetry_pb2.GetRequest()
         return list(stub.Get(request, metadata=bearer(self.tokens["all"]), timeout=10).problems)
 
+    def problem_count(self) -> float:
+        (line,) = [line for line in self.page(self.client).splitlines() if line.startswith("fewheads_problems ")]
+        return float(line.split()[1])
+
     def page(self, client: Pair | None) -> str:
         context = ssl.create_default_context(cafile=str(self.authority.file))
         if client:
@@ -123,6 +127,7 @@ def test_files_that_are_replaced(secured: Secured) -> None:
             with secured.channel() as channel:
                 assert secured.live(channel)
                 (problem,) = secured.problems(channel)
+                assert secured.problem_count() == 1
             assert problem.startswith("--tls-key: got ")
             key.write_bytes(new[1].read_bytes())
             secured.authority.file.write_bytes(kept[2] + other.file.read_bytes())

@@ -56,7 +56,7 @@ def model_states(server: Served) -> dict[str, tuple[str, str]]:
 
 
 def test_a_run_that_takes_long_makes_the_server_unready_until_it_ends(repository: Path) -> None:
-    with served(repository, "--watchdog-seconds=0.3") as server:
+    with served(repository, "--watchdog-seconds=0.3", "--instances=1") as server:
         assert is_ready(server)
         assert problems(server) == []
         long = server.stub.ModelInfer.future(busy(LONG))
