@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +89,7 @@ def _python(environment: str) -> str:
     return str(HOME / environment / "bin" / "python")
 
 
-def _triton(port: int, other: int) -> Start:
+def _triton(instances: int, port: int, other: int) -> Start:
     repository = WORK / "triton"
     shutil.rmtree(repository, ignore_errors=True)
     for name, (inputs, outputs) in SPECS.items():
@@ -96,7 +97,7 @@ def _triton(port: int, other: int) -> Start:
         shutil.copy(SERVERS / "triton_model.py", repository / name / "1" / "model.py")
         shutil.copy(SERVERS / "sessions.py", repository / name / "1")
         lines = [f'name: "{name}" backend: "python" max_batch_size: {MAX_ROWS} dynamic_batching {{}}']
-        lines.append("instance_group { count: 1 kind: KIND_CPU }")
+        lines.append(f"instance_group {{ count: {instances} kind: KIND_CPU }}")
         lines.append(f'parameters {{ key: "file" value {{ string_value: "{model(name)}" }} }}')
         for kind, specs in (("input", inputs), ("output", outputs)):
             for spec in specs:
@@ -151,13 +152,14 @@ def _peer(name: str, start: Callable[[int, int], Start], environment: str, http:
 def recipes() -> list[Recipe]:
     """All servers, ours first."""
     fast = [Recipe(f"fewheads, --transport {name}", _ours(f"--transport={name}")) for name in TRANSPORTS[1:]]
-    fast.append(Recipe("fewheads, 2 instances on nghttp2", _ours("--transport=nghttp2", "--instances=2")))
+    fast.append(Recipe("fewheads, 1 instance on nghttp2", _ours("--transport=nghttp2", "--instances=1")))
     return [
         Recipe(OURS, _ours()),
         *(fast if find_spec("ngh2") else []),
         Recipe("fewheads, the MLP alone", _ours(repository="small"), models=("mlp",)),
         Recipe("bare grpcio, 4 threads", _bare),
-        _peer("Triton, Python backend", _triton, "triton"),
+        _peer("Triton, Python backend", partial(_triton, 1), "triton"),
+        _peer("Triton, 2 instances", partial(_triton, 2), "triton"),
         _peer("MLServer", _mlserver, "mlserver"),
         _peer("KServe SDK", _kserve, "kserve"),
         _peer("LitServe (HTTP)", _litserve, "litserve", http=True),
