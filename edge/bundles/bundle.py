@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from edge.bundles import golden as golden_set
-from edge.bundles import manifest as manifests
+from edge.bundles import manifest_file, rules
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, FileRecord, Manifest, Tier
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Tier
 from edge.errors import BundleError, Literally
-from edge.files import check_size, read_recorded, read_regular, replaced_directory, sha256, write_durably
+from edge.files import check_size, read_recorded, replaced_directory, sha256, write_durably
 
 _FIX = "Copy the bundle again from where it was exported, or export it again."
 
@@ -57,7 +57,7 @@ class Bundle:
             given = "a file" if path.exists() else "nothing there"
             fix = "Give the directory that holds manifest.json."
             raise BundleError(f"bundle {path}", given=Literally(given), expected="a bundle directory", fix=fix)
-        manifest = manifests.decode(read_regular(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), f"{path / MANIFEST_NAME}")
+        manifest = manifest_file.read(path, f"{path / MANIFEST_NAME}")
         stray = sorted(_names(path) - {MANIFEST_NAME, *manifest.files})
         if stray:
             expected = "only files that the manifest lists"
@@ -145,10 +145,10 @@ def write_bundle(
         raise BundleError(f"bundle {directory}", given=Literally("something there"), expected="a free path", fix=fix)
     records = {name: FileRecord(size_bytes=len(data), sha256=sha256(data)) for name, data in files.items()}
     manifest = msgspec.structs.replace(manifest, files=records)
-    manifests.check(manifest, str(directory / MANIFEST_NAME))
+    rules.check(manifest, str(directory / MANIFEST_NAME))
     try:
         with replaced_directory(directory) as new:
-            for name, data in {**files, MANIFEST_NAME: manifests.encode(manifest)}.items():
+            for name, data in {**files, MANIFEST_NAME: manifest_file.encode(manifest)}.items():
                 write_durably(new / name, data)
             Bundle.open(new)
     except OSError as error:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edge.bundles import manifest as manifests
+from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, TensorSpec
@@ -93,7 +93,7 @@ class MemoryBudget:
 
 
 def _key(bundle: Bundle) -> str:
-    return sha256(manifests.encode(bundle.manifest))
+    return sha256(manifest_file.encode(bundle.manifest))
 
 
 def _estimate(bundle: Bundle, runtime: str, instances: int, known: int | None) -> int:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from edge.bundles import manifest as manifests
+from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
+from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound
-from edge.files import read_regular
 from edge.instruments.statistics import ModelStatistics
 from edge.repository.budget import MemoryBudget
 from edge.repository.loader import Loader
@@ -268,7 +267,7 @@ class Repository:
 
 def _key_at(path: Path) -> Key | FewheadsError:
     try:
-        manifest = manifests.decode(read_regular(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), f"bundle {path}")
+        manifest = manifest_file.read(path, f"bundle {path}")
     except FewheadsError as error:
         return error
     return manifest.name, str(manifest.version)

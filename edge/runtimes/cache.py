@@ -11,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bundles.golden import GoldenReport
-from edge.bundles.manifest import Manifest, encode
+from edge.bundles.manifest import Manifest
+from edge.bundles.manifest_file import encode
 from edge.errors import BundleError
 from edge.files import read_recorded, read_regular, sha256, write_durably
 from edge.runtimes.backends import Backend

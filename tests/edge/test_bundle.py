@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.bundles import manifest as manifests
+from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Manifest
 from edge.errors import BundleError
@@ -176,21 +177,21 @@ def test_readers_never_see_a_mixture(tmp_path: Path):
 @settings(deadline=None)
 @given(valid_manifests())
 def test_every_valid_manifest_comes_back(manifest: Manifest):
-    assert manifests.decode(manifests.encode(manifest), "manifest") == manifest
+    assert manifest_file.decode(manifest_file.encode(manifest), "manifest") == manifest
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, len(GOOD_MANIFEST)), st.integers(0, 60), st.binary(max_size=60))
 def test_mutated_manifest_gives_nothing_but_a_bundle_error(start: int, length: int, inserted: bytes):
     with suppress(BundleError):
-        manifests.decode(GOOD_MANIFEST[:start] + inserted + GOOD_MANIFEST[start + length :], "manifest")
+        manifest_file.decode(GOOD_MANIFEST[:start] + inserted + GOOD_MANIFEST[start + length :], "manifest")
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, len(WORDS) - 1), st.sampled_from([*JSON_SNIPPETS, *WORDS]))
 def test_manifest_with_another_value_gives_nothing_but_a_bundle_error(position: int, value: bytes):
     with suppress(BundleError):
-        manifests.decode(b"".join([*WORDS[:position], value, *WORDS[position + 1 :]]), "manifest")
+        manifest_file.decode(b"".join([*WORDS[:position], value, *WORDS[position + 1 :]]), "manifest")
 
 
 def test_schema_describes_every_field_of_a_manifest():

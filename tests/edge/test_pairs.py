@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from click.testing import CliRunner
 from tritonclient.utils import InferenceServerException
 
-from edge.bundles import manifest as manifests
+from edge.bundles import manifest_file
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import CascadeRouter, LabelPostprocess, Manifest
 from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
@@ -236,11 +236,11 @@ def test_info_shows_what_a_client_may_send_and_read(tmp_path: Path) -> None:
 
 def test_a_manifest_of_single_texts_says_nothing_of_pairs() -> None:
     """So bundles from before there were pairs are read, and those of today by what was there before."""
-    encoded = json.loads(manifests.encode(sentiment.manifest()))
+    encoded = json.loads(manifest_file.encode(sentiment.manifest()))
     assert set(encoded["preprocess"]) == {
         *("type", "input", "file", "ids", "mask", "max_length", "pad_id", "max_text_bytes")
     }
-    assert json.loads(manifests.encode(manifest()))["preprocess"].items() >= {
+    assert json.loads(manifest_file.encode(manifest()))["preprocess"].items() >= {
         ("pair", "text_pair"),
         ("segments", "token_type_ids"),
     }
