@@ -18,12 +18,10 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from edge.datatypes import Array
-from edge.errors import Literally, Overloaded
-from edge.scheduling.drift import Drift, Promise
+from edge.scheduling.admission import Admission, Begun
 from edge.scheduling.execution import execute
 from edge.scheduling.job import Answer, Job, expired
-from edge.scheduling.lane import PROMISED_DEVIATIONS, Computed, Lane
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.lane import Computed, Lane
 from edge.scheduling.lease import Lease
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Runs
@@ -33,8 +31,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
-#: What an answer needs at least after its run: the hop to the transport, encoding, and the way to the client.
-_LEAST_RETURN_SECONDS = 0.001
 #: A run that usually takes less is not worth another thread: to wake it up and to come back takes about half as long.
 _BRIEF_SECONDS = 0.00025
 
@@ -49,7 +45,7 @@ class _Worker:
     def __init__(self, index: int, run: Callable[[_Worker], None]) -> None:
         self.index = index
         self.inbox: SimpleQueue[list[Job] | Callable[[], None] | None] = SimpleQueue()
-        self.run: tuple[float, Lane, int] | None = None
+        self.run: Begun | None = None
         self.lent = False
         self.hand: list[Job] = []
         self.thread = threading.Thread(target=run, args=(self,), name=f"device-{index}", daemon=True)
@@ -83,14 +79,12 @@ class Scheduler:
         self.runs = Runs(instances)
         self.runs.on_lost = self._refuse_all
         self._queue = JobQueue(max_queue_size, max_queue_bytes)
-        self._admission = admission
+        self._admission = Admission(self._queue, instances, admission)
         self._device_bound = device_bound
         self._lock = threading.Lock()
         self._alarm = threading.Condition(self._lock)
         self._alarm_at = math.inf
         self._closing = False
-        self._returns = LatencyTable()
-        self._drift = Drift()
         self._workers = [_Worker(index, self._watched) for index in range(instances)]
         self._idle = self._workers[:]
         self._timer = threading.Thread(target=self._watched, name="expiry", daemon=True)
@@ -173,8 +167,8 @@ class Scheduler:
         """Predict in how many seconds a job would be answered if it were submitted now; what is unknown counts 0."""
         with self._lock:
             if self._runs_at_once(job.lane):
-                return job.lane.run_seconds(job.size) + self._return_seconds
-            return self._finish_seconds(job, time.monotonic())
+                return job.lane.run_seconds(job.size) + self._admission.return_seconds
+            return self._admission.finish_seconds(job, time.monotonic(), self._runs_before())
 
     def call(self, work: Callable[[], T]) -> T:
         """Do work of the server itself, such as loading a model, and wait for it; it is never refused."""
@@ -194,11 +188,7 @@ class Scheduler:
 
     def returned(self, seconds: float) -> None:
         """Learn how long an answer took from the end of its run to the transport; a busy transport is a queue too."""
-        self._returns.observe(1, seconds)
-
-    @property
-    def _return_seconds(self) -> float:
-        return _LEAST_RETURN_SECONDS + (self._returns.seconds(1, PROMISED_DEVIATIONS) or 0.0)
+        self._admission.returned(seconds)
 
     def give_back(self, lease: Lease) -> None:
         """End one use of a model; the last one of a model that was replaced closes it, on the thread that owns it."""
@@ -249,7 +239,7 @@ class Scheduler:
 
     def _enqueue(self, job: Job, now: float) -> None:
         """Let a job wait. Only with the lock."""
-        self._check_room(job, now)
+        self._admission.check(job, now, self._runs_before())
         job.ready_at = now + job.lane.max_delay_seconds
         self._queue.push(job)
         if job.deadline is not None and job.deadline < self._alarm_at:
@@ -263,41 +253,21 @@ class Scheduler:
             return False
         return not lane.max_delay_seconds or len(self._idle) == self.instances
 
+    def _runs_before(self) -> list[Begun]:
+        """Return the runs that a request has to wait for. Only with the lock."""
+        return [] if self._idle else [worker.run for worker in self._workers if worker.run]
+
     def _hand_over(self, worker: _Worker, jobs: list[Job], now: float) -> None:
         """Give an idle worker a run. Only with the lock."""
         size = jobs[0].size if len(jobs) == 1 else sum(job.size for job in jobs)
         worker.run = now, jobs[0].lane, size
         worker.inbox.put(jobs)
 
-    def _check_room(self, job: Job, now: float) -> None:
-        cause = self._queue.full(job)
-        if cause:
-            waiting = len(self._queue) if cause == "requests" else f"{self._queue.size_bytes} bytes in the"
-            given = Literally(f"{waiting} waiting requests")
-            limit = self._queue.max_jobs if cause == "requests" else self._queue.max_bytes - job.size_bytes + 1
-            expected = f"fewer than {limit}"
-            raise _overloaded("queue", given, expected, cause, self._finish_seconds(job, now))
-        if not self._admission or job.deadline is None:
-            return
-        seconds, left = self._finish_seconds(job, now), job.deadline - now
-        if seconds > left:
-            given = Literally(f"an answer in {seconds * 1e3:.1f} ms, as predicted")
-            raise _overloaded("deadline", given, f"one in {left * 1e3:.1f} ms", "deadline", seconds - left)
-        job.promise = Promise(now, seconds / self._drift.factor(now), left)
-
-    def _finish_seconds(self, job: Job, now: float) -> float:
-        before, own = self._queue.seconds_until_done(job)
-        if not self._idle:
-            for begun, lane, size in (worker.run for worker in self._workers if worker.run):
-                before += max(begun + lane.run_seconds(size) - now, 0.0)
-        waiting = (before / self.instances + own) * self._drift.factor(now)
-        return waiting + job.lane.max_delay_seconds + self._return_seconds
-
     def _cancelled(self, job: Job) -> None:
         with self._lock:
             waited = self._queue.remove(job)
             if waited:
-                self._drift.left(time.monotonic(), job.promise)
+                self._admission.drift.left(time.monotonic(), job.promise)
         if waited:  # otherwise a worker has it in hand
             self._forget(job)
 
@@ -404,13 +374,13 @@ class Scheduler:
             now = time.monotonic()
             with self._lock:
                 for promise in [job.promise for job, _ in answers]:
-                    self._drift.kept(now, promise)
+                    self._admission.drift.kept(now, promise)
 
     def _end(self, late: list[Job]) -> None:
         now = time.monotonic()
         with self._lock:
             for promise in [job.promise for job in late]:
-                self._drift.left(now, promise)
+                self._admission.drift.left(now, promise)
         for job in late:
             if job.set_running_or_notify_cancel():
                 job.expire()
@@ -422,14 +392,3 @@ def _guarded(work: Callable[[], None]) -> None:
         work()
     except Exception:  # closing a replaced model concerns no request, and the thread lives on
         log.exception("the server's own work failed")
-
-
-def _overloaded(subject: str, given: Literally, expected: str, cause: str, seconds: float) -> Overloaded:
-    return Overloaded(
-        subject,
-        given=given,
-        expected=expected,
-        fix="Send the request again later, or to another server.",
-        cause=cause,
-        retry_after_ms=max(math.ceil(seconds * 1e3), 1),
-    )
