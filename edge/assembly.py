@@ -214,7 +214,7 @@ def _grpc(
         return GrpcServer(inference, telemetry, limits, access=access, certificates=certificates)
     from edge.http2.server import Http2Server  # its library is an extra
 
-    return Http2Server(inference, telemetry, limits, access=access)
+    return Http2Server(inference, telemetry, limits, access=access, certificates=certificates)
 
 
 def _rest(

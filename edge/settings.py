@@ -186,9 +186,6 @@ class Settings:
     def _check_transport(self) -> None:
         if self.transport == "grpcio":
             return
-        if self.tls_certificate:
-            given, fix = Literally(f"it with --transport {self.transport}"), "Leave --transport out."
-            raise UsageError("--tls-certificate", given=given, expected="--transport grpcio", fix=fix)
         if find_spec("ngh2") is None:
             given, fix = Literally(f"{self.transport} without its library"), "Install it: pip install 'fewheads[fast]'."
             raise UsageError("--transport", given=given, expected="the package ngh2", fix=fix)

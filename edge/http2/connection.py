@@ -74,6 +74,10 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by inheritance
         self._open = True
         self._manners = Manners(self._limits, self._transport.abort, self.refuse)
+        secured = self._transport.get_extra_info("ssl_object")
+        if secured and secured.selected_alpn_protocol() != "h2":
+            self._break("its client did not agree on HTTP/2")
+            return
         if len(self._connections) >= self._limits.max_connections:
             self._break("there are too many of them")
             return

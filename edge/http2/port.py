@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 
 from edge.grpcio.limits import Limits
@@ -22,11 +23,13 @@ class Port:
     Args:
         routes: what answers which call.
         limits: what a client may take.
+        context: for TLS; None serves without it.
     """
 
-    def __init__(self, routes: Routes, limits: Limits) -> None:
+    def __init__(self, routes: Routes, limits: Limits, context: ssl.SSLContext | None = None) -> None:
         self._routes = routes
         self._limits = limits
+        self._context = context
         self._connections: set[Connection] = set()
 
     async def open(self, host: str, port: int) -> int:
@@ -40,7 +43,10 @@ class Port:
             OSError: the port cannot be taken.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, host, port)
+        seconds = self._limits.handshake_seconds if self._context else None
+        self._server = await loop.create_server(
+            self._connection, host, port, ssl=self._context, ssl_handshake_timeout=seconds
+        )
         taken: int = self._server.sockets[0].getsockname()[1]
         return taken
 

@@ -8,6 +8,7 @@ from edge.grpcio.servicers import InferenceServicer, TelemetryServicer
 from edge.http2.port import Port
 from edge.http2.routes import Routes
 from edge.security.access import Access
+from edge.security.credentials import ServerCertificates
 
 
 class Http2Server(Endpoint):
@@ -18,6 +19,7 @@ class Http2Server(Endpoint):
         telemetry: those of telemetry.
         limits: what a client may take.
         access: who may call what; None lets everyone call everything.
+        certificates: for TLS; None serves without it.
 
     Attributes:
         port: where it listens, once :meth:`start` has returned.
@@ -30,10 +32,12 @@ class Http2Server(Endpoint):
         limits: Limits,
         *,
         access: Access | None = None,
+        certificates: ServerCertificates | None = None,
     ) -> None:
         routes = Routes(by_path=access is None, at_once={inference.ModelInfer: inference.infer_at_once})
         super().__init__(routes, inference, telemetry, access)
-        self._port = Port(routes, limits)
+        context = certificates.follow(lambda now: now.http2) if certificates else None
+        self._port = Port(routes, limits, context)
 
     async def start(self, host: str, port: int) -> None:
         """Listen, with NOT_SERVING as the health of all but telemetry, which answers at once.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -54,7 +53,7 @@ class RestServer:
                 log_config=None,
                 # It warns of each request that is no HTTP, and any scanner sends many.
                 log_level="error",
-                ssl_context_factory=(lambda *_: _context(certificates)) if certificates else None,
+                ssl_context_factory=(lambda *_: certificates.follow(lambda now: now.http)) if certificates else None,
             )
         )
 
@@ -88,17 +87,6 @@ class RestServer:
             self._server.config.timeout_graceful_shutdown = grace_seconds  # type: ignore[assignment]
             self._server.should_exit = True
             await self._serving
-
-
-def _context(certificates: ServerCertificates) -> ssl.SSLContext:
-    """Return what each new connection is shown: the files as they are then."""
-
-    def follow(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        connection.context = certificates.now.context
-
-    context = certificates.now.context
-    context.sni_callback = follow
-    return context
 
 
 class _Server(uvicorn.Server):

@@ -48,8 +48,18 @@ class Certificates:
         return f"the TLS certificate {fault}" if fault else ""
 
     @cached_property
-    def context(self) -> ssl.SSLContext:
-        """Return the same for servers that use Python's TLS."""
+    def http(self) -> ssl.SSLContext:
+        """The same for servers of HTTP that use Python's TLS."""
+        return self._context()
+
+    @cached_property
+    def http2(self) -> ssl.SSLContext:
+        """The same for those of HTTP/2."""
+        context = self._context()
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         _load_pair(context, self.chain, self.key)

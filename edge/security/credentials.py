@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -43,6 +45,20 @@ class ServerCertificates:
     def now(self) -> Certificates:
         """What new connections are shown."""
         return self._files.value
+
+    def follow(self, context: Callable[[Certificates], ssl.SSLContext]) -> ssl.SSLContext:
+        """Return a context by which each new connection is shown the files as they are then.
+
+        Args:
+            context: which of the certificates'.
+        """
+
+        def take(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            connection.context = context(self.now)
+
+        following = context(self.now)
+        following.sni_callback = take
+        return following
 
     def grpc(self) -> grpc.ServerCredentials:
         """Return credentials of which each new connection gets those of the files as they are then."""

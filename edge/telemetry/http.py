@@ -88,7 +88,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         if self._certificates is None:
             return connection, address
         # The handshake comes with the first read, in the connection's own thread and within its time.
-        context = self._certificates.now.context
+        context = self._certificates.now.http
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -37,8 +37,8 @@ def test_a_good_pair(authority: Authority, caplog: pytest.LogCaptureFixture) -> 
     certificates = read_certificates(chain, key, authority.file)
     assert (certificates.chain, certificates.key) == (chain.read_bytes(), key.read_bytes())
     assert certificates.problem() == ""
-    assert certificates.context.verify_mode is ssl.CERT_REQUIRED
-    assert read_certificates(chain, key, None).context.verify_mode is ssl.CERT_NONE
+    assert certificates.http.verify_mode is ssl.CERT_REQUIRED
+    assert read_certificates(chain, key, None).http.verify_mode is ssl.CERT_NONE
     assert not caplog.records
     assert "PRIVATE" not in repr(certificates)
 

@@ -197,11 +197,6 @@ def test_an_unknown_transport(tmp_path: Path) -> None:
     assert refused(tmp_path, transport="zz").expected == "one of grpcio, nghttp2"
 
 
-def test_tls_needs_the_default_transport(tmp_path: Path) -> None:
-    error = refused(tmp_path, transport="nghttp2", tls_certificate=tmp_path / "a", tls_key=tmp_path / "b")
-    assert (error.subject, error.expected) == ("--tls-certificate", "--transport grpcio")
-
-
 def test_a_transport_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ngh2", None)
     monkeypatch.setattr(sys, "path", [])

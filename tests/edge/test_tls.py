@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import ssl
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import tritonclient.grpc as triton
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
+from edge.settings import TRANSPORTS
 from tests.edge.commands import fewheads, refusal
 from tests.edge.models import ORACLE_BUNDLE
 from tests.edge.secured import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
@@ -63,8 +65,8 @@ class Secured(NamedTuple):
             return str(got.read().decode())
 
 
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("secured")
     authority = Authority(directory / "authority")
     own, client = authority.issue(), authority.issue("client")
@@ -73,6 +75,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
     arguments = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
     arguments += [f"--tokens={directory / 'tokens'}", "--log-level=debug", f"--cache={directory / 'cache'}"]
+    arguments += [f"--transport={request.param}"]
     log = directory / "log"
     with logging_server(directory / "repository", log, *arguments) as ready:
         yield Secured(ready, log, authority, own, client, tokens)
@@ -106,6 +109,27 @@ def test_strangers(secured: Secured, tmp_path: Path) -> None:
     for client in (None, stranger.issue("other")):
         with pytest.raises(OSError):
             secured.page(client)
+
+
+def answer_to_http1(secured: Secured) -> bytes:
+    context = ssl.create_default_context(cafile=str(secured.authority.file))
+    context.load_cert_chain(*secured.client)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        with (
+            socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=HOST) as connection,
+        ):
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            return connection.recv(100)
+    except ConnectionError:
+        return b""
+
+
+def test_who_does_not_speak_http2(secured: Secured) -> None:
+    assert b"HTTP" not in answer_to_http1(secured)
+    with secured.channel() as channel:
+        assert secured.live(channel)
 
 
 def test_a_certificate_is_no_token(secured: Secured) -> None:
