@@ -80,6 +80,7 @@ class Loader:
             for loaded in tiers.values():
                 self._device.call(loaded.runner.close)
             raise
+        give_memory_back()  # what the file and its optimisation took
         return model
 
     def close(self, model: Model) -> None:
