@@ -202,7 +202,7 @@ def test_an_unreachable_server() -> None:
 
 
 def test_ctrl_c_is_130() -> None:
-    with socket.socket() as silent:  # takes the connection and never answers
+    with socket.socket() as silent:  # takes the call and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
@@ -212,6 +212,7 @@ def test_ctrl_c_is_130() -> None:
             silent.settimeout(SECONDS)
             connection, _ = silent.accept()
             with connection:
+                connection.sendall(bytes(3) + b"\x04" + bytes(5))  # settings, or the client gives up after 2 s
                 time.sleep(1.5)  # the call has begun to wait by then, and no finalizer swallows the signal
                 process.send_signal(signal.SIGINT)
                 out, error = process.communicate(timeout=SECONDS)
