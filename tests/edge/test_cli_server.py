@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -201,23 +203,37 @@ def test_an_unreachable_server() -> None:
             assert "fewheads serve REPOSITORY" in line
 
 
+class Silent(grpc.GenericRpcHandler):
+    """A server that takes every call and answers none."""
+
+    def __init__(self) -> None:
+        self.called, self.over = threading.Event(), threading.Event()
+
+    def service(self, handler_call_details: Any) -> Any:
+        def wait(request: bytes, context: Any) -> bytes:
+            self.called.set()
+            self.over.wait(SECONDS)
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(wait)
+
+
 def test_ctrl_c_is_130() -> None:
-    with socket.socket() as silent:  # takes the call and never answers
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        port = silent.getsockname()[1]
-        command = [sys.executable, "-m", "edge", "infer", ORACLE, "1", f"--url=127.0.0.1:{port}", "--timeout=100"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            silent.settimeout(SECONDS)
-            connection, _ = silent.accept()
-            with connection:
-                connection.sendall(bytes(3) + b"\x04" + bytes(5))  # settings, or the client gives up after 2 s
-                time.sleep(1.5)  # the call has begun to wait by then, and no finalizer swallows the signal
-                process.send_signal(signal.SIGINT)
-                out, error = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-            process.communicate()
-    assert (process.returncode, out) == (130, "")
+    silent = Silent()
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[silent])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    command = [sys.executable, "-m", "edge", "infer", ORACLE, "1", f"--url=127.0.0.1:{port}", "--timeout=100"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert silent.called.wait(SECONDS)
+        time.sleep(0.5)  # the client waits by then, and no finalizer swallows the signal
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+        silent.over.set()
+        server.stop(None)
+    assert (process.returncode, out) == (130, ""), error
     assert "Traceback" not in error
