@@ -174,20 +174,15 @@ class Connection(asyncio.Protocol):
         """Send a message."""
         with _whatever_is_gone:
             self._begin(stream_id)
-            if len(message) > _COPIED_BYTES:
-                self._http2.send_data(stream_id, prefix(message))
-                self._http2.send_data(stream_id, message)
-            else:
-                self._http2.send_data(stream_id, prefix(message) + message)
+            self._queue(stream_id, message)
             self._flush_soon()
 
     def respond(self, stream_id: int, message: bytes) -> None:
         """Send the one message of a call, and that the call ended well."""
         self._manners.answered()
-        body = prefix(message) + message
         try:
             self._http2.send_response(stream_id, RESPONSE)
-            self._http2.send_data(stream_id, body)
+            self._queue(stream_id, message)
             self._http2.send_trailers(stream_id, OK_TRAILERS)
         except ngh2.NGH2Error:
             return
@@ -262,6 +257,13 @@ class Connection(asyncio.Protocol):
         elif refused:
             with _whatever_is_gone:
                 self._http2.send_response(stream_id, ((b":status", refused.status),), end_stream=True)
+
+    def _queue(self, stream_id: int, message: bytes) -> None:
+        if len(message) > _COPIED_BYTES:
+            self._http2.send_data(stream_id, prefix(message))
+            self._http2.send_data(stream_id, message)
+        else:
+            self._http2.send_data(stream_id, prefix(message) + message)
 
     def _begin(self, stream_id: int) -> None:
         if stream_id not in self._begun:

@@ -1,9 +1,8 @@
 """The scheduler: which request computes when, on which thread, and with whom.
 
-A request that finds a worker idle is handed to it at once, or
-computed where it is, in the worker's place, if that is over sooner than the worker would wake up. The others wait
-in one bounded queue, from which a worker takes as many as may share a run. What expires or is cancelled leaves the
-queue at that moment, whatever the workers do.
+A request that finds a worker idle is handed to it at once, or computed where it is, in the worker's place, if that is
+over sooner than the worker would wake up. The others wait in one bounded queue, from which a worker takes as many as
+may share a run. What expires or is cancelled leaves the queue at that moment, whatever the workers do.
 """
 
 from __future__ import annotations

@@ -12,9 +12,14 @@ from edge.server import Ready
 def gauges(server: Ready, *names: str) -> list[float]:
     """The values of metrics without labels, read at one moment."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=20) as page:
-        lines = [line.split() for line in page.read().decode().splitlines() if "{" not in line]
-    values = {line[0]: line[1] for line in lines if line[0] != "#"}
-    return [float(values[f"fewheads_{name}"]) for name in names]
+        return values(page.read().decode(), *names)
+
+
+def values(page: str, *names: str) -> list[float]:
+    """The values of metrics without labels on a page."""
+    lines = [line.split() for line in page.splitlines() if "{" not in line]
+    found = {line[0]: line[1] for line in lines if line[0] != "#"}
+    return [float(found[f"fewheads_{name}"]) for name in names]
 
 
 def gauge(server: Ready, name: str) -> float:

@@ -21,6 +21,7 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.edge.commands import fewheads, refusal
+from tests.edge.gauges import values
 from tests.edge.models import ORACLE_BUNDLE
 from tests.edge.secured import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
 from tests.edge.test_status_codes import expression, good
@@ -51,17 +52,16 @@ class Secured(NamedTuple):
         request = telemetry_pb2.GetRequest()
         return list(stub.Get(request, metadata=bearer(self.tokens["all"]), timeout=10).problems)
 
-    def problem_count(self) -> float:
-        (line,) = [line for line in self.page(self.client).splitlines() if line.startswith("fewheads_problems ")]
-        return float(line.split()[1])
-
-    def page(self, client: Pair | None) -> str:
+    def context(self, client: Pair | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.authority.file))
         if client:
             context.load_cert_chain(*client)
+        return context
+
+    def page(self, client: Pair | None) -> str:
         address = f"https://{HOST}:{self.ready.metrics_port}/metrics"
         request = urllib.request.Request(address, headers={"Authorization": f"Bearer {self.tokens['all']}"})
-        with urllib.request.urlopen(request, timeout=10, context=context) as got:
+        with urllib.request.urlopen(request, timeout=10, context=self.context(client)) as got:
             return str(got.read().decode())
 
 
@@ -112,8 +112,7 @@ def test_strangers(secured: Secured, tmp_path: Path) -> None:
 
 
 def answer_to_http1(secured: Secured) -> bytes:
-    context = ssl.create_default_context(cafile=str(secured.authority.file))
-    context.load_cert_chain(*secured.client)
+    context = secured.context(secured.client)
     context.set_alpn_protocols(["http/1.1"])
     try:
         with (
@@ -151,7 +150,7 @@ def test_files_that_are_replaced(secured: Secured) -> None:
             with secured.channel() as channel:
                 assert secured.live(channel)
                 (problem,) = secured.problems(channel)
-                assert secured.problem_count() == 1
+                assert values(secured.page(secured.client), "problems") == [1]
             assert problem.startswith("--tls-key: got ")
             key.write_bytes(new[1].read_bytes())
             secured.authority.file.write_bytes(kept[2] + other.file.read_bytes())
