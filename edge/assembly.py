@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge.errors import Literally, UsageError
-from edge.grpcio.limits import MAX_STREAMS, Limits
 from edge.grpcio.server import GrpcServer
-from edge.grpcio.servicers import INFERENCE, InferenceServicer, TelemetryServicer
 from edge.health.health import Health
 from edge.health.supervisor import Supervisor
 from edge.health.systemd import Notifier
@@ -17,9 +15,12 @@ from edge.health.watchdog import Watchdog
 from edge.instruments.logs import Logs
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
-from edge.instruments.traces import Traces
+from edge.protocol import INFERENCE
 from edge.repository.budget import MemoryBudget
 from edge.repository.repository import Entry, Repository
+from edge.rpc.inference_servicer import InferenceServicer
+from edge.rpc.limits import MAX_STREAMS, Limits
+from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.runtimes import backends
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
@@ -27,14 +28,13 @@ from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 from edge.security.rate import RateLimit
 from edge.security.scopes import TELEMETRY_GET
-from edge.serving.answers import Answers
-from edge.serving.calls import Calls
 from edge.serving.control import ModelControl
-from edge.serving.express import Express
 from edge.serving.extensions import Extensions, extensions
-from edge.serving.service import InferenceService
+from edge.serving.inference import InferenceService
+from edge.serving.metadata import Metadata
 from edge.serving.shared_memory import SharedMemory
 from edge.serving.streams import Streams
+from edge.serving.traces import Traces
 from edge.settings import MAX_INSTANCES, Settings
 from edge.telemetry.http import HttpServer
 from edge.telemetry.http_access import GuardedPages
@@ -58,7 +58,7 @@ class Parts:
         scheduler: where models compute.
         repository: the models.
         control: loads and unloads them.
-        service: answers the protocol; it takes requests when it is told to.
+        metadata: describes the server; it knows whether requests are taken.
         streams: its open streams.
         telemetry: what is told of all this.
         watchdog: ends the process when nothing else helps.
@@ -74,7 +74,7 @@ class Parts:
     scheduler: Scheduler
     repository: Repository
     control: ModelControl
-    service: InferenceService
+    metadata: Metadata
     streams: Streams
     telemetry: Telemetry
     watchdog: Watchdog
@@ -121,26 +121,29 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     shared_memory = None
     if settings.allow_shared_memory:
         shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
-    answers = Answers()
+    timeout_seconds = settings.default_timeout_ms / 1e3 or None
     service = InferenceService(
         repository,
         scheduler,
-        health,
-        answers,
-        strict_readiness=settings.strict_readiness,
-        default_timeout_seconds=settings.default_timeout_ms / 1e3 or None,
+        default_timeout_seconds=timeout_seconds,
         shared_memory=shared_memory,
-        extensions=extensions(settings.model_control, shared_memory),
+        limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
         traces=traces,
     )
-    limit = RateLimit(settings.rate_limit) if settings.rate_limit else None
-    calls = Calls(service, limit, None if traces else Express(repository, scheduler, answers))
-    streams = Streams(calls)
+    metadata = Metadata(
+        repository,
+        scheduler,
+        health,
+        strict_readiness=settings.strict_readiness,
+        default_timeout_seconds=timeout_seconds,
+        extensions=extensions(settings.model_control, shared_memory),
+    )
+    streams = Streams(service)
 
     async def changed(entry: Entry) -> None:
         supervisor.publish()
 
-    control = ModelControl(repository, calls, settings.model_control, changed)
+    control = ModelControl(repository, settings.model_control, changed)
     changes = Extensions(
         repository, control, shared_memory, logs, traces=traces, allow_log_settings=settings.allow_log_settings
     )
@@ -148,14 +151,14 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     sources = Sources(repository, scheduler, health, memory, Sensors(), streams, doors)
     telemetry = Telemetry(sources)
     pages: WSGIApplication = Pages(metrics_app(ServerCollector(sources)), LiveReading(telemetry.reading))
-    inference = InferenceServicer(service, calls, streams, changes, access)
+    inference = InferenceServicer(service, metadata, streams, changes, access)
     grpc = _grpc(settings, inference, TelemetryServicer(telemetry, access), access, certificates)
     notifier = Notifier()
     supervisor = Supervisor(
         health,
         repository,
         scheduler,
-        server_ready=service.server_ready,
+        server_ready=metadata.server_ready,
         set_health=grpc.set_health,
         services=("", INFERENCE),
         notifier=notifier,
@@ -164,14 +167,14 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         scheduler=scheduler,
         repository=repository,
         control=control,
-        service=service,
+        metadata=metadata,
         streams=streams,
         telemetry=telemetry,
         watchdog=Watchdog(health, settings.stuck_exit_seconds),
         notifier=notifier,
         supervisor=supervisor,
         grpc=grpc,
-        rest=None if settings.http_port is None else _rest(settings, service, calls, changes, access, certificates),
+        rest=None if settings.http_port is None else _rest(settings, service, metadata, changes, access, certificates),
         pages=GuardedPages(pages, access, TELEMETRY_GET) if access else pages,
         certificates=certificates,
         traces=traces,
@@ -220,7 +223,7 @@ def _grpc(
 def _rest(
     settings: Settings,
     service: InferenceService,
-    calls: Calls,
+    metadata: Metadata,
     changes: Extensions,
     access: Access | None,
     certificates: ServerCertificates | None,
@@ -231,4 +234,4 @@ def _rest(
     except ModuleNotFoundError as error:
         given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
         raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None
-    return RestServer(RestApi(service, calls, changes, access, settings.max_message_bytes), certificates)
+    return RestServer(RestApi(service, metadata, changes, access, settings.max_message_bytes), certificates)

@@ -88,7 +88,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         log.info("draining for at most %g s", settings.drain_seconds)
         parts.watchdog.bound_shutdown(settings.drain_seconds + _CLOSING_SECONDS)
         parts.notifier.notify(STOPPING=1)
-        parts.service.accepting = False
+        parts.metadata.accepting = False
         parts.control.stopping = True
         parts.streams.drain()
         await loading
@@ -106,7 +106,7 @@ async def _load(settings: Settings, parts: Parts) -> None:
         if name not in known:
             expected = f"one of {', '.join(sorted(known)) or 'none at all'}"
             raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or put it there.")
-    parts.service.accepting = not parts.control.stopping
+    parts.metadata.accepting = not parts.control.stopping
     parts.supervisor.publish()
 
 

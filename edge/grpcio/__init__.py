@@ -1,1 +1,1 @@
-"""The protocol over gRPC's own library."""
+"""gRPC over its own library, the default transport."""

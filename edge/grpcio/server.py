@@ -1,85 +1,15 @@
-"""The gRPC endpoint: which services, on which port, health, reflection, drain."""
+"""The gRPC endpoint on grpcio."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from edge.errors import Literally, PermissionDenied, Unauthenticated, UsageError
-from edge.grpcio.health_servicer import HealthServicer
-from edge.grpcio.limits import Limits
-from edge.grpcio.servicers import (
-    INFERENCE,
-    STATUS_CODES,
-    TELEMETRY,
-    InferenceServicer,
-    TelemetryServicer,
-    authorization,
-    handlers,
-)
-from edge.pb.pool import POOL
-from edge.security.access import CALLER, Access
+from edge.rpc.endpoint import Endpoint, port_is_taken
+from edge.rpc.inference_servicer import InferenceServicer
+from edge.rpc.limits import Limits
+from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
-
-# Reflection describes what is in the pool, so the two services that are not ours have to be in it too.
-for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-    POOL.AddSerializedFile(_file.serialized_pb)
-
-
-def add_services(
-    server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, health_servicer: HealthServicer
-) -> None:
-    """Add every service to a ``grpc.aio.Server``, or to what collects handlers like one."""
-    server.add_generic_rpc_handlers((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-        reflection.aio.ReflectionServicer(names, pool=POOL), server
-    )
-
-
-def port_is_taken(host: str, port: int, reason: str) -> UsageError:
-    """Return the error of a server that cannot listen."""
-    fix = "Give another --grpc-port, or 0 for any free one."
-    given = Literally(reason.splitlines()[0])
-    return UsageError(f"--grpc-port {port}", given=given, expected=f"a free port on {host}", fix=fix)
-
-
-class Endpoint:
-    """What the gRPC endpoint of any transport has: every service, behind a door if there is one, and their health.
-
-    Args:
-        server: a ``grpc.aio.Server``, or what collects handlers like one.
-        inference: answers the RPCs of inference.
-        telemetry: those of telemetry.
-        access: who may call what; None lets everyone call everything.
-
-    Attributes:
-        port: where it listens, once it does.
-    """
-
-    def __init__(
-        self, server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, access: Access | None
-    ) -> None:
-        self.port = 0
-        self._telemetry = telemetry
-        self._health = HealthServicer()
-        for name in ("", INFERENCE, TELEMETRY):  # telemetry answers at once, the others when they are told to
-            self.set_health(name, name == TELEMETRY)
-        add_services(Door(server, access) if access else server, inference, telemetry, self._health)
-
-    def set_health(self, name: str, serving: bool) -> None:
-        """Set the health of a service or model; the empty name is the whole server."""
-        self._health.set(name, serving)
-
-    def _dismiss(self) -> None:
-        """Say NOT_SERVING, and end the calls that only watch."""
-        self._health.drain()
-        self._telemetry.drain()
 
 
 class GrpcServer(Endpoint):
@@ -129,50 +59,3 @@ class GrpcServer(Endpoint):
         """Say NOT_SERVING, end the calls that only watch, refuse new ones, let the others end, then close the port."""
         self._dismiss()
         await self._server.stop(grace_seconds)
-
-
-class Door:
-    """Where services are registered, so that none of them is reached but by those who may.
-
-    Args:
-        server: a ``grpc.aio.Server``, or what collects handlers like one.
-        access: who may call what.
-    """
-
-    def __init__(self, server: Any, access: Access) -> None:
-        self._server = server
-        self._access = access
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Register handlers behind the door."""
-        self._server.add_generic_rpc_handlers([_Guarded(handler, self._access) for handler in handlers])
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
-        """Do nothing, as grpc.aio's own; generated code calls it beside the other."""
-
-
-class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Decides before a call's message is read; an interceptor would be one more coroutine for every call."""
-
-    def __init__(self, handler: grpc.GenericRpcHandler, access: Access) -> None:
-        self._handler = handler
-        self._access = access
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        found = self._handler.service(handler_call_details)
-        if found is None:  # another service's
-            return None
-        header = authorization(handler_call_details.invocation_metadata)
-        try:
-            CALLER.set(self._access.authorize(header, handler_call_details.method))
-        except (Unauthenticated, PermissionDenied) as error:
-            return _refusal(STATUS_CODES[type(error)], str(error))
-        return found
-
-
-def _refusal(code: grpc.StatusCode, details: str) -> grpc.RpcMethodHandler:
-    async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
-        await context.abort(code, details)
-
-    # Of this kind whatever was called: the others would read the message first.
-    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from edge.errors import RequestError, RunnerError
 from edge.health.health import Health
@@ -120,16 +120,23 @@ class Supervisor:
         lane, inputs = model.lanes[name], model.golden_row(name)
         if not model.lease.take():
             return
-        job = Job(lane, inputs, len(next(iter(inputs.values()))), lease=model.lease)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        rows = len(next(iter(inputs.values())))
+
+        def deliver(jobs: Sequence[Job]) -> None:
+            loop.call_soon_threadsafe(ended.set)
+
+        job = Job(lane, inputs, rows, lease=model.lease, deliver=deliver)
         try:
-            self._scheduler.submit(job)
+            if not self._scheduler.submit(job):
+                await ended.wait()
         except RequestError:  # there is no room for it now
             self._scheduler.give_back(model.lease)
         else:
-            try:
-                await asyncio.wrap_future(job)
+            error = job.error
+            if error is None:
                 return
-            except Exception as error:
-                if isinstance(error, RunnerError) or not isinstance(error, RequestError):
-                    lane.record.condemn(f"{type(error).__name__}: {error}")
+            if isinstance(error, RunnerError) or not isinstance(error, RequestError):
+                lane.record.condemn(f"{type(error).__name__}: {error}")
         await asyncio.sleep(_PROBE_SECONDS)

@@ -13,12 +13,12 @@ from typing import Final, cast
 import grpc
 import ngh2
 
-from edge.grpcio.limits import Limits
 from edge.http2.manners import Manners
 from edge.http2.messages import IDENTITY, Refused, prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
 from edge.http2.routes import Route
 from edge.http2.rpc import Rpc
+from edge.rpc.limits import Limits
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from edge.grpcio.limits import Limits
+from edge.rpc.limits import Limits
 
 
 class Manners:

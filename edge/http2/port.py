@@ -6,9 +6,9 @@ import asyncio
 import ssl
 import time
 
-from edge.grpcio.limits import Limits
 from edge.http2.connection import Connection
 from edge.http2.routes import Routes
+from edge.rpc.limits import Limits
 
 #: Between the word that no further call shall begin and the end: calls that were sent meanwhile arrive.
 _NOTICE_SECONDS = 0.1

@@ -9,8 +9,18 @@ import grpc
 
 from edge.http2.metadata import Field, Metadata, read_metadata
 
-#: Takes a request and its context, and returns the response, or None where that has to wait.
-AtOnce = Callable[[Any, Any], Any]
+
+class Direct(NamedTuple):
+    """A unary method that needs no coroutine.
+
+    Attributes:
+        start: called with the request, the context of the call, and what receives the response or the
+            :class:`edge.rpc.methods.Status`; returns what ``cancel`` takes, or None where the call has ended.
+        cancel: drops the call.
+    """
+
+    start: Callable[[Any, Any, Callable[[Any], None]], Any]
+    cancel: Callable[[Any], None]
 
 
 class _Details(NamedTuple):
@@ -25,12 +35,11 @@ class Route(NamedTuple):
 
     Attributes:
         handler: a ``grpc.RpcMethodHandler``.
-        at_once: called with the request and the context before a handler of a unary call is; its response, if it
-            returns one, is the answer, and no task has to be made for it.
+        direct: answers in place of the handler; None where there is only the handler.
     """
 
     handler: Any
-    at_once: AtOnce | None = None
+    direct: Direct | None = None
 
 
 class Routes:
@@ -38,12 +47,12 @@ class Routes:
 
     Args:
         by_path: whether nothing but its path decides what answers a call, so that it needs to be looked up only once.
-        at_once: for the ``unary_unary`` of a handler, what may answer before it.
+        direct: by the ``unary_unary`` of a handler, what answers in its place.
     """
 
-    def __init__(self, by_path: bool, at_once: Mapping[Any, AtOnce] | None = None) -> None:
+    def __init__(self, by_path: bool, direct: Mapping[Any, Direct] | None = None) -> None:
         self._by_path = by_path
-        self._at_once = at_once or {}
+        self._direct = direct or {}
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._found: dict[str, Route] = {}
 
@@ -68,7 +77,7 @@ class Routes:
             handler = next((handler for handler in found if handler is not None), None)
             if handler is None:
                 return None
-            route = Route(handler, self._at_once.get(handler.unary_unary))
+            route = Route(handler, self._direct.get(handler.unary_unary))
             if self._by_path:
                 self._found[path] = route
         return route

@@ -15,10 +15,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from edge import errors
-from edge.grpcio.servicers import UNPARSEABLE
 from edge.http2.messages import Messages, Refused
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
 from edge.http2.routes import Route
+from edge.rpc.methods import UNPARSEABLE, Status
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,10 @@ class Rpc:
     """
 
     __slots__ = (
-        "_at_once",
+        "_call",
         "_context",
         "_deadline",
+        "_direct",
         "_ended",
         "_fields",
         "_handler",
@@ -102,7 +103,8 @@ class Rpc:
         self.done = route is None
         self._wire = wire
         self._context = context
-        self._handler, self._at_once = route or Route(None)
+        self._handler, self._direct = route or Route(None)
+        self._call: Any = None
         self._fields = fields
         self._messages = Messages(max_message_bytes, head.encoding)
         self._inbox: deque[bytes] = deque()
@@ -146,9 +148,8 @@ class Rpc:
     def close(self) -> None:
         """The stream is no more: nobody waits for the answer."""
         self._acknowledge()
+        self._cancel()
         self._end()
-        if self._task:
-            self._task.cancel()
 
     async def stop(self) -> None:
         """Cancel the call as the server goes down, and wait until its handler has ended."""
@@ -215,15 +216,23 @@ class Rpc:
         """Answer the one request of a unary call."""
         try:
             request = self._handler.request_deserializer(self._inbox.popleft())
-            response = self._context.run(self._at_once, request, self) if self._at_once else None
-            if response is None:
-                self._start(self._unary(request))
+            if self._direct:
+                self._call = self._context.run(self._direct.start, request, self, self._respond_once)
             else:
-                message = self._handler.response_serializer(response)
-                self._end()
-                self._wire.respond(self.stream_id, message)
+                self._start(self._unary(request))
         except Exception as error:
             self._fail(error)
+
+    def _respond_once(self, outcome: Any) -> None:
+        """End a call that needed no coroutine, with its response or its status."""
+        if self.done:
+            return
+        if isinstance(outcome, Status):
+            self._finish(*outcome)
+        else:
+            message = self._handler.response_serializer(outcome)
+            self._end()
+            self._wire.respond(self.stream_id, message)
 
     async def _unary(self, request: Any) -> None:
         handler = self._handler
@@ -275,8 +284,14 @@ class Rpc:
     def _cut(self, code: grpc.StatusCode, details: str) -> None:
         """End the call, whatever its handler does."""
         self._finish(code, details)  # first: a task that has not begun yet never gets to know that it was cancelled
+        self._cancel()
+
+    def _cancel(self) -> None:
         if self._task:
             self._task.cancel()
+        if self._call is not None and self._direct:
+            self._direct.cancel(self._call)
+            self._call = None
 
     def _finish(self, code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> None:
         if not self.done:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from edge.grpcio.limits import Limits
-from edge.grpcio.server import Endpoint, port_is_taken
-from edge.grpcio.servicers import InferenceServicer, TelemetryServicer
 from edge.http2.port import Port
-from edge.http2.routes import Routes
+from edge.http2.routes import Direct, Routes
+from edge.rpc.endpoint import Endpoint, port_is_taken
+from edge.rpc.inference_servicer import InferenceServicer
+from edge.rpc.limits import Limits
+from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 
 
 class Http2Server(Endpoint):
-    """What :class:`edge.grpcio.server.GrpcServer` is, on another transport.
+    """The gRPC endpoint on nghttp2.
 
     Args:
         inference: answers the RPCs of inference.
@@ -34,7 +35,8 @@ class Http2Server(Endpoint):
         access: Access | None = None,
         certificates: ServerCertificates | None = None,
     ) -> None:
-        routes = Routes(by_path=access is None, at_once={inference.ModelInfer: inference.infer_at_once})
+        direct = Direct(inference.start_model_infer, inference.cancel_model_infer)
+        routes = Routes(by_path=access is None, direct={inference.ModelInfer: direct})
         super().__init__(routes, inference, telemetry, access)
         context = certificates.follow(lambda now: now.http2) if certificates else None
         self._port = Port(routes, limits, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,13 +13,15 @@ from edge.datatypes import Array
 log = logging.getLogger(__name__)
 
 
-def nonfinite(outputs: Mapping[str, Array]) -> list[str]:
+def nonfinite(outputs: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the names of the outputs that hold a NaN or an infinity; about 2 µs for a small one."""
-    return [
-        name
-        for name, array in outputs.items()
-        if array.dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size
-    ]
+    return tuple(
+        [
+            name
+            for name, array in outputs.items()
+            if array.dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size
+        ]
+    )
 
 
 class NonfiniteWarnings:
@@ -34,7 +36,7 @@ class NonfiniteWarnings:
         self._warned_at: dict[str, float] = {}
         self._untold: dict[str, int] = {}
 
-    def found(self, model: str, tier: str, names: list[str]) -> None:
+    def found(self, model: str, tier: str, names: Sequence[str]) -> None:
         """Warn of one answer, or keep count of it until the next warning.
 
         Args:

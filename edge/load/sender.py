@@ -18,6 +18,7 @@ from edge.errors import Literally, ServerError
 from edge.load.record import CANCELLED, EXPIRED, FAILED, LOST, REFUSED, UNSENT, Record
 from edge.load.workload import Kind, Workload, timeout_tail
 from edge.pb import inference_pb2 as pb
+from edge.protocol import RETRY_AFTER_MS
 
 T = TypeVar("T")
 
@@ -187,7 +188,7 @@ def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, flo
     code, details = error.code(), error.details() or ""
     ours = _OURS.match(details)
     cause = f"{code.name} {ours[1] if ours else details[:60]}".strip()
-    retry = next((float(value) for key, value in error.trailing_metadata() or () if key == "retry-after-ms"), None)
+    retry = next((float(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_MS), None)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         # Without a deadline of the client's, it is this client's patience that has ended.
         return (EXPIRED if by_client or ours else LOST), cause, retry

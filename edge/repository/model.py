@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Serving
@@ -13,13 +12,14 @@ from edge.bundles.postprocess import postprocessor
 from edge.bundles.preprocess import preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
+from edge.programs.cascade import AUTO, Cascade
+from edge.programs.program import Program, SingleRun
 from edge.runner import Runner
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import Joiner
-from edge.scheduling.elastic import AUTO, PINNED, ROUTER, Elastic
-from edge.scheduling.lane import Computed, Lane, ServingOptions
+from edge.scheduling.elastic import PINNED, ROUTER, Elastic
+from edge.scheduling.lane import Lane, ServingOptions
 from edge.scheduling.lease import Lease
-from edge.scheduling.router import answered_by, cascade
 
 #: Runs of each tier when it is loaded, from which its time is learnt before the first request comes.
 _MEASURED_RUNS = 3
@@ -42,11 +42,13 @@ class Model:
         manifest: its manifest.
         tiers: the runner and golden report of each tier by name, the full one first.
         instances: how many runs are computed at once.
+        program: computes its requests.
         lanes: each tier as the scheduler sees it, and the router under ``auto``.
         elastic: chooses among them.
         lease: who still uses the runners.
         inputs: what a client may send, by name: the graph's inputs, and the text that may stand for some of them.
         outputs: what a client may ask for, by name: the graph's outputs, and what is made of them.
+        made: makes a further output, such as a label or a score, from those of the graph; None where there is none.
         optional: the inputs of which a client chooses one or the other.
         load_memory_bytes: how much the process grew while it was loaded.
     """
@@ -67,12 +69,13 @@ class Model:
         self.lease = Lease(self._close_runners)
         self.load_memory_bytes = load_memory_bytes
         self._preprocess = preprocessor(bundle)
-        self._postprocess = postprocessor(bundle.manifest)
+        self.made = postprocessor(bundle.manifest)
         texts = self._preprocess.inputs if self._preprocess else ()
-        made = [self._postprocess.output] if self._postprocess else []
+        made = [self.made.output] if self.made else []
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.optional = {*(spec.name for spec in texts), *(self._preprocess.outputs if self._preprocess else ())}
+        self.program = self._program()
         self.lanes = self._lanes(bundle, options)
         self.elastic = Elastic(self.name, self.lanes, options.policy or self._default_policy)
         self._golden = bundle.goldens
@@ -92,36 +95,20 @@ class Model:
         """The largest difference of any tier from its golden outputs."""
         return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
 
-    def infer(self, tier: str, inputs: Mapping[str, Array]) -> Computed:
-        """Compute a tier, or let the router choose; on the device's thread, or on any where that is the CPU.
-
-        Raises:
-            RequestError: as the runner's.
-        """
-        router, tiers = self.manifest.router, self.tiers
-        if tier == AUTO and router:
-            lean, full = (tiers[name].runner.infer for name in (router.lean, router.full))
-            return cascade(router, lean, full, inputs)
-        return Computed(tiers[tier].runner.infer(inputs))
-
     def measure(self) -> None:
         """Learn how long each tier takes for one golden row, or the whole golden set where it has no rows."""
         for name, lane in self.lanes.items():
             inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
                 begun = time.perf_counter()
-                self.infer(name, inputs)
-                lane.latency.observe(lane.joiner.size(inputs), time.perf_counter() - begun)
+                computed = self.program.compute(inputs, lane.options)
+                seconds = time.perf_counter() - begun
+                lane.latency.observe(lane.joiner.size(inputs), seconds, computed.repeats)
 
     def golden_row(self, lane: str) -> dict[str, Array]:
         """Return inputs that a lane must be able to compute: one golden row, or the whole set where it has no rows."""
         golden = self._golden[self.full_tier if lane == AUTO else lane]
         return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
-
-    def complete(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the outputs of the graph and what the manifest makes of them, such as labels or scores."""
-        step = self._postprocess
-        return {**outputs, step.output.name: step(outputs[step.reads])} if step else outputs
 
     def close(self) -> None:
         """Let no further request in, and close every runner, or let the last request on its way do so; on worker 0."""
@@ -141,6 +128,11 @@ class Model:
         router = self.manifest.router
         return self._serving.policy or (ROUTER if router and router.default else PINNED)
 
+    def _program(self) -> Program:
+        runners = {name: loaded.runner for name, loaded in self.tiers.items()}
+        router = self.manifest.router
+        return Cascade(router, runners) if router else SingleRun(runners)
+
     def _lanes(self, bundle: Bundle, options: ServingOptions) -> dict[str, Lane]:
         joiner = Joiner.of(self.manifest)
         delay_us = (
@@ -153,12 +145,11 @@ class Model:
             joined = options.batching and all(_is_row_by_row(bundle, tier) for tier in own)
             lanes[name] = Lane(
                 name,
-                partial(self.infer, name),
+                self.program,
                 joiner,
                 max_rows=self.manifest.max_batch_size if joined else 0,
                 max_delay_seconds=delay_us / 1e6,
                 preferred_rows=self._serving.preferred_batch_sizes,
-                name_of=partial(answered_by, router) if router and name == AUTO else None,
                 model=f"{self.name}:{self.version}",
                 on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in own),
             )

@@ -103,6 +103,11 @@ class Repository:
     def __iter__(self) -> Iterator[Entry]:
         return iter(sorted(self._entries, key=lambda entry: (entry.name, len(entry.version), entry.version)))
 
+    @property
+    def generation(self) -> int:
+        """A number that changes with what a name and version stand for."""
+        return hash(tuple([(id(entry.model), entry.state, entry.wanted) for entry in self._entries]))
+
     def load_all(
         self,
         changed: Callable[[Entry], None] = lambda entry: None,

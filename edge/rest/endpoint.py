@@ -22,6 +22,7 @@ from edge.errors import (
     Unauthenticated,
     Unsupported,
 )
+from edge.protocol import RETRY_AFTER_MS
 from edge.rest.json_messages import encode
 from edge.security.access import CALLER, Access
 from edge.security.rate import client_of
@@ -162,5 +163,5 @@ def _headers(error: RequestError) -> dict[str, str]:
     if isinstance(error, Overloaded) and error.retry_after_ms:
         # HTTP knows whole seconds only; who comes too early would be refused again.
         seconds = math.ceil(error.retry_after_ms / 1000)
-        return {"Retry-After": str(seconds), "retry-after-ms": str(error.retry_after_ms)}
+        return {"Retry-After": str(seconds), RETRY_AFTER_MS: str(error.retry_after_ms)}
     return {}

@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edge.instruments.traces import carry
 from edge.pb import inference_pb2 as pb
 from edge.rest.endpoint import Endpoints, Handler, http_error, json_response, unless_gone
 from edge.rest.infer import JSON_LENGTH, all_binary, check_outputs, infer_request, infer_response
 from edge.rest.json_messages import field, parse, plain
 from edge.rest.messages import load_parameters, log_settings, region, settings_of, trace_of, trace_setting
 from edge.security.access import Access
-from edge.serving.calls import Calls
 from edge.serving.extensions import Extensions
-from edge.serving.service import InferenceService
+from edge.serving.inference import InferenceService
+from edge.serving.metadata import Metadata
+from edge.serving.traces import carry
 
 _INFERENCE: Final = "/inference.GRPCInferenceService/"
 #: Orchestrators have no place to keep a token, here as there.
@@ -37,8 +37,8 @@ class RestApi:
     """Answers the protocol over HTTP, by the same methods as gRPC.
 
     Args:
-        service: the inference service.
-        calls: answers the inferences.
+        service: answers inference requests.
+        metadata: answers what clients ask about the server and its models.
         extensions: control of models, shared memory and settings.
         access: who may call what; None lets everyone.
         max_message_bytes: the largest body that is read.
@@ -50,13 +50,13 @@ class RestApi:
     def __init__(
         self,
         service: InferenceService,
-        calls: Calls,
+        metadata: Metadata,
         extensions: Extensions,
         access: Access | None,
         max_message_bytes: int,
     ) -> None:
         self._service = service
-        self._calls = calls
+        self._metadata = metadata
         self._extensions = extensions
         self._endpoints = Endpoints(access, max_message_bytes)
         self.application = Starlette(
@@ -129,10 +129,10 @@ class RestApi:
         del body  # the message has its own copy
         if not all_binary(message, wanted):
             metadata = pb.ModelMetadataRequest(name=message.model_name, version=message.model_version)
-            check_outputs(message, wanted, self._service.model_metadata(metadata))
+            check_outputs(message, wanted, self._metadata.model_metadata(metadata))
         if self._service.traced:
             carry(request.headers.items())
-        response = await unless_gone(request, self._calls.infer(message, None))
+        response = await unless_gone(request, self._service.infer(message, None))
         content, json_bytes = infer_response(response, wanted)
         if json_bytes is None:
             return Response(content, media_type="application/json")
@@ -142,31 +142,31 @@ class RestApi:
         return {"live": True}
 
     async def _ready(self, request: Request) -> object:
-        return _readiness({"ready": self._service.server_ready()})
+        return _readiness({"ready": self._metadata.server_ready()})
 
     async def _model_ready(self, request: Request) -> object:
         message = pb.ModelReadyRequest(name=request.path_params["model"], version=_version(request))
-        return _readiness({"name": message.name, "ready": self._service.model_ready(message)})
+        return _readiness({"name": message.name, "ready": self._metadata.model_ready(message)})
 
     async def _server_metadata(self, request: Request) -> object:
-        return plain(self._service.server_metadata())
+        return plain(self._metadata.server_metadata())
 
     async def _model_metadata(self, request: Request) -> object:
         message = pb.ModelMetadataRequest(name=request.path_params["model"], version=_version(request))
-        return plain(self._service.model_metadata(message))
+        return plain(self._metadata.model_metadata(message))
 
     async def _model_config(self, request: Request) -> object:
         message = pb.ModelConfigRequest(name=request.path_params["model"], version=_version(request))
-        return plain(self._service.model_config(message).config)
+        return plain(self._metadata.model_config(message).config)
 
     async def _model_statistics(self, request: Request) -> object:
         message = pb.ModelStatisticsRequest(name=request.path_params.get("model", ""), version=_version(request))
-        return plain(self._service.model_statistics(message))
+        return plain(self._metadata.model_statistics(message))
 
     async def _index(self, request: Request) -> object:
         ready = field(await self._document(request), "ready", bool, default=False)
         await self._extensions.list_unloaded()
-        index = self._service.repository_index(pb.RepositoryIndexRequest(ready=ready))
+        index = self._metadata.repository_index(pb.RepositoryIndexRequest(ready=ready))
         return [plain(model) for model in index.models]
 
     async def _load(self, request: Request) -> object:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge.errors import InvalidRequest
+from edge.programs.cascade import AUTO
 from edge.scheduling.lane import Lane
 
-#: The tier that a request names to leave the choice to the policy.
-AUTO = "auto"
 #: A fuller tier is taken if it leaves a part of the time unused: an answer that is late was for nothing.
 _ROOM = 0.75
 PINNED, ROUTER, DEADLINE, LOAD = POLICIES = ("pinned", "router", "deadline", "load")

@@ -1,12 +1,12 @@
-"""One request between the check of its tensors and its answer: what it needs, and the future of what it gets."""
+"""One request from the check of its tensors to its answer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Literally
@@ -17,47 +17,83 @@ from edge.scheduling.lane import Lane
 from edge.scheduling.lease import Lease
 
 #: Priority 1 is the highest; a request that names none, or 0, has the default.
-PRIORITY_LEVELS = 10
-DEFAULT_PRIORITY = 5
+PRIORITY_LEVELS: Final = 10
+DEFAULT_PRIORITY: Final = 5
 
 
 class Answer(NamedTuple):
-    """The outputs of the graph, and which tiers gave them."""
+    """The result of one job: its rows of the outputs of the graph, and its rows of the program's facts.
+
+    Attributes:
+        outputs: by name.
+        facts: by name, [rows] each.
+        nonfinite: the outputs of the run that hold a NaN or an infinity in any row.
+    """
 
     outputs: dict[str, Array]
-    tier: str
+    facts: Mapping[str, Array]
+    nonfinite: tuple[str, ...] = ()
 
 
-class Job(Future[Answer]):
-    """A request that waits for its run, and the future of its answer. Cancelling it drops it wherever it waits.
+class Job:
+    """A request on its way through the scheduler.
+
+    A job ends in one of three ways: with an ``answer``, with an ``error``, or dropped, because it was cancelled before
+    its run began. In the first two cases ``deliver`` is called with it, once, unless
+    :meth:`edge.scheduling.scheduler.Scheduler.submit` says that it ended at once.
 
     Args:
-        lane: the tier that shall compute it.
+        lane: the tier that computes it.
         inputs: of the graph, checked.
         rows: of the inputs.
+        deliver: called with jobs that have ended, on the thread that ended them. Jobs of one run that have the same
+            ``deliver`` are delivered together.
         priority: 1 to :data:`PRIORITY_LEVELS`.
         deadline: ``time.monotonic()`` seconds at which the answer is too late.
         lease: of the model; it is given back when the run is over or will not be.
         statistics: where runs are counted.
+        size: as below, where it is known already.
+        shapes: as below, where they are known already.
 
     Attributes:
+        options: how the program computes it.
         size: what the time of its run grows with.
         order: by what waiting requests are sorted, once it waits: priority, then arrival.
         ready_at: ``time.monotonic()`` seconds until which it may wait for others to join it.
+        cancelled: whether nobody wants the answer any more.
         started: whether its run has begun.
         batch_rows: of the run that answered it; 0 before.
         computed_ns: when its run ended, by ``time.perf_counter_ns()``; 0 before.
-        on_cancel: told when it is cancelled.
         promise: what it was let in with; None where it had no deadline, or did not have to wait.
+        answer: its result; None while there is none.
+        error: why there is none; None while that is not known.
     """
 
-    order: tuple[int, int] = (DEFAULT_PRIORITY, 0)
-    ready_at = 0.0
-    started = False
-    batch_rows = 0
-    computed_ns = 0
-    on_cancel: Callable[[Job], None] | None = None
-    promise: Promise | None = None
+    __slots__ = (
+        "_shapes",
+        "_size_bytes",
+        "answer",
+        "batch_rows",
+        "cancelled",
+        "computed_ns",
+        "deadline",
+        "deliver",
+        "error",
+        "inputs",
+        "lane",
+        "lease",
+        "options",
+        "order",
+        "priority",
+        "promise",
+        "queued_ns",
+        "ready_at",
+        "rows",
+        "size",
+        "started",
+        "statistics",
+        "timings",
+    )
 
     def __init__(
         self,
@@ -65,48 +101,77 @@ class Job(Future[Answer]):
         inputs: Mapping[str, Array],
         rows: int,
         *,
+        deliver: Callable[[Sequence[Job]], None] = lambda jobs: None,
         priority: int = DEFAULT_PRIORITY,
         deadline: float | None = None,
         lease: Lease | None = None,
         statistics: ModelStatistics | None = None,
+        size: int = 0,
+        shapes: Hashable = None,
     ) -> None:
-        super().__init__()
         self.lane = lane
+        self.options = lane.options
         self.inputs = inputs
         self.rows = rows
-        self.size = lane.joiner.size(inputs)
+        self.size = size or lane.joiner.size(inputs)
+        self.deliver = deliver
         self.priority = priority
         self.deadline = deadline
         self.lease = lease
         self.statistics = statistics
         self.timings = Timings()
         self.queued_ns = time.perf_counter_ns()
+        self.order = (priority, 0)
+        self.ready_at = 0.0
+        self.cancelled = False
+        self.started = False
+        self.batch_rows = 0
+        self.computed_ns = 0
+        self.promise: Promise | None = None
+        self.answer: Answer | None = None
+        self.error: BaseException | None = None
+        self._shapes = shapes
+        self._size_bytes = -1
 
     @property
     def key(self) -> Hashable:
         """What it must have in common with others to share a run."""
-        return (self.lane, self.lane.joiner.key(self.inputs) if self.lane.max_rows else None)
+        lane = self.lane
+        return (lane, self.options, self.shapes if lane.max_rows else None)
+
+    @property
+    def shapes(self) -> Hashable:
+        """What the lane's joiner says that inputs must have in common to be joined."""
+        if self._shapes is None:
+            self._shapes = self.lane.joiner.key(self.inputs)
+        return self._shapes
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is an answer or an error."""
+        return self.answer is not None or self.error is not None
 
     @property
     def place(self) -> str:
         """Where it is: ``queued``, ``running``, or ``answered`` when the run that gave its answer is over."""
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
 
-    @cached_property
+    @property
     def size_bytes(self) -> int:
         """The bytes that it holds while it waits."""
-        return byte_size(self.inputs)
-
-    def cancel(self) -> bool:
-        """Drop it if its run has not begun; see :meth:`concurrent.futures.Future.cancel`."""
-        done = super().cancel()
-        if done and self.on_cancel:
-            self.on_cancel(self)
-        return done
+        if self._size_bytes < 0:
+            self._size_bytes = byte_size(self.inputs)
+        return self._size_bytes
 
     def expire(self) -> None:
         """End it with the error of a request whose deadline passed while it waited."""
-        self.set_exception(expired(time.perf_counter_ns() - self.queued_ns))
+        self.error = expired(time.perf_counter_ns() - self.queued_ns)
+
+
+def deliver(jobs: Iterable[Job]) -> None:
+    """Hand jobs that have ended to those who wait for them."""
+    for to, ended in groupby(jobs, key=attrgetter("deliver")):
+        to(list(ended))
 
 
 def expired(waited_ns: int) -> DeadlineExceeded:

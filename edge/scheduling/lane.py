@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from edge.datatypes import Array
+from edge.programs.program import Options, Program
 from edge.scheduling.batching import Joiner
 from edge.scheduling.latency import LatencyTable
 from edge.scheduling.record import RunRecord
@@ -15,13 +13,6 @@ from edge.scheduling.record import RunRecord
 PROMISED_DEVIATIONS = 2.0
 #: The same for runs that come before it. What makes one slow, such as a neighbour, often makes all of them slow.
 _WAITING_DEVIATIONS = 1.0
-
-
-class Computed(NamedTuple):
-    """The outputs of a run, and which of its rows [rows] the router gave to the full tier; None without a router."""
-
-    outputs: dict[str, Array]
-    full_rows: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -42,25 +33,21 @@ class ServingOptions:
     policy: str | None = None
 
 
-#: Computes inputs. Where several runs are computed at once, it is called on several threads.
-Compute = Callable[[Mapping[str, Array]], Computed]
-
-
 class Lane:
     """A tier's way through the scheduler. Nothing that differs in its lane is ever joined.
 
     Args:
         tier: its name.
-        compute: runs it.
+        program: computes it.
         joiner: joins inputs.
         max_rows: rows of one run; 0 joins nothing.
         max_delay_seconds: how long a request that found the server busy may wait for others to join it.
         preferred_rows: sizes that a run should have; without any, it takes what is there.
-        name_of: says which tiers answered the rows that a request got from a run with a router.
         model: whose tier it is, as name and version with a colon between.
         on_gpu: whether it needs a device that can be lost to the process.
 
     Attributes:
+        options: what a request of this tier asks of the program.
         latency: how long its runs take.
         record: how they go.
     """
@@ -68,31 +55,26 @@ class Lane:
     def __init__(
         self,
         tier: str,
-        compute: Compute,
+        program: Program,
         joiner: Joiner,
         *,
         max_rows: int = 0,
         max_delay_seconds: float = 0.0,
         preferred_rows: tuple[int, ...] = (),
-        name_of: Callable[[Array], str] | None = None,
         model: str = "",
         on_gpu: bool = False,
     ) -> None:
         self.tier = tier
         self.model = model
         self.on_gpu = on_gpu
-        self.compute = compute
+        self.program = program
+        self.options = Options(tier)
         self.joiner = joiner
         self.max_rows = max_rows
         self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
         self.preferred_rows = preferred_rows
         self.latency = LatencyTable()
         self.record = RunRecord()
-        self._name_of = name_of
-
-    def answered_by(self, full_rows: Array | None) -> str:
-        """Return the tier that gave the rows of one request, or both with a comma between."""
-        return self.tier if full_rows is None or self._name_of is None else self._name_of(full_rows)
 
     def run_seconds(self, size: int) -> float:
         """Predict one run, on the safe side; 0 while nothing is known."""

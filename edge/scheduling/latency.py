@@ -15,8 +15,9 @@ _STEPS_PER_OCTAVE = 4
 class LatencyTable:
     """Exponentially weighted means and mean deviations of run times, by the size of the run.
 
-    A size is the number of elements that the time grows with: rows, or rows times tokens. One thread may write while
-    others read.
+    A size is the number of elements that the time grows with: rows, or rows times tokens. The time of one repeat of a
+    program and the number of its repeats are learnt apart, because inputs of one size may need more or fewer repeats.
+    One thread may write while others read.
     """
 
     def __init__(self) -> None:
@@ -24,9 +25,17 @@ class LatencyTable:
         self._means: dict[int, float] = {}
         self._deviations: dict[int, float] = {}
         self._medians: dict[int, float] = {}
+        self._repeats = 1.0
+        self._repeats_deviation = 0.0
 
-    def observe(self, size: int, seconds: float) -> None:
-        """Add one run of ``size`` elements."""
+    def observe(self, size: int, seconds: float, repeats: float = 1.0) -> None:
+        """Add one run of ``size`` elements whose program repeated its step ``repeats`` times."""
+        if not self._buckets:
+            self._repeats = repeats
+        error = repeats - self._repeats
+        self._repeats += _MEAN_WEIGHT * error
+        self._repeats_deviation += _DEVIATION_WEIGHT * (abs(error) - self._repeats_deviation)
+        seconds /= repeats
         bucket = _bucket(size)
         mean = self._means.get(bucket)
         if mean is None:
@@ -70,14 +79,17 @@ class LatencyTable:
 
     def usual_seconds(self, size: int) -> float | None:
         """Return about the median of runs of a size, which a few slow ones do not move; None where it is not known."""
-        return self._medians.get(_bucket(size))
+        median = self._medians.get(_bucket(size))
+        return None if median is None else median * self._repeats
 
     def seconds_per_element(self) -> float | None:
         """Return the least time for an element that any known size took: what a busy server can reach."""
-        return min((self._means[bucket] / _size(bucket) for bucket in list(self._buckets)), default=None)
+        least = min((self._means[bucket] / _size(bucket) for bucket in list(self._buckets)), default=None)
+        return None if least is None else least * self._repeats
 
     def _at(self, bucket: int, deviations: float) -> float:
-        return self._means[bucket] + deviations * self._deviations[bucket]
+        repeats = self._repeats + deviations * self._repeats_deviation
+        return (self._means[bucket] + deviations * self._deviations[bucket]) * repeats
 
 
 def _bucket(size: int) -> int:

@@ -1,4 +1,4 @@
-"""What the workers compute at this moment, and what became of the device: written by them, read by the watchdog."""
+"""Runs: jobs through their program, each job's part of the result back to it, and the state of the device meanwhile."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import NamedTuple
 
 from edge.datatypes import Array
 from edge.errors import Literally, ModelNotReady
+from edge.instruments.nonfinite import nonfinite
+from edge.programs.program import Computed, Options
 from edge.runtimes.device_errors import fatal
-from edge.scheduling.lane import Computed, Lane
+from edge.scheduling.batching import split
+from edge.scheduling.job import Answer, Job
+from edge.scheduling.lane import Lane
 
 log = logging.getLogger(__name__)
+
+Forget = Callable[[Job], None]
 
 
 class Run(NamedTuple):
@@ -24,10 +30,11 @@ class Run(NamedTuple):
 
 
 class Runs:
-    """Computes runs for the workers, and knows of each what it is at.
+    """Computes runs for the workers, and knows the current run of each.
 
     Args:
         workers: how many there are.
+        forget: called for each job once nothing is computed for it any more.
 
     Attributes:
         now: the run of each worker, None where it has none.
@@ -35,21 +42,44 @@ class Runs:
         on_lost: called once, on the thread that lost the device.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, forget: Forget = lambda job: None) -> None:
         self.now: list[Run | None] = [None] * workers
         self.lost = ""
         self.on_lost: Callable[[], None] = lambda: None
+        self._forget = forget
+
+    def execute(self, jobs: list[Job], worker: int) -> list[Job]:
+        """Compute jobs of one lane in one run. If that fails, each is tried alone once, so that only the culprit fails.
+
+        Args:
+            jobs: what left the queue together.
+            worker: the index of the worker that computes them.
+
+        Returns:
+            The jobs, each with its answer or its error; without those that nobody waits for.
+        """
+        jobs = [job for job in jobs if not self._dropped(job)]
+        alive = [job for job in jobs if self._begins(job)]
+        if len(alive) == 1:
+            self._alone(alive[0], worker)
+        elif alive and not self._together(alive, worker):
+            log.warning("a run of %d requests failed; each is tried alone", len(alive))
+            for job in alive:
+                if self._begins(job):
+                    self._alone(job, worker)
+        return jobs
 
     def compute(
-        self, lane: Lane, worker: int, inputs: Mapping[str, Array], size: int, *, alone: bool = True
+        self, lane: Lane, worker: int, inputs: Mapping[str, Array], size: int, *, options: Options, alone: bool = True
     ) -> Computed | BaseException:
-        """Run a tier; whatever goes wrong is returned, so that its own request gets it and the thread lives on.
+        """Run a program; an error is returned, so that its own request gets it and the thread lives on.
 
         Args:
             lane: the tier.
-            worker: who computes it, counted from 0.
+            worker: the index of the worker that computes it.
             inputs: of the graph.
             size: of them, as the lane's joiner counts it.
+            options: how it is computed.
             alone: whether a failure counts against the tier. That of several requests together does not: each is
                 repeated alone.
         """
@@ -57,7 +87,7 @@ class Runs:
             return self.refusal()
         self.now[worker] = Run(time.monotonic(), lane, size)
         try:
-            computed = lane.compute(inputs)
+            computed = lane.program.compute(inputs, options)
         except BaseException as error:
             if alone:
                 lane.record.failed(error)
@@ -66,7 +96,8 @@ class Runs:
             return error
         finally:
             self.now[worker] = None
-        lane.record.succeeded()
+        if lane.record.failures:
+            lane.record.succeeded()
         return computed
 
     def check(self, error: BaseException) -> None:
@@ -86,3 +117,83 @@ class Runs:
         """Return the error of requests that find the device lost."""
         fix = "Ask another server; this one ends, so that its supervisor can start it again."
         return ModelNotReady("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
+
+    def _dropped(self, job: Job) -> bool:
+        if job.cancelled:
+            self._forget(job)
+        return job.cancelled
+
+    def _begins(self, job: Job) -> bool:
+        """Return whether there is time left for a job; otherwise it has its error."""
+        if job.deadline is not None and job.deadline <= time.monotonic():
+            job.expire()
+            self._forget(job)
+            return False
+        job.started = True
+        return True
+
+    def _alone(self, job: Job, worker: int) -> None:
+        begun_ns = time.perf_counter_ns()
+        computed = self.compute(job.lane, worker, job.inputs, job.size, options=job.options)
+        computed_ns = time.perf_counter_ns()
+        if isinstance(computed, BaseException):
+            job.error = computed
+        else:
+            self._settle(job, computed.outputs, computed.facts, begun_ns, computed_ns, nonfinite(computed.outputs))
+            job.timings.compute_infer_ns = computed_ns - begun_ns
+            job.batch_rows = job.rows
+            _learn(job, job.size, computed_ns - begun_ns, computed.repeats)
+        self._forget(job)
+
+    def _together(self, jobs: list[Job], worker: int) -> bool:
+        """Compute several jobs in one run; False if that failed, and then nothing has happened to them."""
+        first = jobs[0]
+        lane, options = first.lane, first.options
+        begun_ns = time.perf_counter_ns()
+        inputs = lane.joiner.join([job.inputs for job in jobs])
+        size = lane.joiner.size(inputs)
+        joined_ns = time.perf_counter_ns()
+        computed = self.compute(lane, worker, inputs, size, options=options, alone=False)
+        computed_ns = time.perf_counter_ns()
+        if isinstance(computed, BaseException):
+            return False
+        rows = [job.rows for job in jobs]
+        try:
+            parts = split(computed.outputs, rows)
+            facts = split(computed.facts, rows) if computed.facts else None
+        except Exception:
+            log.exception("the outputs of a run of %d requests cannot be parted", len(jobs))
+            return False
+        bad = nonfinite(computed.outputs)
+        split_ns = time.perf_counter_ns() - computed_ns
+        total = sum(rows)
+        for index, (job, part) in enumerate(zip(jobs, parts, strict=True)):
+            self._settle(job, part, facts[index] if facts else computed.facts, begun_ns, computed_ns, bad)
+            timings = job.timings
+            timings.compute_infer_ns = computed_ns - joined_ns
+            timings.compute_input_ns += joined_ns - begun_ns
+            timings.compute_output_ns = split_ns
+            job.batch_rows = total
+            self._forget(job)
+        _learn(first, size, computed_ns - begun_ns, computed.repeats)
+        return True
+
+    @staticmethod
+    def _settle(
+        job: Job,
+        outputs: dict[str, Array],
+        facts: Mapping[str, Array],
+        begun_ns: int,
+        computed_ns: int,
+        bad: tuple[str, ...],
+    ) -> None:
+        job.timings.queue_ns = begun_ns - job.queued_ns
+        job.computed_ns = computed_ns
+        job.answer = Answer(outputs, facts, nonfinite({name: outputs[name] for name in bad}) if bad else bad)
+
+
+def _learn(job: Job, size: int, duration_ns: int, repeats: float) -> None:
+    """Learn from the run of which a job was the first."""
+    job.lane.latency.observe(size, duration_ns / 1e9, repeats)
+    if job.statistics:
+        job.statistics.executed(job.batch_rows, job.timings.compute_infer_ns)

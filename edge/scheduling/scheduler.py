@@ -11,16 +11,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from edge.datatypes import Array
 from edge.scheduling.admission import Admission, Begun
-from edge.scheduling.execution import execute
-from edge.scheduling.job import Answer, Job, expired
-from edge.scheduling.lane import Computed, Lane
+from edge.scheduling.job import Job, deliver, expired
+from edge.scheduling.lane import Lane
 from edge.scheduling.lease import Lease
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Runs
@@ -75,7 +73,7 @@ class Scheduler:
         device_bound: bool = True,
     ) -> None:
         self.instances = instances
-        self.runs = Runs(instances)
+        self.runs = Runs(instances, self._forget)
         self.runs.on_lost = self._refuse_all
         self._queue = JobQueue(max_queue_size, max_queue_bytes)
         self._admission = Admission(self._queue, instances, admission)
@@ -120,8 +118,11 @@ class Scheduler:
         """How full the queue is, by requests or bytes, 0 to 1."""
         return max(len(self._queue) / self._queue.max_jobs, self._queue.size_bytes / self._queue.max_bytes)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
         """Run a job now if a worker is idle, or let it wait.
+
+        Returns:
+            Whether the job ended before this returned; then it is not delivered.
 
         Raises:
             ModelNotReady: the device is lost.
@@ -131,36 +132,32 @@ class Scheduler:
         now = time.monotonic()
         if job.deadline is not None and job.deadline <= now:
             raise expired(time.perf_counter_ns() - job.queued_ns)
-        job.on_cancel = self._cancelled
         with self._lock:
             if self.runs.lost:
                 raise self.runs.refusal()
             if not self._runs_at_once(job.lane):
                 self._enqueue(job, now)
-                return
+                return False
             worker = self._idle.pop()
             worker.lent = self._is_brief(job.lane, job.size)
             if not worker.lent:
                 self._hand_over(worker, [job], now)
-                return
-        self._run_here(worker, job)
-
-    def compute_here(self, lane: Lane, inputs: Mapping[str, Array], size: int) -> Computed | None:
-        """Compute inputs on this thread, as :meth:`submit` would, without a job.
-
-        Returns:
-            The outputs; None if nobody is idle, or that would take too long for this thread, or it failed.
-        """
-        with self._lock:
-            if not self._runs_at_once(lane) or not self._is_brief(lane, size):
-                return None
-            worker = self._idle.pop()
-            worker.lent = True
+                return False
         try:
-            computed = self.runs.compute(lane, worker.index, inputs, size, alone=False)
+            self.runs.execute([job], worker.index)
         finally:
             self._take_back(worker)
-        return None if isinstance(computed, BaseException) else computed
+        return True
+
+    def cancel(self, job: Job) -> None:
+        """Drop a job whose answer nobody wants any more. What a worker has begun it finishes, and delivers."""
+        job.cancelled = True
+        with self._lock:
+            waited = self._queue.remove(job)
+            if waited:
+                self._admission.drift.left(time.monotonic(), job.promise)
+        if waited:  # otherwise a worker has it in hand
+            self._forget(job)
 
     def finish_seconds(self, job: Job) -> float:
         """Predict in how many seconds a job would be answered if it were submitted now; what is unknown counts 0."""
@@ -223,15 +220,6 @@ class Scheduler:
         seconds = lane.latency.usual_seconds(size)
         return seconds is not None and seconds < _BRIEF_SECONDS
 
-    def _run_here(self, worker: _Worker, job: Job) -> None:
-        """Compute a job on this thread, in the place of an idle worker."""
-        try:
-            answers = execute([job], worker.index, self.runs, self._forget)
-        finally:
-            self._take_back(worker)
-        for _, answer in answers:
-            job.set_result(answer)
-
     def _take_back(self, worker: _Worker) -> None:
         if self._look_around(worker, returned=True) is not None:
             worker.inbox.put([])  # something waits for others to join it; the worker has to know until when
@@ -262,14 +250,6 @@ class Scheduler:
         worker.run = now, jobs[0].lane, size
         worker.inbox.put(jobs)
 
-    def _cancelled(self, job: Job) -> None:
-        with self._lock:
-            waited = self._queue.remove(job)
-            if waited:
-                self._admission.drift.left(time.monotonic(), job.promise)
-        if waited:  # otherwise a worker has it in hand
-            self._forget(job)
-
     def _forget(self, job: Job) -> None:
         """Let go of what a job needed for its run, which is over or will not be."""
         job.inputs = {}
@@ -298,10 +278,11 @@ class Scheduler:
         self._refuse(waiting)
 
     def _refuse(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            if not job.done() and (job.running() or job.set_running_or_notify_cancel()):
-                job.set_exception(self.runs.refusal())
+        refused = [job for job in jobs if not job.ended]
+        for job in refused:
+            job.error = self.runs.refusal()
             self._forget(job)
+        deliver(refused)
 
     def _work(self, worker: _Worker) -> None:
         wait: float | None = None
@@ -312,22 +293,20 @@ class Scheduler:
                 item = []
             if item is None:
                 return
-            answers: list[tuple[Job, Answer]] = []
+            ended: list[Job] = []
             if callable(item):
                 _guarded(item)
             elif item:
-                worker.hand = item[:]
-                answers = execute(item, worker.index, self.runs, self._forget)
-            # The loop variable would keep the last requests' tensors alive until the next ones come.
+                worker.hand = item
+                ended = self.runs.execute(item, worker.index)
+            # These variables would keep the last requests' tensors alive until the next ones come.
             del item
-            self._learn(answers)
+            self._learn(ended)
             wait = self._look_around(worker)
             worker.hand = []
             # Last, so that whoever gets an answer finds the worker idle and the interpreter free.
-            while answers:
-                job, answer = answers.pop(0)
-                job.set_result(answer)
-                del job, answer
+            deliver(ended)
+            del ended
 
     def _look_around(self, worker: _Worker, *, returned: bool = False) -> float | None:
         """Put the next run into a worker's own inbox, or call it idle; return how long it may sleep."""
@@ -368,11 +347,12 @@ class Scheduler:
             self._end(late)
             del late
 
-    def _learn(self, answers: list[tuple[Job, Answer]]) -> None:
-        if answers:
+    def _learn(self, ended: list[Job]) -> None:
+        promises = [job.promise for job in ended if job.promise and job.answer]
+        if promises:
             now = time.monotonic()
             with self._lock:
-                for promise in [job.promise for job, _ in answers]:
+                for promise in promises:
                     self._admission.drift.kept(now, promise)
 
     def _end(self, late: list[Job]) -> None:
@@ -381,9 +361,9 @@ class Scheduler:
             for promise in [job.promise for job in late]:
                 self._admission.drift.left(now, promise)
         for job in late:
-            if job.set_running_or_notify_cancel():
-                job.expire()
+            job.expire()
             self._forget(job)
+        deliver(late)
 
 
 def _guarded(work: Callable[[], None]) -> None:

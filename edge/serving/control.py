@@ -21,7 +21,6 @@ from edge.bundles.bundle import Bundle
 from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, Unsupported
 from edge.repository.model import Model
 from edge.repository.repository import Entry, Key, Repository
-from edge.serving.calls import Calls
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ class ModelControl:
 
     Args:
         repository: the models.
-        calls: knows which of them are in use.
         mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
         changed: awaited after a model's state has changed.
 
@@ -47,12 +45,9 @@ class ModelControl:
         stopping: once it is set, :meth:`start` begins with no further model.
     """
 
-    def __init__(
-        self, repository: Repository, calls: Calls, mode: str, changed: Callable[[Entry], Awaitable[None]]
-    ) -> None:
+    def __init__(self, repository: Repository, mode: str, changed: Callable[[Entry], Awaitable[None]]) -> None:
         self.mode = mode
         self._repository = repository
-        self._calls = calls
         self._changed = changed
         # A name's operations wait for each other; a lock lives as long as somebody waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -241,7 +236,8 @@ class ModelControl:
         await self._changed(entry)
 
     async def _drain(self, model: Model) -> None:
-        await self._calls.idle(model)
+        while model.lease.users:
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(self._repository.loader.close, model)
 
     def _lock(self, name: str) -> asyncio.Lock:

@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.instruments.logs import Logs
-from edge.instruments.traces import Traces
 from edge.pb import inference_pb2 as pb
 from edge.repository.repository import Repository
 from edge.serving.control import ModelControl
 from edge.serving.shared_memory import SharedMemory
 from edge.serving.shared_tensors import no_shared_memory
+from edge.serving.traces import Traces
 
 #: Triton's trace settings, as they are where nothing is traced, and where something is.
 _NOT_TRACED: Final[dict[str, tuple[str, ...]]] = {

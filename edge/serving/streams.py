@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 from edge.errors import INTERNAL, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.serving.calls import Calls
+from edge.protocol import FINAL_RESPONSE, STREAM_RETRY_AFTER_MS
+from edge.serving.inference import InferenceService
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ T = TypeVar("T")
 #: many nothing more is read, and the transport's flow control makes the client wait. So a client that does not read
 #: costs this much and no more.
 MAX_IN_FLIGHT: Final = 32
-#: Tells the client that the answer is the last one to its request.
-FINAL: Final = "triton_final_response"
+#: What clients read of a call that the end of the server cuts short.
+DRAINING: Final = "the server is going down and takes no further request"
 
 _Answer = asyncio.Task[pb.ModelStreamInferResponse]
 #: Returns the next request; None when there will be no other. Raises :class:`Unparseable`.
@@ -40,17 +41,17 @@ class Streams:
     """Answers streams.
 
     Args:
-        calls: answers the single requests.
+        service: answers the single requests.
 
     Attributes:
         open: how many streams there are.
         in_flight: how many of their requests are on their way.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, service: InferenceService) -> None:
         self.open = 0
         self.in_flight = 0
-        self._calls = calls
+        self._service = service
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -60,7 +61,7 @@ class Streams:
     async def answer(self, read: Read, write: Write, deadline: float | None) -> None:
         """Answer one stream, in the order of its requests. Cancelling this drops all of them.
 
-        What is wrong with one request is told in its answer and harms no other.
+        An error affects only its own request and is returned in the response to it.
 
         Args:
             read: gives the requests.
@@ -111,12 +112,12 @@ class Streams:
     async def _infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelStreamInferResponse:
         response = pb.ModelStreamInferResponse()
         try:
-            response.infer_response.CopyFrom(await self._calls.infer(request, deadline))
+            response.infer_response.CopyFrom(await self._service.infer(request, deadline))
         except RequestError as error:
             log.debug("request %r of a stream to %r: %s", request.id, request.model_name, error)
             response.error_message = str(error)
             if isinstance(error, Overloaded) and error.retry_after_ms:
-                response.infer_response.parameters["retry_after_ms"].int64_param = error.retry_after_ms
+                response.infer_response.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
         except Exception:
             log.exception("a request of a stream failed")
             response.error_message = INTERNAL
@@ -124,7 +125,7 @@ class Streams:
             response.infer_response.id = request.id
             response.infer_response.model_name = request.model_name
             response.infer_response.model_version = request.model_version
-        response.infer_response.parameters[FINAL].bool_param = True
+        response.infer_response.parameters[FINAL_RESPONSE].bool_param = True
         return response
 
 

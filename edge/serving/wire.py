@@ -35,7 +35,10 @@ _METADATA_FIX = "Ask ModelMetadata for the names, datatypes and shapes."
 
 
 def decode_inputs(
-    request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec], shared_memory: SharedMemory | None = None
+    request: pb.ModelInferRequest,
+    raw: Sequence[bytes],
+    specs: Mapping[str, TensorSpec],
+    shared_memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
     """Return the request's tensors by name.
 
@@ -44,6 +47,7 @@ def decode_inputs(
 
     Args:
         request: the client's message.
+        raw: its raw contents.
         specs: the model's inputs.
         shared_memory: where inputs may lie; None where that is not allowed.
 
@@ -52,7 +56,6 @@ def decode_inputs(
         NotFound: it points to an unknown region of shared memory.
         Unsupported: it points to shared memory, which is not allowed.
     """
-    raw = request.raw_input_contents
     sent = sum(not is_shared(tensor.parameters) for tensor in request.inputs)
     if sent != len(request.inputs) and shared_memory is None:
         raise no_shared_memory("inputs")

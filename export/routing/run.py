@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from edge.scheduling.router import margins
+from edge.programs.cascade import margins
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
 from export.routing import policies

@@ -20,10 +20,10 @@ from hyperframe.frame import (
     SettingsFrame,
 )
 
-from edge.grpcio.limits import Limits
 from edge.http2.messages import prefix
 from edge.http2.port import Port
 from edge.http2.routes import AtOnce, Routes
+from edge.rpc.limits import Limits
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SECONDS = 10.0

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec
+from edge.programs.program import Computed, Options
 from edge.scheduling.batching import Joiner
-from edge.scheduling.job import Job
-from edge.scheduling.lane import Computed, Lane
+from edge.scheduling.job import Answer, Job
+from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
 
 WAIT = 60.0
@@ -24,28 +25,60 @@ VALUES = (TensorSpec("x", "FP32", (-1, 1)),)
 def lane_of(work: Callable[[Array], Any], tier: str = "full", **options: Any) -> Lane:
     """A lane whose runs call ``work`` with the joined rows [rows, 1]; what it returns is the output ``y``."""
 
-    def compute(inputs: Any) -> Computed:
-        return Computed({"y": work(inputs["x"])})
-
-    return Lane(tier, compute, Joiner(VALUES, {}), **options)
+    return Lane(tier, Calling(work), Joiner(VALUES, {}), **options)
 
 
-def job_of(lane: Lane, *values: float, **options: Any) -> Job:
+class Calling:
+    """A program that calls a function with the rows."""
+
+    def __init__(self, work: Callable[[Array], Any]) -> None:
+        self._work = work
+
+    def compute(self, inputs: Any, options: Options) -> Computed:
+        return Computed({"y": self._work(inputs["x"])})
+
+
+class Awaited(Job):
+    """A job that a test waits for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, deliver=Awaited.delivered, **options)
+        self.done = threading.Event()
+
+    @staticmethod
+    def delivered(jobs: Any) -> None:
+        for job in jobs:
+            job.done.set()
+
+    def result(self, seconds: float) -> Answer:
+        assert self.done.wait(seconds)
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None
+        return self.answer
+
+    def exception(self, seconds: float) -> BaseException | None:
+        assert self.done.wait(seconds)
+        return self.error
+
+
+def job_of(lane: Lane, *values: float, **options: Any) -> Awaited:
     """A request of one row for each value."""
-    return Job(lane, {"x": np.array(values, np.float32)[:, None]}, len(values), **options)
+    return Awaited(lane, {"x": np.array(values, np.float32)[:, None]}, len(values), **options)
 
 
-def submitted(scheduler: Scheduler, job: Job) -> Job:
-    scheduler.submit(job)
+def submitted(scheduler: Scheduler, job: Awaited) -> Awaited:
+    if scheduler.submit(job):
+        job.done.set()
     return job
 
 
-def run(scheduler: Scheduler, work: Callable[[], Any], **options: Any) -> Job:
+def run(scheduler: Scheduler, work: Callable[[], Any], **options: Any) -> Awaited:
     """Submit a request that shares its run with no other."""
     return submitted(scheduler, job_of(lane_of(lambda _: work()), 0, **options))
 
 
-def output(job: Job) -> Any:
+def output(job: Awaited) -> Any:
     return job.result(WAIT).outputs["y"]
 
 

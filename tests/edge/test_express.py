@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from edge.serving.answers import Answers
+from edge.serving.calls import Calls
+from edge.serving.express import Express
+from edge.serving.service import InferenceService
 
 from edge.errors import InvalidRequest, NotFound
 from edge.health.health import Health
@@ -15,11 +19,7 @@ from edge.pb import inference_pb2 as pb
 from edge.repository.repository import Entry, Repository
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
-from edge.serving.answers import Answers
-from edge.serving.calls import Calls
 from edge.serving.control import ModelControl
-from edge.serving.express import Express
-from edge.serving.service import InferenceService
 from tests.edge.conftest import ORACLE
 from tests.edge.models import write_oracle_bundle
 from tests.edge.test_status_codes import expression, good, parameter, typed

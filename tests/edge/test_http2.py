@@ -26,8 +26,8 @@ from hyperframe.frame import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.grpcio.limits import Limits
 from edge.http2.messages import prefix
+from edge.rpc.limits import Limits
 from tests.edge.http2_client import LARGE, PREFACE, RawClient, Subject, serving
 
 PROTOCOL, FLOW_CONTROL, STREAM_CLOSED, FRAME_SIZE, CANCEL, COMPRESSION, CALM = 1, 3, 5, 6, 8, 9, 11

@@ -17,14 +17,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from edge.rpc.servicers import InferenceServicer, TelemetryServicer
+from edge.serving.calls import Calls
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.errors import INTERNAL
 from edge.grpcio.server import INFERENCE, TELEMETRY
-from edge.grpcio.servicers import InferenceServicer, TelemetryServicer
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready, serve
-from edge.serving.calls import Calls
 from edge.settings import Settings
 from tests.edge.models import ORACLE_BUNDLE, serialized
 from tests.edge.serving_models import write_bundle_of

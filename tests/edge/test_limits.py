@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.grpcio.limits import Limits
+from edge.rpc.limits import Limits
 from edge.server import Ready
 from tests.edge.http2_client import Subject, serving
 

@@ -11,6 +11,8 @@ from queue import Queue
 import grpc
 import numpy as np
 import pytest
+from edge.serving.answers import Answers
+from edge.serving.service import InferenceService
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.health.health import Health
@@ -21,8 +23,6 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
-from edge.serving.answers import Answers
-from edge.serving.service import InferenceService
 from tests.edge.gauges import wait_until
 from tests.edge.sentiment import write_sentiment_bundle
 from tests.edge.serving_models import echo_input, write_busy_bundle, write_echo_bundle

@@ -20,10 +20,10 @@ from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.launch import running_server
+from edge.programs.cascade import margins
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.runtimes.build import build, load_runner
-from edge.scheduling.router import margins
 from edge.scheduling.scheduler import Scheduler
 from tests.edge import sentiment
 from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json, with_preprocess

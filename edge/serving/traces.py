@@ -10,17 +10,15 @@ import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from edge import __version__
 from edge.errors import Literally, UsageError
-
-if TYPE_CHECKING:
-    from edge.pb import inference_pb2 as pb
-    from edge.serving.service import Call
+from edge.serving.call import Call
 
 #: The trace context headers that came with a call. A transport sets it, and the tasks of a call inherit it.
-CARRIER: ContextVar[dict[str, str] | None] = ContextVar("carrier", default=None)
+Carrier = dict[str, str]
+CARRIER: ContextVar[Carrier | None] = ContextVar("carrier", default=None)
 _HEADERS: Final = ("traceparent", "tracestate")
 #: Seconds that an export may take, and the end of the server may wait for the last one.
 _PATIENCE_SECONDS: Final = 2.0
@@ -80,27 +78,27 @@ class Traces:
             call: the request, with its times.
             tier: which answered; empty for a model of one.
         """
-        job, timings = call.future, call.future.timings
+        timings = call.timings
         end_ns = time.perf_counter_ns()
-        span = self._begin(call.request, call.started_ns)
+        span = self._begin(call.model.name, call.request_id, call.started_ns, call.trace_context)
         if span.is_recording():
-            span.set_attributes({"fewheads.rows": call.rows, "fewheads.batch_rows": job.batch_rows})
+            span.set_attributes({"fewheads.rows": call.rows, "fewheads.batch_rows": call.batch_rows})
             if tier:
                 span.set_attributes({"fewheads.tier": tier, "fewheads.tier_reason": call.tier_reason})
             inside = self._inside(span)
             for stage, begun_ns, length_ns in (
                 ("compute_input", call.started_ns, timings.compute_input_ns),
-                ("queue", job.queued_ns, timings.queue_ns),
-                ("compute_infer", job.computed_ns - timings.compute_infer_ns, timings.compute_infer_ns),
+                ("queue", call.queued_ns, timings.queue_ns),
+                ("compute_infer", call.computed_ns - timings.compute_infer_ns, timings.compute_infer_ns),
                 ("compute_output", end_ns - timings.compute_output_ns, timings.compute_output_ns),
             ):
                 begun_ns += self._epoch_ns
                 self._tracer.start_span(stage, inside, start_time=begun_ns).end(begun_ns + length_ns)
         span.end(self._epoch_ns + end_ns)
 
-    def failed(self, request: pb.ModelInferRequest, started_ns: int, reason: str) -> None:
+    def failed(self, model: str, request_id: str, started_ns: int, reason: str, carrier: Carrier | None) -> None:
         """Trace a request that ended without an answer just now, by the class of its error."""
-        span = self._begin(request, started_ns)
+        span = self._begin(model, request_id, started_ns, carrier)
         span.set_status(self._error(reason))
         span.end(self._epoch_ns + time.perf_counter_ns())
 
@@ -109,8 +107,7 @@ class Traces:
         self._provider.force_flush(int(1e3 * _PATIENCE_SECONDS))
         self._provider.shutdown()
 
-    def _begin(self, request: pb.ModelInferRequest, started_ns: int) -> Any:
-        carrier = CARRIER.get()
+    def _begin(self, model: str, request_id: str, started_ns: int, carrier: Carrier | None) -> Any:
         return self._tracer.start_span(
             "ModelInfer",
             self._extract(carrier) if carrier else None,
@@ -118,8 +115,8 @@ class Traces:
             {
                 "rpc.service": "inference.GRPCInferenceService",
                 "rpc.method": "ModelInfer",
-                "fewheads.model": request.model_name,
-                "fewheads.request_id": request.id,
+                "fewheads.model": model,
+                "fewheads.request_id": request_id,
             },
             start_time=self._epoch_ns + started_ns,
         )

@@ -1,0 +1,1 @@
+"""Programs: how a request is computed from one or several runners."""

@@ -1,0 +1,1 @@
+"""gRPC's side of the server, whatever library carries it: services, statuses, authorization, limits."""

@@ -1,0 +1,56 @@
+"""``fewheads.telemetry.v1.Telemetry``: readings of the server and the device."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from edge.errors import InvalidRequest
+from edge.pb import telemetry_pb2
+from edge.rpc.caller import authorize_again
+from edge.rpc.methods import rpc
+from edge.security.access import Access
+from edge.security.scopes import TELEMETRY_WATCH
+from edge.serving.streams import DRAINING
+from edge.telemetry.telemetry import Telemetry
+
+_MIN_WATCH_MS = 100
+_DEFAULT_WATCH_MS = 1000
+
+
+class TelemetryServicer:
+    """``fewheads.telemetry.v1.Telemetry``.
+
+    Args:
+        telemetry: takes the readings.
+        access: asked again for each reading of a call that goes on; None lets everyone read.
+    """
+
+    def __init__(self, telemetry: Telemetry, access: Access | None = None) -> None:
+        self._access = access
+        self._telemetry = telemetry
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """End the calls that watch: they would go on for as long as the server lets them."""
+        self._draining.set()
+
+    @rpc
+    async def Get(self, request: telemetry_pb2.GetRequest, context: Any) -> telemetry_pb2.Reading:
+        return await asyncio.to_thread(self._telemetry.reading)
+
+    @rpc
+    async def Watch(self, request: telemetry_pb2.WatchRequest, context: Any) -> None:
+        interval_ms = request.interval_ms or _DEFAULT_WATCH_MS
+        if interval_ms < _MIN_WATCH_MS:
+            expected, fix = f"at least {_MIN_WATCH_MS}", "0 means once a second."
+            raise InvalidRequest("interval_ms", given=interval_ms, expected=expected, fix=fix)
+        while True:
+            await context.write(await asyncio.to_thread(self._telemetry.reading))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), interval_ms / 1000)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
+            authorize_again(self._access, TELEMETRY_WATCH, context)

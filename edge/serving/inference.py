@@ -1,0 +1,361 @@
+"""The one path of an inference request, whatever transport it came by: check, queue, respond, account."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
+from edge.instruments.logs import ABOUT, About
+from edge.pb import inference_pb2 as pb
+from edge.programs.program import TIER as TIER_FACT
+from edge.programs.program import summary
+from edge.repository.model import Model
+from edge.repository.repository import Entry, Repository
+from edge.scheduling.elastic import Demand
+from edge.scheduling.job import Job, expired
+from edge.scheduling.lane import Lane
+from edge.scheduling.scheduler import Scheduler
+from edge.security.access import CALLER
+from edge.security.rate import RateLimit
+from edge.serving.call import Call, Reply
+from edge.serving.forms import Form, Forms, take_apart, tensors_of
+from edge.serving.parameters import TIER, TIER_REASON, parse
+from edge.serving.responses import ResponseBuilder
+from edge.serving.shared_memory import SharedMemory
+from edge.serving.shared_tensors import output_windows
+from edge.serving.traces import CARRIER, Traces
+from edge.serving.wire import decode_inputs, requested_outputs
+
+log = logging.getLogger(__name__)
+
+#: A transport's timer may be this early.
+_CLOCK_SECONDS: Final = 0.005
+_STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
+
+
+class InferenceService:
+    """Answers inference requests. It belongs to one event loop, in which it must be made.
+
+    Args:
+        repository: the models.
+        scheduler: where they compute.
+        default_timeout_seconds: for requests that bring no deadline of their own; None lets them wait for ever.
+        shared_memory: where tensors may be; None where that is not allowed.
+        limit: how often each caller may send a request; None sets no limit.
+        traces: where requests are traced; None traces none.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        *,
+        default_timeout_seconds: float | None = None,
+        shared_memory: SharedMemory | None = None,
+        limit: RateLimit | None = None,
+        traces: Traces | None = None,
+    ) -> None:
+        self._repository = repository
+        self._scheduler = scheduler
+        self._default_timeout = default_timeout_seconds
+        self._shared_memory = shared_memory
+        self._limit = limit
+        self._traces = traces
+        self._responses = ResponseBuilder()
+        self._forms = Forms()
+        self._loop = asyncio.get_running_loop()
+        self._ended: deque[Call] = deque()
+        self._waking = False
+        self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
+
+    @property
+    def traced(self) -> bool:
+        """Whether requests are traced."""
+        return self._traces is not None
+
+    async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
+        """Answer one request. Cancelling this drops it wherever it waits.
+
+        Args:
+            request: the client's message; parts of it are taken out.
+            deadline: ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever.
+
+        Raises:
+            RequestError: it cannot be answered. It is counted already.
+        """
+        outcome: asyncio.Future[pb.ModelInferResponse | Exception] = self._loop.create_future()
+        call = self.start(request, deadline, outcome.set_result)
+        try:
+            response = await outcome
+        except asyncio.CancelledError:
+            if call:
+                self.cancel(call)
+            raise
+        finally:
+            del call
+        if isinstance(response, Exception):
+            try:
+                raise response
+            finally:
+                # The error holds its traceback, that this frame, and this frame must not hold the error in turn: such
+                # a circle would keep the request's tensors until Python's collector comes by.
+                del response, outcome
+        return response
+
+    def start(self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply) -> Call | None:
+        """Check a request, preprocess it and queue it.
+
+        Args:
+            request: the client's message; parts of it are taken out.
+            deadline: ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever.
+            reply: receives the response or the error, once, on the event loop, maybe before this returns.
+
+        Returns:
+            What :meth:`cancel` takes; None where the reply was given already.
+        """
+        token = ABOUT.set(About(request.model_name, request.id))
+        try:
+            if self._limit:
+                self._limit.take(CALLER.get())
+            call = self._call(request, deadline)
+            call.reply = reply
+            try:
+                done = self._submit(call)
+            except BaseException as error:
+                self._refused(call.entry, call.model, error, request.model_name, call.request_id, call.started_ns)
+                raise
+            if done:
+                self._finish(call)
+                return None
+            return call
+        except Exception as error:
+            reply(error)
+            return None
+        finally:
+            ABOUT.reset(token)
+
+    def cancel(self, call: Call) -> None:
+        """Drop a call whose answer nobody waits for any more; it gets no reply."""
+        if call.reply is not None:
+            self._end(call, "Cancelled")
+
+    def _call(self, request: pb.ModelInferRequest, deadline: float | None) -> Call:
+        """Return the call of a request that has passed all checks.
+
+        Raises:
+            RequestError: the request cannot be answered. It is counted already.
+        """
+        started_ns = time.perf_counter_ns()
+        request_id, contents, key = take_apart(request)
+        form = self._forms.find(key, self._repository.generation)
+        inputs = form.inputs(contents) if form else None
+        if form and inputs is not None and form.model.lease.take():
+            call = Call(
+                form.model.lanes[form.model.full_tier],
+                inputs,
+                form.rows,
+                deliver=self._deliver,
+                priority=form.parameters.priority,
+                lease=form.model.lease,
+                statistics=form.entry.statistics,
+                size=form.size,
+                shapes=form.shapes,
+            )
+            call.entry, call.model, call.parameters = form.entry, form.model, form.parameters
+            call.output_names, call.windows = form.output_names, {}
+        else:
+            call = self._checked(request, request_id, contents, key, started_ns)
+        call.request_id, call.started_ns = request_id, started_ns
+        call.timer, call.trace_context = None, CARRIER.get() if self._traces else None
+        self._set_deadline(call, deadline)
+        return call
+
+    def _checked(
+        self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
+    ) -> Call:
+        """Check a request of a form that is not known yet, and remember its form."""
+        entry, model = self._taken(request)
+        try:
+            parameters = parse(request)
+            names = requested_outputs(request, model.outputs)
+            windows = output_windows(request, self._shared_memory)
+            feeds = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
+            call = Call(
+                model.lanes[model.full_tier],
+                feeds.inputs,
+                feeds.rows,
+                deliver=self._deliver,
+                priority=parameters.priority,
+                lease=model.lease,
+                statistics=entry.statistics,
+            )
+            tensors = None if windows else tensors_of(request, contents, feeds.inputs)
+            if tensors:
+                form = Form(entry, model, tensors, parameters, names, feeds.rows, call.size, call.shapes)
+                self._forms.remember(key, form)
+        except BaseException as error:
+            self._refused(entry, model, error, request.model_name, request_id, started_ns)
+            raise
+        call.entry, call.model, call.parameters = entry, model, parameters
+        call.output_names, call.windows = names, windows
+        return call
+
+    def _taken(self, request: pb.ModelInferRequest) -> tuple[Entry, Model]:
+        """Return the model of a request, which is not closed until its lease is given back."""
+        entry, model = self._repository.ready(request.model_name, request.model_version)
+        if not model.lease.take():
+            fix = "Send the request again later."
+            raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
+        return entry, model
+
+    def _set_deadline(self, call: Call, deadline: float | None) -> None:
+        """Set when a call ends: at the client's deadline, or at the server's limit where that comes first."""
+        call.deadline = deadline
+        limit = call.parameters.timeout_seconds
+        if limit is None:
+            limit = self._default_timeout
+        if limit is not None:
+            at = time.monotonic() + limit
+            if deadline is None or at < deadline:
+                call.deadline = at
+                call.timer = self._loop.call_later(limit, self._timed_out, call)
+
+    def _submit(self, call: Call) -> bool:
+        """Choose the tier of a call and give it to the scheduler; return whether it has ended already."""
+        parameters = call.parameters
+        choice = call.model.elastic.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
+        call.lane, call.options, call.tier_reason = choice.lane, choice.lane.options, choice.reason
+        call.queued_ns = time.perf_counter_ns()
+        call.timings.compute_input_ns = call.queued_ns - call.started_ns
+        return self._scheduler.submit(call)
+
+    def _demand(self, call: Call) -> Demand:
+        now = time.monotonic()
+
+        def finish(lane: Lane) -> float:
+            call.lane = lane
+            return self._scheduler.finish_seconds(call)
+
+        left = None if call.deadline is None else call.deadline - now
+        return Demand(now, call.size, left, finish, self._scheduler.fullness, self._scheduler.instances)
+
+    def _delivered(self, calls: Sequence[Job]) -> None:
+        """Take calls that have ended, on the thread that ended them, and wake the event loop once for all of them."""
+        self._ended.extend(calls)  # type: ignore[arg-type]  # this service makes no other jobs
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._finish_all)
+            except RuntimeError:  # the loop is closed, and nobody waits any more
+                log.debug("%d answers came after the end of the event loop", len(calls))
+
+    def _finish_all(self) -> None:
+        self._waking = False  # before the first is taken: what comes after the last wakes the loop again
+        while self._ended:
+            call = self._ended.popleft()
+            if call.reply is not None:
+                self._finish(call)
+
+    def _finish(self, call: Call) -> None:
+        """Give a call its reply, and count it."""
+        answer, reply = call.answer, call.reply
+        assert reply is not None
+        error = call.error
+        if answer:
+            begun_ns = time.perf_counter_ns()
+            tier = ""
+            if len(call.model.tiers) > 1:
+                tier = summary(answer.facts[TIER_FACT]) if TIER_FACT in answer.facts else call.lane.tier
+            try:
+                response = self._responses.build(
+                    call.model,
+                    answer,
+                    call.output_names,
+                    request_id=call.request_id,
+                    tier=tier or call.lane.tier,
+                    windows=call.windows,
+                )
+            except Exception as wrong:
+                error = wrong
+            else:
+                self._account(call, response, begun_ns, tier)
+                reply(response)
+                return
+        assert error is not None
+        self._end(call, type(error).__name__)
+        if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime, say, ends no event loop
+            error = RuntimeError(f"{type(error).__name__} in a run")
+        reply(error)
+
+    def _account(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
+        """Count an answered call, and note in its response what it asked to know."""
+        assert call.answer is not None
+        if call.timer:
+            call.timer.cancel()
+        call.reply = None
+        timings = call.timings
+        now_ns = time.perf_counter_ns()
+        timings.compute_output_ns += now_ns - begun_ns
+        timings.request_ns = now_ns - call.started_ns
+        self._scheduler.returned((now_ns - call.computed_ns) / 1e9)
+        if tier:
+            response.parameters[TIER].string_param = tier
+            response.parameters[TIER_REASON].string_param = call.tier_reason
+            call.entry.statistics.answered(tier, call.tier_reason)
+        if call.parameters.timings:
+            for stage in _STAGES:
+                response.parameters[stage].int64_param = getattr(timings, stage)
+        nonfinite = bool(call.answer.nonfinite)
+        call.entry.statistics.succeeded(timings, call.rows, call.batch_rows, tier=tier, nonfinite=nonfinite)
+        if self._traces:
+            self._traces.answered(call, tier)
+
+    def _timed_out(self, call: Call) -> None:
+        reply = call.reply
+        if reply is not None:
+            self._end(call, DeadlineExceeded.__name__)
+            reply(expired(time.perf_counter_ns() - call.started_ns))
+
+    def _end(self, call: Call, reason: str) -> None:
+        """Count a call that ends without an answer, and drop it if it waits still.
+
+        Args:
+            call: the call.
+            reason: the class of its error, or ``Cancelled``. A transport cancels what runs out of time too; that counts
+                as DeadlineExceeded.
+        """
+        call.reply = None
+        if call.timer:
+            call.timer.cancel()
+        if not call.ended:
+            self._scheduler.cancel(call)
+        place = ""
+        if reason == "Cancelled" and call.deadline is not None and time.monotonic() > call.deadline - _CLOCK_SECONDS:
+            reason = DeadlineExceeded.__name__
+        if reason in ("Cancelled", DeadlineExceeded.__name__):
+            place = call.place
+        if call.computed_ns and reason == DeadlineExceeded.__name__:
+            self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)  # at least
+        call.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns, place)
+        if self._traces:
+            self._traces.failed(call.model.name, call.request_id, call.started_ns, reason, call.trace_context)
+
+    def _refused(
+        self, entry: Entry, model: Model, error: BaseException, name: str, request_id: str, started_ns: int
+    ) -> None:
+        """Count a request that is refused before it is queued."""
+        self._scheduler.give_back(model.lease)
+        if isinstance(error, Exception):
+            place = error.cause if isinstance(error, Overloaded) else _refused_at(error)
+            entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
+            if self._traces:
+                self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _refused_at(error: Exception) -> str:
+    return "refused" if isinstance(error, DeadlineExceeded) else ""

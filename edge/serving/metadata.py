@@ -1,0 +1,174 @@
+"""The RPCs that describe the server and its models: readiness, metadata, configuration, statistics, index."""
+
+from __future__ import annotations
+
+from edge import __version__
+from edge.errors import InvalidRequest, RequestError
+from edge.health.health import Health
+from edge.pb import inference_pb2 as pb
+from edge.repository.repository import Entry, Repository
+from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
+from edge.scheduling.scheduler import Scheduler
+
+#: The protocol extensions that every server has.
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
+
+
+class Metadata:
+    """Answers what clients ask about the server and its models.
+
+    Args:
+        repository: the models.
+        scheduler: where they compute.
+        health: the state of the server and of each model.
+        strict_readiness: whether the server is ready only when every bundle is.
+        default_timeout_seconds: of requests without a deadline of their own; None lets them wait for ever.
+        extensions: names of protocol extensions that are on beside :data:`EXTENSIONS`.
+
+    Attributes:
+        accepting: whether the server takes requests: it is set when all bundles were tried, and cleared when the
+            server begins to drain.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        health: Health,
+        *,
+        strict_readiness: bool = True,
+        default_timeout_seconds: float | None = None,
+        extensions: tuple[str, ...] = (),
+    ) -> None:
+        self._repository = repository
+        self._scheduler = scheduler
+        self._health = health
+        self._strict_readiness = strict_readiness
+        self._default_timeout = default_timeout_seconds
+        self._extensions = (*EXTENSIONS, *extensions)
+        self.accepting = False
+
+    def server_ready(self) -> bool:
+        """Whether the server takes requests, its device computes and, if strict, every bundle is ready."""
+        models_ready = self._health.models_ready() or not self._strict_readiness
+        return self.accepting and self._health.server_sound() and models_ready
+
+    def model_ready(self, request: pb.ModelReadyRequest) -> bool:
+        """Whether a model can be asked and is sound; an unknown one cannot.
+
+        Raises:
+            InvalidRequest: the version is not a positive integer.
+        """
+        try:
+            entry, _ = self._repository.ready(request.name, request.version)
+        except InvalidRequest:
+            raise
+        except RequestError:
+            return False
+        return self.accepting and self._health.state(entry)[0] == "READY"
+
+    def server_metadata(self) -> pb.ServerMetadataResponse:
+        """Return the server's name, version and the protocol extensions that it offers."""
+        return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
+
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """Return a model's inputs and outputs, batch dimension included.
+
+        Raises:
+            RequestError: there is no such model, or it is not ready.
+        """
+        _, model = self._repository.ready(request.name, request.version)
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        versions = [entry.version for entry in self._repository if entry.name == model.name and entry.state == "READY"]
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=versions,
+            platform=model.runner.platform,
+            inputs=[tensor(name=s.name, datatype=s.datatype, shape=s.shape) for s in model.inputs.values()],
+            outputs=[tensor(name=s.name, datatype=s.datatype, shape=s.shape) for s in model.outputs.values()],
+        )
+
+    def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        """Return a model's configuration in Triton's terms; dims are without the batch dimension.
+
+        Raises:
+            RequestError: there is no such model, or it is not ready.
+        """
+        _, model = self._repository.ready(request.name, request.version)
+        skip = 1 if model.manifest.max_batch_size else 0
+        config = pb.ModelConfig(
+            name=model.name,
+            platform=model.runner.platform,
+            backend=model.runner.platform.partition("_")[0],
+            max_batch_size=model.manifest.max_batch_size,
+            default_model_filename=model.manifest.tiers[0].artifacts[0].file,
+        )
+        config.version_policy.specific.versions.append(int(model.version))
+        for spec in model.inputs.values():
+            data_type, dims = _data_type(spec.datatype), spec.shape[skip:]
+            config.input.add(name=spec.name, data_type=data_type, dims=dims, optional=spec.name in model.optional)
+        for spec in model.outputs.values():
+            config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
+        config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
+        kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
+        config.instance_group.add(name=f"{model.name}_0", count=model.instances, kind=kind)
+        lane = model.lanes[model.full_tier]
+        if lane.max_rows:
+            batching = config.dynamic_batching
+            batching.preferred_batch_size.extend(lane.preferred_rows)
+            batching.max_queue_delay_microseconds = round(lane.max_delay_seconds * 1e6)
+            batching.priority_levels, batching.default_priority_level = PRIORITY_LEVELS, DEFAULT_PRIORITY
+            policy = batching.default_queue_policy
+            policy.max_queue_size = self._scheduler.max_queue_size
+            policy.default_timeout_microseconds = round((self._default_timeout or 0) * 1e6)
+            policy.allow_timeout_override = True
+        return pb.ModelConfigResponse(config=config)
+
+    def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Return the counters of one version, or of all of a model, or of all models.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        entries = list(self._repository)
+        if request.name:
+            found = self._repository.find(request.name, request.version)
+            entries = [found] if request.version else [entry for entry in entries if entry.name == request.name]
+        return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
+
+    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """Return every bundle with its state, and the reason if it is not ready."""
+        response = pb.RepositoryIndexResponse()
+        for entry in self._repository:
+            state, reason = self._health.state(entry)
+            if state == "READY" or not request.ready:
+                response.models.add(name=entry.name, version=entry.version, state=state, reason=reason)
+        return response
+
+
+def _data_type(datatype: str) -> pb.DataType:
+    return getattr(pb, "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")  # type: ignore[no-any-return]
+
+
+def _statistics(entry: Entry) -> pb.ModelStatistics:
+    now = entry.statistics.snapshot()
+    stages = now.stages
+    message = pb.ModelStatistics(
+        name=entry.name,
+        version=entry.version,
+        last_inference=now.last_inference_ms,
+        inference_count=now.inference_count,
+        execution_count=now.execution_count,
+    )
+    durations = message.inference_stats
+    durations.success.count, durations.success.ns = stages["request"].count, stages["request"].total_ns
+    durations.fail.count, durations.fail.ns = now.fail, now.fail_ns
+    for name in ("queue", "compute_input", "compute_infer", "compute_output"):
+        duration = getattr(durations, name)
+        duration.count, duration.ns = stages[name].count, stages[name].total_ns
+    for rows, totals in sorted(now.batches.items()):
+        batch = message.batch_stats.add(batch_size=rows)
+        for name in ("compute_input", "compute_infer", "compute_output"):
+            duration = getattr(batch, name)
+            duration.count, duration.ns = totals.count, getattr(totals, f"{name}_ns")
+    return message

@@ -1,0 +1,61 @@
+"""Builds the response of a request from the answer of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edge.errors import Literally, RunnerError
+from edge.instruments.nonfinite import NonfiniteWarnings
+from edge.pb import inference_pb2 as pb
+from edge.repository.model import Model
+from edge.scheduling.job import Answer
+from edge.serving.shared_memory import Window
+from edge.serving.wire import encode_outputs
+
+
+class ResponseBuilder:
+    """Builds responses, and logs a warning for outputs that hold a NaN or an infinity."""
+
+    def __init__(self) -> None:
+        self._warnings = NonfiniteWarnings()
+
+    def build(
+        self,
+        model: Model,
+        answer: Answer,
+        names: Sequence[str],
+        *,
+        request_id: str,
+        tier: str,
+        windows: Mapping[str, Window],
+    ) -> pb.ModelInferResponse:
+        """Return the response, its outputs in the order of ``names``.
+
+        Args:
+            model: the model that answered.
+            answer: of the job.
+            names: the outputs that the client requested.
+            request_id: the client's.
+            tier: the tier that answered, for the log.
+            windows: the shared memory of those outputs that go there.
+
+        Raises:
+            InvalidRequest: an output does not fit into its shared memory.
+            RunnerError: a label was requested, and the logits hold a NaN or an infinity.
+        """
+        response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
+        outputs, made = answer.outputs, model.made
+        if answer.nonfinite:
+            # All outputs of the graph count: a label may be made from one that is not sent.
+            self._warnings.found(model.name, tier, answer.nonfinite)
+        if made and made.output.name in names:
+            if made.reads in answer.nonfinite and made.output.datatype == "BYTES":
+                raise RunnerError(
+                    f"output {made.output.name!r} of {model.name!r}",
+                    given=Literally(f"a NaN or an infinity in {made.reads!r}"),
+                    expected="finite logits to choose a label from",
+                    fix=f"Request {made.reads!r} alone to see them; usual causes are inputs out of range and FP16.",
+                )
+            outputs = {**outputs, made.output.name: made(outputs[made.reads])}
+        encode_outputs(response, outputs, names, windows)
+        return response
