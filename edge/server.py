@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -108,6 +109,9 @@ async def _load(settings: Settings, parts: Parts) -> None:
             raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or put it there.")
     parts.metadata.accepting = not parts.control.stopping
     parts.supervisor.publish()
+    # What is here now stays: the collector need not look at it again and again, once in a few requests.
+    gc.collect()
+    gc.freeze()
 
 
 def _ready(grpc_port: int, metrics_port: int | None, http_port: int | None, repository: Repository) -> Ready:

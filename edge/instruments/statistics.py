@@ -198,11 +198,17 @@ class ModelStatistics:
 
 
 def _observe(stages: Stages, timings: Timings) -> None:
-    stages["request"].observe(timings.request_ns)
-    stages["queue"].observe(timings.queue_ns)
-    stages["compute_input"].observe(timings.compute_input_ns)
-    stages["compute_infer"].observe(timings.compute_infer_ns)
-    stages["compute_output"].observe(timings.compute_output_ns)
+    durations = (
+        timings.request_ns,
+        timings.queue_ns,
+        timings.compute_input_ns,
+        timings.compute_infer_ns,
+        timings.compute_output_ns,
+    )
+    for histogram, duration_ns in zip(stages.values(), durations, strict=True):  # in the order of STAGES
+        histogram.count += 1
+        histogram.total_ns += duration_ns
+        histogram.counts[bisect_left(BUCKETS_NS, duration_ns)] += 1
 
 
 def _copy(stages: Stages) -> Stages:

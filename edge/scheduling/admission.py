@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from edge.errors import Literally, Overloaded
 from edge.scheduling.drift import Drift, Promise
@@ -38,13 +38,13 @@ class Admission:
         self._by_deadline = by_deadline
         self._returns = LatencyTable()
 
-    def check(self, job: Job, now: float, before: Iterable[Begun]) -> None:
+    def check(self, job: Job, now: float, before: Callable[[], Iterable[Begun]]) -> None:
         """Refuse a job that there is no room for, or no time; note in it what it was promised.
 
         Args:
             job: that shall wait.
             now: in ``time.monotonic()`` seconds.
-            before: the runs that it has to wait for beside what is in the queue.
+            before: returns the runs that it has to wait for beside what is in the queue.
 
         Raises:
             Overloaded: it may not wait.
@@ -55,10 +55,10 @@ class Admission:
             given = Literally(f"{waiting} waiting requests")
             limit = self._queue.max_jobs if cause == "requests" else self._queue.max_bytes - job.size_bytes + 1
             expected = f"fewer than {limit}"
-            raise _overloaded("queue", given, expected, cause, self.finish_seconds(job, now, before))
+            raise _overloaded("queue", given, expected, cause, self.finish_seconds(job, now, before()))
         if not self._by_deadline or job.deadline is None:
             return
-        seconds, left = self.finish_seconds(job, now, before), job.deadline - now
+        seconds, left = self.finish_seconds(job, now, before()), job.deadline - now
         if seconds > left:
             given = Literally(f"an answer in {seconds * 1e3:.1f} ms, as predicted")
             raise _overloaded("deadline", given, f"one in {left * 1e3:.1f} ms", "deadline", seconds - left)

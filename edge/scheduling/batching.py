@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -93,10 +94,10 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
             given = Literally(f"{list(array.shape)} for {total} rows")
             fix = "The model mixes its rows; serve it with max_batch_size 0."
             raise RunnerError(f"output {name!r}", given=given, expected="a row for each row", fix=fix)
-    starts = np.cumsum([0, *rows]).tolist()
+    ends = list(accumulate(rows))
     return [
-        {name: array[start : start + count] for name, array in outputs.items()}
-        for start, count in zip(starts, rows, strict=False)
+        {name: array[end - count : end] for name, array in outputs.items()}
+        for end, count in zip(ends, rows, strict=True)
     ]
 
 

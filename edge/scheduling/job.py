@@ -52,8 +52,7 @@ class Job:
         deadline: ``time.monotonic()`` seconds at which the answer is too late.
         lease: of the model; it is given back when the run is over or will not be.
         statistics: where runs are counted.
-        size: as below, where it is known already.
-        shapes: as below, where they are known already.
+        size, size_bytes, shapes: as below, where they are known already.
 
     Attributes:
         options: how the program computes it.
@@ -107,6 +106,7 @@ class Job:
         lease: Lease | None = None,
         statistics: ModelStatistics | None = None,
         size: int = 0,
+        size_bytes: int = -1,
         shapes: Hashable = None,
     ) -> None:
         self.lane = lane
@@ -131,7 +131,7 @@ class Job:
         self.answer: Answer | None = None
         self.error: BaseException | None = None
         self._shapes = shapes
-        self._size_bytes = -1
+        self._size_bytes = size_bytes
 
     @property
     def key(self) -> Hashable:

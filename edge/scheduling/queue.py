@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Hashable, Iterator
 from itertools import takewhile
+from operator import attrgetter
 
 from edge.scheduling.job import Job
 from edge.scheduling.lane import Lane
@@ -25,7 +26,10 @@ class _Group:
         self.size = 0
 
     def add(self, job: Job) -> None:
-        insort(self.jobs, job, key=lambda other: other.order)
+        if not self.jobs or self.jobs[-1].order < job.order:
+            self.jobs.append(job)
+        else:
+            insort(self.jobs, job, key=attrgetter("order"))
         self.rows += job.rows
         self.size += job.size
 
@@ -115,9 +119,10 @@ class JobQueue:
         self._pushed += 1
         job.order = (job.priority, self._pushed)
         key = job.key
-        if key not in self._groups:
-            self._groups[key] = _Group(job.lane)
-        self._groups[key].add(job)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(job.lane)
+        group.add(job)
         self._jobs[job] = key
         self.size_bytes += job.size_bytes
         self.peak_jobs = max(self.peak_jobs, len(self._jobs))

@@ -226,7 +226,7 @@ class Scheduler:
 
     def _enqueue(self, job: Job, now: float) -> None:
         """Let a job wait. Only with the lock."""
-        self._admission.check(job, now, self._runs_before())
+        self._admission.check(job, now, self._runs_before)
         job.ready_at = now + job.lane.max_delay_seconds
         self._queue.push(job)
         if job.deadline is not None and job.deadline < self._alarm_at:

@@ -43,6 +43,7 @@ class Form(NamedTuple):
         output_names: the outputs to send.
         rows: of its batch.
         size: what the time of its run grows with.
+        size_bytes: of its inputs.
         shapes: what its inputs must have in common with others to be joined.
     """
 
@@ -53,6 +54,7 @@ class Form(NamedTuple):
     output_names: Sequence[str]
     rows: int
     size: int
+    size_bytes: int
     shapes: Hashable
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:

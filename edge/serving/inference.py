@@ -118,26 +118,24 @@ class InferenceService:
         Returns:
             What :meth:`cancel` takes; None where the reply was given already.
         """
-        token = ABOUT.set(About(request.model_name, request.id))
+        request_id = request.id
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
             call = self._call(request, deadline)
             call.reply = reply
             try:
-                done = self._submit(call)
+                ended = self._submit(call)
             except BaseException as error:
-                self._refused(call.entry, call.model, error, request.model_name, call.request_id, call.started_ns)
+                self._refused(call.entry, call.model, error, request.model_name, request_id, call.started_ns)
                 raise
-            if done:
-                self._finish(call)
-                return None
-            return call
         except Exception as error:
-            reply(error)
+            _fail(reply, error, request.model_name, request_id)
             return None
-        finally:
-            ABOUT.reset(token)
+        if ended:
+            self._finish(call)
+            return None
+        return call
 
     def cancel(self, call: Call) -> None:
         """Drop a call whose answer nobody waits for any more; it gets no reply."""
@@ -164,6 +162,7 @@ class InferenceService:
                 lease=form.model.lease,
                 statistics=form.entry.statistics,
                 size=form.size,
+                size_bytes=form.size_bytes,
                 shapes=form.shapes,
             )
             call.entry, call.model, call.parameters = form.entry, form.model, form.parameters
@@ -196,7 +195,8 @@ class InferenceService:
             )
             tensors = None if windows else tensors_of(request, contents, feeds.inputs)
             if tensors:
-                form = Form(entry, model, tensors, parameters, names, feeds.rows, call.size, call.shapes)
+                known = (feeds.rows, call.size, call.size_bytes, call.shapes)
+                form = Form(entry, model, tensors, parameters, names, *known)
                 self._forms.remember(key, form)
         except BaseException as error:
             self._refused(entry, model, error, request.model_name, request_id, started_ns)
@@ -256,10 +256,13 @@ class InferenceService:
 
     def _finish_all(self) -> None:
         self._waking = False  # before the first is taken: what comes after the last wakes the loop again
+        call = None
         while self._ended:
             call = self._ended.popleft()
             if call.reply is not None:
                 self._finish(call)
+        if call and call.computed_ns:  # the last of them waited longest
+            self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 
     def _finish(self, call: Call) -> None:
         """Give a call its reply, and count it."""
@@ -290,7 +293,7 @@ class InferenceService:
         self._end(call, type(error).__name__)
         if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime, say, ends no event loop
             error = RuntimeError(f"{type(error).__name__} in a run")
-        reply(error)
+        _fail(reply, error, call.model.name, call.request_id)
 
     def _account(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
         """Count an answered call, and note in its response what it asked to know."""
@@ -302,7 +305,6 @@ class InferenceService:
         now_ns = time.perf_counter_ns()
         timings.compute_output_ns += now_ns - begun_ns
         timings.request_ns = now_ns - call.started_ns
-        self._scheduler.returned((now_ns - call.computed_ns) / 1e9)
         if tier:
             response.parameters[TIER].string_param = tier
             response.parameters[TIER_REASON].string_param = call.tier_reason
@@ -319,7 +321,7 @@ class InferenceService:
         reply = call.reply
         if reply is not None:
             self._end(call, DeadlineExceeded.__name__)
-            reply(expired(time.perf_counter_ns() - call.started_ns))
+            _fail(reply, expired(time.perf_counter_ns() - call.started_ns), call.model.name, call.request_id)
 
     def _end(self, call: Call, reason: str) -> None:
         """Count a call that ends without an answer, and drop it if it waits still.
@@ -355,6 +357,15 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:
+    """Give an error to the client; what is logged of it names the request."""
+    token = ABOUT.set(About(model, request_id))
+    try:
+        reply(error)
+    finally:
+        ABOUT.reset(token)
 
 
 def _refused_at(error: Exception) -> str:
