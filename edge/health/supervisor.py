@@ -134,7 +134,7 @@ class Supervisor:
         except RequestError:  # there is no room for it now
             self._scheduler.give_back(model.lease)
         else:
-            error = job.error
+            error = job.take_error()
             if error is None:
                 return
             if isinstance(error, RunnerError) or not isinstance(error, RequestError):

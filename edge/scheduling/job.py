@@ -148,8 +148,8 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self.answer is not None or self.error is not None
+        """Whether there is an answer or an error, or was one."""
+        return self.answer is not None or self.error is not None or self.computed_ns > 0
 
     @property
     def place(self) -> str:
@@ -162,6 +162,15 @@ class Job:
         if self._size_bytes < 0:
             self._size_bytes = byte_size(self.inputs)
         return self._size_bytes
+
+    def take_error(self) -> BaseException | None:
+        """Return the error and let go of it.
+
+        Its traceback holds the frames of the run, and these the job: if the job held the error too, the circle would
+        keep the request's tensors until Python's collector came by.
+        """
+        error, self.error = self.error, None
+        return error
 
     def expire(self) -> None:
         """End it with the error of a request whose deadline passed while it waited."""

@@ -137,7 +137,8 @@ class Runs:
         computed = self.compute(job.lane, worker, job.inputs, job.size, options=job.options)
         computed_ns = time.perf_counter_ns()
         if isinstance(computed, BaseException):
-            job.error = computed
+            job.error, job.computed_ns = computed, computed_ns
+            del computed  # its traceback leads to this frame, which must not hold it in turn
         else:
             self._settle(job, computed.outputs, computed.facts, begun_ns, computed_ns, nonfinite(computed.outputs))
             job.timings.compute_infer_ns = computed_ns - begun_ns
@@ -156,6 +157,7 @@ class Runs:
         computed = self.compute(lane, worker, inputs, size, options=options, alone=False)
         computed_ns = time.perf_counter_ns()
         if isinstance(computed, BaseException):
+            del computed  # as in _alone
             return False
         rows = [job.rows for job in jobs]
         try:

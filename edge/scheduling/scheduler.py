@@ -149,8 +149,12 @@ class Scheduler:
             self._take_back(worker)
         return True
 
-    def cancel(self, job: Job) -> None:
-        """Drop a job whose answer nobody wants any more. What a worker has begun it finishes, and delivers."""
+    def cancel(self, job: Job) -> bool:
+        """Drop a job whose answer nobody wants any more.
+
+        Returns:
+            Whether it waited still. What a worker has begun it finishes and delivers.
+        """
         job.cancelled = True
         with self._lock:
             waited = self._queue.remove(job)
@@ -158,6 +162,7 @@ class Scheduler:
                 self._admission.drift.left(time.monotonic(), job.promise)
         if waited:  # otherwise a worker has it in hand
             self._forget(job)
+        return waited
 
     def finish_seconds(self, job: Job) -> float:
         """Predict in how many seconds a job would be answered if it were submitted now; what is unknown counts 0."""
@@ -278,11 +283,12 @@ class Scheduler:
         self._refuse(waiting)
 
     def _refuse(self, jobs: list[Job]) -> None:
-        refused = [job for job in jobs if not job.ended]
-        for job in refused:
-            job.error = self.runs.refusal()
+        """Deliver jobs whose thread ended or whose device is lost; those without an answer get an error."""
+        for job in jobs:
+            if not job.ended:
+                job.error = self.runs.refusal()
             self._forget(job)
-        deliver(refused)
+        deliver(jobs)
 
     def _work(self, worker: _Worker) -> None:
         wait: float | None = None

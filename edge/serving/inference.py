@@ -122,8 +122,9 @@ class InferenceService:
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
-            call = self._call(request, deadline)
+            call = self._call(request)
             call.reply = reply
+            limit_seconds = self._set_deadline(call, deadline)
             try:
                 ended = self._submit(call)
             except BaseException as error:
@@ -135,6 +136,8 @@ class InferenceService:
         if ended:
             self._finish(call)
             return None
+        if limit_seconds is not None:
+            call.timer = self._loop.call_later(limit_seconds, self._timed_out, call)
         return call
 
     def cancel(self, call: Call) -> None:
@@ -142,7 +145,7 @@ class InferenceService:
         if call.reply is not None:
             self._end(call, "Cancelled")
 
-    def _call(self, request: pb.ModelInferRequest, deadline: float | None) -> Call:
+    def _call(self, request: pb.ModelInferRequest) -> Call:
         """Return the call of a request that has passed all checks.
 
         Raises:
@@ -171,7 +174,6 @@ class InferenceService:
             call = self._checked(request, request_id, contents, key, started_ns)
         call.request_id, call.started_ns = request_id, started_ns
         call.timer, call.trace_context = None, CARRIER.get() if self._traces else None
-        self._set_deadline(call, deadline)
         return call
 
     def _checked(
@@ -213,8 +215,12 @@ class InferenceService:
             raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
         return entry, model
 
-    def _set_deadline(self, call: Call, deadline: float | None) -> None:
-        """Set when a call ends: at the client's deadline, or at the server's limit where that comes first."""
+    def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
+        """Set when a call ends: at the client's deadline, or at the server's limit where that comes first.
+
+        Returns:
+            The seconds after which the server has to end it; None where the client does so.
+        """
         call.deadline = deadline
         limit = call.parameters.timeout_seconds
         if limit is None:
@@ -223,7 +229,8 @@ class InferenceService:
             at = time.monotonic() + limit
             if deadline is None or at < deadline:
                 call.deadline = at
-                call.timer = self._loop.call_later(limit, self._timed_out, call)
+                return limit
+        return None
 
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and give it to the scheduler; return whether it has ended already."""
@@ -268,7 +275,7 @@ class InferenceService:
         """Give a call its reply, and count it."""
         answer, reply = call.answer, call.reply
         assert reply is not None
-        error = call.error
+        error = call.take_error()
         if answer:
             begun_ns = time.perf_counter_ns()
             tier = ""

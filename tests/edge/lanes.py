@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,20 +23,26 @@ WAIT = 60.0
 VALUES = (TensorSpec("x", "FP32", (-1, 1)),)
 
 
-def lane_of(work: Callable[[Array], Any], tier: str = "full", **options: Any) -> Lane:
+def lane_of(work: Callable[[Array], Any], tier: str = "full", *, repeats: float = 1.0, **options: Any) -> Lane:
     """A lane whose runs call ``work`` with the joined rows [rows, 1]; what it returns is the output ``y``."""
 
-    return Lane(tier, Calling(work), Joiner(VALUES, {}), **options)
+    return Lane(tier, Calling(work, repeats), Joiner(VALUES, {}), **options)
 
 
 class Calling:
     """A program that calls a function with the rows."""
 
-    def __init__(self, work: Callable[[Array], Any]) -> None:
+    def __init__(self, work: Callable[[Array], Any], repeats: float) -> None:
         self._work = work
+        self._repeats = repeats
 
     def compute(self, inputs: Any, options: Options) -> Computed:
-        return Computed({"y": self._work(inputs["x"])})
+        value = self._work(inputs["x"])
+        if not isinstance(value, np.ndarray):
+            holder = np.empty((), np.object_)
+            holder[()] = value
+            value = holder
+        return Computed({"y": value}, repeats=self._repeats)
 
 
 class Awaited(Job):
@@ -43,23 +50,39 @@ class Awaited(Job):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, deliver=Awaited.delivered, **options)
-        self.done = threading.Event()
+        self.scheduler: Scheduler | None = None
+        self.dropped = False
+        self._ended = threading.Event()
 
     @staticmethod
     def delivered(jobs: Any) -> None:
         for job in jobs:
-            job.done.set()
+            job._ended.set()
 
-    def result(self, seconds: float) -> Answer:
-        assert self.done.wait(seconds)
-        if self.error is not None:
-            raise self.error
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def cancel(self) -> bool:
+        """Cancel it; True when it is dropped, also for a second time."""
+        assert self.scheduler
+        self.dropped = self.dropped or self.scheduler.cancel(self)
+        if self.dropped:
+            self._ended.set()
+        return self.dropped
+
+    def result(self, seconds: float = WAIT) -> Answer:
+        assert self._ended.wait(seconds)
+        if self.dropped:
+            raise CancelledError
+        error = self.take_error()
+        if error is not None:
+            raise error
         assert self.answer is not None
         return self.answer
 
-    def exception(self, seconds: float) -> BaseException | None:
-        assert self.done.wait(seconds)
-        return self.error
+    def exception(self, seconds: float = WAIT) -> BaseException | None:
+        assert self._ended.wait(seconds)
+        return self.take_error()
 
 
 def job_of(lane: Lane, *values: float, **options: Any) -> Awaited:
@@ -68,8 +91,9 @@ def job_of(lane: Lane, *values: float, **options: Any) -> Awaited:
 
 
 def submitted(scheduler: Scheduler, job: Awaited) -> Awaited:
+    job.scheduler = scheduler
     if scheduler.submit(job):
-        job.done.set()
+        Awaited.delivered([job])
     return job
 
 
@@ -79,7 +103,8 @@ def run(scheduler: Scheduler, work: Callable[[], Any], **options: Any) -> Awaite
 
 
 def output(job: Awaited) -> Any:
-    return job.result(WAIT).outputs["y"]
+    value = job.result(WAIT).outputs["y"]
+    return value.item() if value.dtype == np.object_ and value.ndim == 0 else value
 
 
 @contextmanager

@@ -18,11 +18,11 @@ import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from edge.grpcio.server import INFERENCE, TELEMETRY
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
+from edge.protocol import INFERENCE, TELEMETRY
 from edge.security.scopes import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES
 from edge.server import Ready
 from edge.settings import TRANSPORTS

@@ -18,14 +18,14 @@ from edge.bundles.manifest import Serving, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import RunnerError
 from edge.instruments.statistics import ModelStatistics
+from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from edge.scheduling.batching import Joiner, split
-from edge.scheduling.job import Job
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.edge import sentiment
-from tests.edge.lanes import WAIT, job_of, lane_of, occupied, output, submitted
+from tests.edge.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, submitted
 from tests.edge.models import write_attention_bundle, write_oracle_bundle
 from tests.edge.serving_models import write_echo_bundle
 
@@ -71,7 +71,7 @@ def texts(rows: list[str]) -> Array:
 
 
 def alone(model: Model, tier: str, inputs: dict[str, Array]) -> dict[str, Array]:
-    return model.infer(tier, inputs).outputs
+    return model.program.compute(inputs, Options(tier)).outputs
 
 
 @given(REQUESTS, st.sampled_from(["full", "lean", "auto"]))
@@ -83,14 +83,16 @@ def test_texts_of_any_lengths_are_answered_as_alone(
     statistics = ModelStatistics()
     with occupied(scheduler):
         jobs = [
-            submitted(scheduler, Job(text_model.lanes[tier], feed.inputs, feed.rows, statistics=statistics))
+            submitted(scheduler, Awaited(text_model.lanes[tier], feed.inputs, feed.rows, statistics=statistics))
             for feed in feeds
         ]
     for job, feed in zip(jobs, feeds, strict=True):
         answer = job.result(WAIT)
-        computed = text_model.infer(tier, feed.inputs)
+        computed = text_model.program.compute(feed.inputs, Options(tier))
         np.testing.assert_allclose(answer.outputs["logits"], computed.outputs["logits"], rtol=0, atol=1e-6)
-        assert answer.tier == text_model.lanes[tier].answered_by(computed.full_rows)
+        assert answer.facts.keys() == computed.facts.keys()
+        for name, fact in computed.facts.items():
+            np.testing.assert_array_equal(answer.facts[name], fact)
     now = statistics.snapshot()
     assert sum(rows * batch.count for rows, batch in now.batches.items()) == sum(feed.rows for feed in feeds)
     assert max(now.batches) <= sentiment.MAX_BATCH_SIZE
@@ -108,7 +110,7 @@ def test_rows_of_any_number_are_answered_as_alone(
     generator = np.random.default_rng(seed)
     requests = [{"x": generator.normal(size=(rows, 15)).astype(np.float32)} for rows in sizes]
     with occupied(scheduler):
-        jobs = [submitted(scheduler, Job(oracle.lanes["full"], inputs, len(inputs["x"]))) for inputs in requests]
+        jobs = [submitted(scheduler, Awaited(oracle.lanes["full"], inputs, len(inputs["x"]))) for inputs in requests]
     for job, inputs in zip(jobs, requests, strict=True):
         np.testing.assert_allclose(
             job.result(WAIT).outputs["value"], alone(oracle, "full", inputs)["value"], rtol=1e-6, atol=1e-6
@@ -226,7 +228,7 @@ def test_half_precision_rows_are_answered_as_alone(scheduler: Scheduler, tmp_pat
     generator = np.random.default_rng(0)
     requests = [generator.normal(size=(rows, 16, 32)).astype(np.float16) for rows in (1, 3, 2, 2)]
     with occupied(scheduler):
-        jobs = [submitted(scheduler, Job(model.lanes["full"], {"x": x}, len(x))) for x in requests]
+        jobs = [submitted(scheduler, Awaited(model.lanes["full"], {"x": x}, len(x))) for x in requests]
     for job, x in zip(jobs, requests, strict=True):
         expected = alone(model, "full", {"x": x})["y"]
         np.testing.assert_allclose(job.result(WAIT).outputs["y"], expected, rtol=1e-2, atol=1e-2)
@@ -238,9 +240,9 @@ def test_only_the_culprit_of_a_run_fails(scheduler: Scheduler, text_model: Model
     good = [text_model.prepare({"text": texts([row])}) for row in ("good", "bad bad", "fine")]
     wrong = {name: np.full((1, 2), 999, np.int64) for name in ("input_ids", "attention_mask")}
     with occupied(scheduler):
-        jobs = [submitted(scheduler, Job(lane, feed.inputs, 1, statistics=statistics)) for feed in good]
-        culprit = submitted(scheduler, Job(lane, wrong, 1, statistics=statistics))
-        last = submitted(scheduler, Job(lane, good[0].inputs, 1, statistics=statistics))
+        jobs = [submitted(scheduler, Awaited(lane, feed.inputs, 1, statistics=statistics)) for feed in good]
+        culprit = submitted(scheduler, Awaited(lane, wrong, 1, statistics=statistics))
+        last = submitted(scheduler, Awaited(lane, good[0].inputs, 1, statistics=statistics))
     assert isinstance(culprit.exception(WAIT), RunnerError)
     for job, feed in zip([*jobs, last], [*good, good[0]], strict=True):
         assert np.array_equal(job.result(WAIT).outputs["logits"], alone(text_model, "full", feed.inputs)["logits"])
@@ -253,7 +255,7 @@ def test_inputs_that_contradict_each_other_fail_alone(scheduler: Scheduler, text
     wrong = {"input_ids": np.ones((1, 3), np.int64), "attention_mask": np.ones((1, 2), np.int64)}
     with occupied(scheduler):
         first, culprit, last = (
-            submitted(scheduler, Job(lane, inputs, 1)) for inputs in (good.inputs, wrong, good.inputs)
+            submitted(scheduler, Awaited(lane, inputs, 1)) for inputs in (good.inputs, wrong, good.inputs)
         )
     assert isinstance(culprit.exception(WAIT), RunnerError)
     assert first.result(WAIT).outputs["logits"].tolist() == last.result(WAIT).outputs["logits"].tolist() == [[1, 2]]
@@ -273,7 +275,7 @@ def test_a_neighbour_that_leaves_or_expires_harms_nobody(scheduler: Scheduler) -
         assert jobs[1].cancel()
         assert jobs[4].cancel()
         assert late.exception(WAIT)
-    answers = [output(job).ravel().tolist() for job in jobs if not job.cancelled()]
+    answers = [output(job).ravel().tolist() for job in jobs if not job.dropped]
     assert answers == [[value * 2, value * 2] for value in (0, 2, 3, 5)]
     assert sizes == [8]
 

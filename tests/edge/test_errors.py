@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Iterator
 
 import pytest
-from edge.rpc.servicers import STATUS_CODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge import errors
 from edge.__main__ import cli
 from edge.errors import FewheadsError, Literally, RequestError, shown
+from edge.rpc.methods import STATUS_CODES
 
 #: The base alone means "failed"; the kinds of request error share one code, because a command reports them alike.
 EXIT_CODES = {

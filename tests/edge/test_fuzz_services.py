@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.grpcio.server import INFERENCE, TELEMETRY
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
+from edge.protocol import INFERENCE, TELEMETRY
 from edge.server import Ready
 from tests.edge import test_fuzz_extensions
 from tests.edge.asking import ask

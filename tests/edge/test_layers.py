@@ -22,6 +22,7 @@ HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "
 #: The packages and modules of edge/ from the ground up: each may import those before it, and none behind it.
 HOUSE = (
     "errors",
+    "protocol",
     "datatypes",
     "files",
     "pb",
@@ -30,11 +31,13 @@ HOUSE = (
     "runtimes",
     "security",
     "instruments",
+    "programs",
     "scheduling",
     "repository",
     "health",
     "serving",
     "telemetry",
+    "rpc",
     "grpcio",
     "http2",
     "rest",
@@ -54,13 +57,14 @@ OWNERS = {
         "edge/security/credentials.py",
         "edge/grpcio/",
         "edge/http2/",
+        "edge/rpc/",
         "edge/load/sender.py",
         GENERATED,
     ),
-    "grpc_health": ("edge/grpcio/",),
-    "grpc_reflection": ("edge/grpcio/",),
+    "grpc_health": ("edge/rpc/",),
+    "grpc_reflection": ("edge/rpc/",),
     "prometheus_client": ("edge/telemetry/metrics.py", "edge/telemetry/board_metrics.py"),
-    "opentelemetry": ("edge/instruments/traces.py",),
+    "opentelemetry": ("edge/serving/traces.py",),
     "onnxruntime": ("edge/runtimes/onnxruntime_runner.py",),
     "tensorrt": (),  # by import_module only, see below
     "tensorrt_rtx": (),
@@ -75,7 +79,7 @@ OWNERS = {
     "rich": ("edge/cli/",),
 }
 #: The protocol's messages stop where they are translated.
-USERS_OF_MESSAGES = {"serving", "telemetry", "grpcio", "rest", "client", "load"}
+USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: All that the workstation needs of the device's half: it hands bundles over, and neither serves nor asks a server.
 FOR_EXPORT = ("errors", "datatypes", "files", "runner", "bundles", "runtimes", "instruments", "scheduling", "cli")
 #: Names that the standard library has only since Python 3.11 or later.
@@ -298,9 +302,9 @@ def test_nothing_but_the_command_line_imports_commands() -> None:
 def test_only_the_composition_root_knows_the_transports() -> None:
     for transport in ("grpcio", "http2", "rest"):
         users = {f.file for f in imports(EDGE) if f.is_of(f"edge.{transport}")}
-        assert {file for file in users if not file.startswith(("edge/grpcio/", "edge/http2/", "edge/rest/"))} == {
-            "edge/assembly.py"
-        }
+        assert {
+            file for file in users if not file.startswith(("edge/rpc/", "edge/grpcio/", "edge/http2/", "edge/rest/"))
+        } == {"edge/assembly.py"}
 
 
 def test_export_never_serves() -> None:
@@ -380,7 +384,7 @@ def test_models_and_commands_load_without_grpc() -> None:
     assert {
         "edge.runtimes.build",
         "edge.repository.model",
-        "edge.serving.service",
+        "edge.serving.inference",
         "edge.repository.repository",
         "edge.__main__",
     } <= set(free)

@@ -17,14 +17,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from edge.rpc.servicers import InferenceServicer, TelemetryServicer
-from edge.serving.calls import Calls
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.errors import INTERNAL
-from edge.grpcio.server import INFERENCE, TELEMETRY
 from edge.pb import inference_pb2 as pb
+from edge.protocol import INFERENCE, TELEMETRY
+from edge.rpc.inference_servicer import InferenceServicer
+from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.server import Ready, serve
+from edge.serving.inference import InferenceService
 from edge.settings import Settings
 from tests.edge.models import ORACLE_BUNDLE, serialized
 from tests.edge.serving_models import write_bundle_of
@@ -131,7 +132,7 @@ async def test_a_request_of_a_stream_that_fails(tmp_path: Path, caplog: pytest.L
         stream = channel.stream_stream(
             f"/{INFERENCE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
         )
-        with failing(Calls.infer.__code__):
+        with failing(InferenceService.infer.__code__):
             told = [answer.error_message async for answer in stream(iter([good().SerializeToString()] * 3), timeout=10)]
         assert told == [INTERNAL, "", ""]
         assert SECRET in caplog.text

@@ -13,6 +13,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.expression import TOKENS, evaluate, tokenize
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
+from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from tests.edge.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
@@ -58,9 +59,13 @@ def refused(model: Model, arrays: dict[str, Array]) -> InvalidRequest:
 
 def test_threads_share_a_model(oracle: Model) -> None:
     inputs = [{"x": tokenize([f"{number} - -{number % 7} + 2"] * (1 + number % 3))} for number in range(60)]
-    alone = [oracle.infer("full", feeds).outputs["value"] for feeds in inputs]
+
+    def compute(feeds: dict[str, Array]) -> Array:
+        return oracle.program.compute(feeds, Options("full")).outputs["value"]
+
+    alone = [compute(feeds) for feeds in inputs]
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda feeds: oracle.infer("full", feeds).outputs["value"], inputs * 20))
+        together = list(pool.map(compute, inputs * 20))
     for number, value in enumerate(together):
         assert np.array_equal(value, alone[number % len(alone)])
 

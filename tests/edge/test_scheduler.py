@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 
@@ -16,13 +16,11 @@ import pytest
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Overloaded
-from edge.scheduling.batching import Joiner
-from edge.scheduling.job import Job
-from edge.scheduling.lane import Computed, Lane
+from edge.scheduling.lane import Lane
 from edge.scheduling.lease import Lease
 from edge.scheduling.scheduler import Scheduler
 from tests.edge.gauges import wait_until
-from tests.edge.lanes import VALUES, WAIT, job_of, lane_of, occupied, output, run, submitted
+from tests.edge.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
 
 ROW_BYTES = 4
 until = partial(wait_until, seconds=10)
@@ -123,7 +121,7 @@ def test_the_bytes_that_wait_are_bounded() -> None:
 
 def test_texts_count_by_their_contents(scheduler: Scheduler) -> None:
     texts = np.array([[b"12345"], [b"678"]], np.object_)
-    job = Job(lane_of(lambda rows: rows), {"x": texts}, 2)
+    job = Awaited(lane_of(lambda rows: rows), {"x": texts}, 2)
     with occupied(scheduler):
         scheduler.submit(job)
         assert scheduler.queued_bytes == 8
@@ -290,7 +288,7 @@ def ends() -> dict[str, Callable[[Scheduler, Lane, Lease], None]]:
         job = job_of(lane, 1, lease=lease)
         with scheduler._lock:  # a worker has been chosen and has not begun yet
             scheduler._hand_over(scheduler._workers[0], [job], time.monotonic())
-        assert job.cancel()
+        assert not scheduler.cancel(job)
         go.set()
 
     return {f.__name__: f for f in (answered, failed, cancelled, expired, cancelled_in_hand)}
@@ -354,11 +352,11 @@ def _fail_with(tensor: np.ndarray) -> None:
 
 @pytest.mark.parametrize("end", ["result", "exception", "cancelled", "expired"])
 def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
-    def submit() -> tuple[weakref.ref[Array], Job]:
+    def submit() -> tuple[weakref.ref[Array], Awaited]:
         tensor = np.ones((1000, 1), np.float32)
         lane = lane_of(_fail_with if end == "exception" else lambda rows: rows.sum())
         deadline = time.monotonic() + 0.02 if end == "expired" else None
-        return weakref.ref(tensor), submitted(scheduler, Job(lane, {"x": tensor}, 1000, deadline=deadline))
+        return weakref.ref(tensor), submitted(scheduler, Awaited(lane, {"x": tensor}, 1000, deadline=deadline))
 
     gc.disable()  # a cycle would be found too late: a GPU's memory is gone long before Python's collector runs
     try:
@@ -510,16 +508,15 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
     scheduler = Scheduler(10_000, instances=2, device_bound=False)
     places, most = threading.Semaphore(2), [0]
 
-    def compute(inputs: Mapping[str, Array]) -> Computed:
+    def compute(rows: Array) -> Array:
         assert places.acquire(blocking=False)
         most[0] = max(most[0], 2 - places._value)
         time.sleep(0.0001)
         places.release()
-        return Computed({"y": inputs["x"]})
+        return rows
 
     lanes = [
-        Lane("full", compute, Joiner(VALUES, {}), max_rows=rows, max_delay_seconds=delay)
-        for rows, delay in ((0, 0.0), (2, 0.0), (4, 0.001))
+        lane_of(compute, max_rows=rows, max_delay_seconds=delay) for rows, delay in ((0, 0.0), (2, 0.0), (4, 0.001))
     ]
 
     def submitter(seed: int) -> None:

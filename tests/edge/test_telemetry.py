@@ -11,11 +11,8 @@ from queue import Queue
 import grpc
 import numpy as np
 import pytest
-from edge.serving.answers import Answers
-from edge.serving.service import InferenceService
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.health.health import Health
 from edge.instruments.statistics import STAGES
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -23,6 +20,7 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
+from edge.serving.inference import InferenceService
 from tests.edge.gauges import wait_until
 from tests.edge.sentiment import write_sentiment_bundle
 from tests.edge.serving_models import echo_input, write_busy_bundle, write_echo_bundle
@@ -193,16 +191,16 @@ def test_every_cause_of_a_drop_is_counted(
     assert counted == drops(now)[cause]
 
 
-def test_an_unforeseen_failure_is_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unforeseen_failure_is_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_echo_bundle(tmp_path / "repository", "FP32")
     scheduler = Scheduler(5)
     repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "cache")
     try:
         repository.load_all()
-        service = InferenceService(repository, scheduler, Health(repository, scheduler.runs), Answers())
-        monkeypatch.setattr("edge.serving.service.decode_inputs", lambda *_: 1 / 0)
+        service = InferenceService(repository, scheduler)
+        monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            service.start(echo(1), None)
+            await service.infer(echo(1), None)
         (entry,) = repository
         assert entry.statistics.snapshot().failures == {"ZeroDivisionError": 1}
     finally:
