@@ -66,7 +66,6 @@ def valid_manifests(draw: st.DrawFn) -> Manifest:
         Tier(name=name, artifacts=(draw(_artifacts(file)),)) for name, file in zip(tier_names, files[1:], strict=False)
     )
     return Manifest(
-        format_version=1,
         name=draw(model_names),
         version=draw(positive),
         description=draw(texts),

@@ -133,7 +133,6 @@ def oracle_golden() -> Golden:
 def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manifest:
     """The manifest of the oracle; its ``files`` are filled in when it is written."""
     return Manifest(
-        format_version=1,
         name=name,
         version=version,
         description="Evaluates sums and differences of up to 8 whole numbers exactly.",
@@ -163,7 +162,6 @@ def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
     shape = (-1, ATTENTION_SEQUENCE, width)
     x = np.random.default_rng(1).normal(size=(4, *shape[1:])).astype(np.float16)
     manifest = Manifest(
-        format_version=1,
         name=f"attention-{head_dim}",
         version=1,
         description="One block of self-attention with random weights.",
