@@ -28,6 +28,12 @@ from tests.edge.models import DATA, ORACLE_BUNDLE, oracle_golden, oracle_onnx
 BROKEN_BUNDLES = DATA / "broken_bundles"
 #: A program, or a router of version 1, that names tiers which the oracle does not have.
 CASCADE = {"type": "cascade", "lean": "small", "full": "full", "logits": "value", "margin": 0.5}
+#: A good further artifact of version 2: it takes an input of its own.
+HEAD: dict[str, Any] = {
+    "role": "head",
+    "inputs": [{"name": "code", "datatype": "FP32", "shape": [-1, 4]}],
+    "profile": {"code": {"min": [1, 4], "opt": [8, 4], "max": [64, 4]}},
+}
 #: Format version to its good bundle and its corpus.
 CORPORA = {
     1: (DATA / "version_1" / "bundles" / ORACLE_BUNDLE.name, DATA / "version_1" / "broken_bundles"),
@@ -264,9 +270,7 @@ def broken_only_in_version_1(good: Good) -> dict[str, Tree]:
 def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
     """Manifests of version 2 whose roles, tensors of artifacts or program break the schema or a rule."""
     x, y = good.manifest["inputs"], good.manifest["outputs"]
-    code = {"name": "code", "datatype": "FP32", "shape": [-1, 4]}
-    shapes = {"min": [1, 4], "opt": [8, 4], "max": [64, 4]}
-    head = {"role": "head", "inputs": [code], "outputs": y, "profile": {"code": shapes}}
+    head, (code,), shapes = HEAD, HEAD["inputs"], HEAD["profile"]["code"]
     return {
         "router-in-version-2": good.with_field("router", value=CASCADE),
         "program-without-type": good.with_field(
