@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -154,6 +155,24 @@ def write_oracle_bundle(
     """Write the oracle as a bundle at ``directory``."""
     files = {"model.onnx": oracle_onnx(), "golden.npz": oracle_golden().encode()}
     return write_bundle(directory, oracle_manifest(name, version), files, replace=replace)
+
+
+def write_bundle_of_roles(directory: Path) -> Bundle:
+    """Write the oracle with two further roles: ``embed`` gives ``code``, and ``head``, once for TensorRT, takes it."""
+    manifest = oracle_manifest()
+    (model,) = manifest.tiers[0].artifacts
+    code = TensorSpec("code", "FP32", (-1, 4))
+    shapes = {"code": Profile(min=(1, 4), opt=(8, 4), max=(MAX_BATCH_SIZE, 4))}
+    head = msgspec.structs.replace(model, file="head.onnx", role="head", inputs=(code,), profile=shapes)
+    artifacts = (
+        msgspec.structs.replace(model, file="embed.onnx", role="embed", outputs=(code,)),
+        msgspec.structs.replace(head, file="head-tensorrt.onnx", runtime="tensorrt"),
+        model,
+        head,
+    )
+    manifest = msgspec.structs.replace(manifest, tiers=(Tier(name="full", artifacts=artifacts),))
+    files = {artifact.file: oracle_onnx() for artifact in artifacts} | {"golden.npz": oracle_golden().encode()}
+    return write_bundle(directory, manifest, files)
 
 
 def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
