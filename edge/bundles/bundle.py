@@ -145,7 +145,7 @@ def write_bundle(
     """
     directory = Path(directory)
     if directory.exists() and not replace:
-        fix = "Choose another place, raise the version, or pass --replace."
+        fix = "Choose another place, or replace it with --replace."
         raise BundleError(f"bundle {directory}", given=Literally("something there"), expected="a free path", fix=fix)
     records = {name: FileRecord(size_bytes=len(data), sha256=sha256(data)) for name, data in files.items()}
     manifest = msgspec.structs.replace(manifest, files=records)
