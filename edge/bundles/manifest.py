@@ -240,7 +240,7 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
     def input(self, name: str) -> TensorSpec | None:
-        """Return the spec of an input that a client may send, or None."""
+        """Return the spec of an input of the model, or None."""
         return next((spec for spec in self.inputs if spec.name == name), None)
 
     def tensors(self, artifact: Artifact) -> Tensors:

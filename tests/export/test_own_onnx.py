@@ -107,6 +107,14 @@ def test_model_without_batch(tmp_path: Path) -> None:
         export_own(path, "--max-batch-size", 4, name="other")
 
 
+def test_inputs_without_batch_keep_their_own_lengths(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Concat", ["x", "w"], ["y"], axis=0)]
+    inputs = [value("x", (2, 3)), value("w", (5, 3))]
+    data = serialized(helper.make_graph(nodes, "g", inputs, [value("y", (7, 3))]))
+    bundle = Bundle.open(export_own(write(tmp_path / "model.onnx", data))["bundle"])
+    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+
+
 def test_missing_shapes_are_suggested_one_by_one(tmp_path: Path) -> None:
     path = write(tmp_path / "model.onnx", sentiment.model("full"))
     options: list[str] = []
