@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from edge.bundles.fields import FileName, ModelName, NonNegative, Positive, Shape, Struct, Text
-from edge.bundles.programs import Program, Role
+from edge.bundles.programs import CascadeProgram, Role
 from edge.datatypes import TensorName, TensorSpec
 
 FORMAT_VERSION = 2
@@ -235,7 +235,7 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     provenance: Provenance
     preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None
     postprocess: LabelPostprocess | ScorePostprocess | None = None
-    program: Program | None = None
+    program: CascadeProgram | None = None
     serving: Serving | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 

@@ -1,7 +1,8 @@
-"""Programs: how the artifacts of a bundle compute an answer together.
+"""The programs that a manifest may name: how the artifacts of a bundle compute an answer together.
 
-The manifest's ``program`` is a union of these structs, tagged by ``type``. Each struct names the roles that every tier
-must have (``roles``) and checks its own rules (``check``). Without a program, a request runs the ``model`` of one tier.
+:mod:`edge.programs` runs them. The manifest's ``program`` is a union of these structs, tagged by ``type``. Each struct
+names the roles that every tier must have (``roles``) and checks its own rules (``check``). Without a program, a request
+runs the ``model`` of one tier.
 """
 
 from __future__ import annotations
@@ -56,7 +57,3 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
         if logits is None or logits.datatype != "FP32" or not has_labels or not has_batch:
             expected = "an FP32 output of shape [-1, labels], 2 labels or more, of a model with batches"
             raise broken(subject, "cascade logits", self.logits, expected)
-
-
-#: Every program that this release computes.
-Program = CascadeProgram
