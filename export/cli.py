@@ -17,6 +17,8 @@ from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import UsageError
 from export.calculator import NAMES
 from export.options import data_dir_option, seeds_option
+from export.own_onnx.bundle import OwnOptions, export_own
+from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
@@ -94,14 +96,27 @@ def train(
 @click.option("--replace", is_flag=True, help="Replace bundles that stand there.")
 @click.option("--name", help="Make one bundle of this name: a tier of each run, fine-tuned on one task, fullest first.")
 @data_dir_option
+@own_onnx_options
 @json_option
 def export(
-    runs: tuple[Path, ...], repository: Path, replace: bool, name: str | None, data_dir: Path, as_json: bool
+    runs: tuple[Path, ...],
+    repository: Path,
+    replace: bool,
+    name: str | None,
+    data_dir: Path,
+    own: OwnOptions,
+    as_json: bool,
 ) -> None:
     """Convert runs to ONNX, check them against torch, and write them as bundles.
 
     Runs of `fewheads train` become a bundle each. Runs of `fewheads finetune` become the tiers of one, with --name.
+    An ONNX file of your own (.onnx) becomes a bundle, with --name.
     """
+    if is_own_onnx(runs, own):
+        with _working(f"exporting {runs[0]}"):
+            written = export_own(runs[0], repository, name, own, replace=replace)
+        print_exported(written, as_json=as_json)
+        return
     with _working("loading torch"):
         from export.calculator.bundle import export_run
         from export.tasks.bundle import export_classifier

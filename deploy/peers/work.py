@@ -88,7 +88,6 @@ def _write_bundle(name: str, data: bytes, path: Path) -> None:
     }
     artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=18, tolerance=_TOLERANCE)
     manifest = Manifest(
-        format_version=1,
         name=name,
         version=1,
         description="To compare servers with.",

@@ -15,6 +15,7 @@ from edge.bundles import golden as golden_set
 from edge.bundles import manifest_file, rules
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Tier
+from edge.bundles.programs import Role
 from edge.errors import BundleError, Literally
 from edge.files import check_size, read_recorded, replaced_directory, sha256, write_durably
 
@@ -26,7 +27,7 @@ class Bundle:
 
     Attributes:
         path: the directory.
-        manifest: what it says.
+        manifest: its checked contents, upgraded to version 2.
         goldens: the golden set of each tier, by its name.
     """
 
@@ -74,26 +75,29 @@ class Bundle:
                 decoded[name] = golden_set.decode(data, manifest, str(path / name))
         return cls(path, manifest, {tier: decoded[name] for tier, name in sets.items()})
 
-    def artifact(self, runtime: str, tier: str | None = None) -> Artifact:
-        """Return the ONNX file to use with a runtime: one made for it, else one made for any.
+    def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
+        """Return the ONNX file of a role for a runtime: the one made for it, else the one made for any.
+
+        :meth:`Manifest.tensors` gives the inputs and outputs that the file must have.
 
         Args:
             runtime: ``onnxruntime`` or ``tensorrt``.
             tier: a tier's name; None is the full one.
+            role: the part that the file plays in the tier.
 
         Raises:
-            BundleError: no such tier, or it has nothing for that runtime.
+            BundleError: there is no such tier, or it has no file of that role for that runtime.
         """
         chosen = self.tier(tier)
         for wanted in (runtime, "any"):
             for artifact in chosen.artifacts:
-                if artifact.runtime == wanted:
+                if (artifact.runtime, artifact.role) == (wanted, role):
                     return artifact
         raise BundleError(
             f"bundle {self.path} tier {chosen.name!r}",
-            given=[artifact.runtime for artifact in chosen.artifacts],
-            expected=f"an artifact for {runtime}",
-            fix="Export the bundle for that runtime too.",
+            given=[f"{artifact.role} for {artifact.runtime}" for artifact in chosen.artifacts],
+            expected=f"{role} for {runtime}",
+            fix="Export the bundle with that artifact too.",
         )
 
     def tier(self, name: str | None = None) -> Tier:
@@ -128,8 +132,8 @@ def write_bundle(
     """Write a bundle so that it appears whole or not at all.
 
     Args:
-        directory: where it shall stand; its parent is made when missing.
-        manifest: what to write; ``files`` in it is ignored and computed here.
+        directory: the bundle's; its parent is made when missing.
+        manifest: of the bundle; its ``files`` are ignored and computed here.
         files: name to contents.
         replace: whether a bundle that stands there may be replaced.
 
@@ -141,7 +145,7 @@ def write_bundle(
     """
     directory = Path(directory)
     if directory.exists() and not replace:
-        fix = "Choose another place, raise the version, or pass --replace."
+        fix = "Choose another place, or replace it with --replace."
         raise BundleError(f"bundle {directory}", given=Literally("something there"), expected="a free path", fix=fix)
     records = {name: FileRecord(size_bytes=len(data), sha256=sha256(data)) for name, data in files.items()}
     manifest = msgspec.structs.replace(manifest, files=records)

@@ -146,6 +146,27 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
     return GoldenReport(golden.rows, tuple(diffs))
 
 
+def compute(runner: Runner, inputs: Mapping[str, Array], max_rows: int) -> dict[str, Array]:
+    """Return all outputs for inputs with more rows than a run may have.
+
+    Args:
+        runner: the loaded model.
+        inputs: of the graph.
+        max_rows: how many rows the runner takes at once; 0 to compute all inputs in one run.
+
+    Raises:
+        RunnerError: the runtime failed.
+    """
+    if not max_rows:
+        return runner.infer(inputs)
+    rows = len(next(iter(inputs.values())))
+    parts = [
+        runner.infer({name: array[start : start + max_rows] for name, array in inputs.items()})
+        for start in range(0, rows, max_rows)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: str, max_rows: int) -> GoldenReport:
     """Run the golden inputs and compare.
 
@@ -159,12 +180,7 @@ def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: 
     Raises:
         GoldenError: an output is further away than its tolerance allows; the message gives both numbers.
     """
-    step = max_rows or golden.rows
-    parts = [
-        runner.infer({name: array[start : start + step] for name, array in golden.inputs.items()})
-        for start in range(0, golden.rows, step)
-    ]
-    report = compare({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, golden, tolerance)
+    report = compare(compute(runner, golden.inputs, max_rows), golden, tolerance)
     for diff in report.outputs:
         if not diff.passed:
             raise GoldenError(

@@ -1,68 +1,85 @@
-"""The manifest of a bundle: what ``manifest.json`` may say. The README's section on bundles gives the reasons.
+"""The manifest of a bundle: the fields of ``manifest.json``, version 2. The README's section on bundles gives reasons.
 
-The types are the schema: ``msgspec`` checks every field, bound and pattern while it decodes, and a manifest that
-decodes has still to pass :func:`edge.bundles.rules.check`, which holds the rules that span fields.
+The types are the schema: ``msgspec`` checks every field, bound and pattern while it decodes. A decoded manifest must
+also pass :func:`edge.bundles.rules.check`, which holds the rules that span fields.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from edge.bundles.fields import FileName, ModelName, NonNegative, Positive, Shape, Struct, Text
+from edge.bundles.programs import CascadeProgram, Role
 from edge.datatypes import TensorName, TensorSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
-ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+_Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The common rules: immutable, and a field that this version does not know is an error, not a surprise."""
-
-
-class FileRecord(_Struct, frozen=True):
+class FileRecord(Struct, frozen=True):
     """Size and hash of one file; both are checked before a byte of it is used."""
 
     size_bytes: Annotated[int, msgspec.Meta(ge=1)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Profile(_Struct, frozen=True):
-    """The shapes that an input may take: TensorRT's optimization profile. ``opt`` is what to tune for."""
+class Profile(Struct, frozen=True):
+    """The shapes that an input may take: TensorRT's optimization profile. Runtimes tune for ``opt``."""
 
     min: Shape
     opt: Shape
     max: Shape
 
 
-class Tolerance(_Struct, frozen=True):
+class Tolerance(Struct, frozen=True):
     """How far an output may be from its golden value: ``|got - golden| <= atol + rtol * |golden|``."""
 
     atol: NonNegative
     rtol: NonNegative
 
 
-class Artifact(_Struct, frozen=True):
-    """One ONNX file of a tier: which runtime it was written for, in which precision, and how exact it must be."""
+class Artifact(Struct, frozen=True):
+    """One ONNX file of a tier.
+
+    Attributes:
+        file: its name in the bundle.
+        runtime: the runtime that it was written for.
+        precision: of its weights and activations.
+        opset: of the ONNX standard.
+        tolerance: how far its outputs may be from the golden ones.
+        role: the part that it plays in the tier.
+        inputs: its own inputs; None stands for the manifest's.
+        outputs: its own outputs; None stands for the manifest's.
+        profile: of its own inputs, for each with a -1.
+    """
 
     file: FileName
     runtime: Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
     precision: Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
     opset: Annotated[int, msgspec.Meta(ge=13, le=20)]
     tolerance: Tolerance
+    role: Role = "model"
+    inputs: _Tensors | None = None
+    outputs: _Tensors | None = None
+    profile: dict[TensorName, Profile] = msgspec.field(default_factory=dict)
 
 
-class Tier(_Struct, frozen=True):
+class Tensors(NamedTuple):
+    """The inputs and outputs of an ONNX file, and a profile for each input with a -1."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profile: dict[str, Profile]
+
+
+class Tier(Struct, frozen=True):
     """One size of the model. The first tier of a bundle is the full one, later ones are leaner.
 
-    A tier with outputs of its own has a golden set of its own; the others answer to the bundle's.
+    A tier that computes other values than the full one has a golden set of its own; the others use the bundle's.
     """
 
     name: ModelName
@@ -70,7 +87,7 @@ class Tier(_Struct, frozen=True):
     golden: FileName | None = None
 
 
-class ExpressionPreprocess(_Struct, frozen=True, tag="expression", tag_field="type"):
+class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="type"):
     """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
 
     input: TensorName
@@ -79,16 +96,16 @@ class ExpressionPreprocess(_Struct, frozen=True, tag="expression", tag_field="ty
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What a client may send."""
+        """The text inputs of a client."""
         return (_text(self.input),)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that it makes."""
+        """The inputs of the graph that this step computes."""
         return (self.output,)
 
 
-class TokenizerPreprocess(_Struct, frozen=True, tag="tokenizer", tag_field="type"):
+class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"):
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
     Attributes:
@@ -115,16 +132,16 @@ class TokenizerPreprocess(_Struct, frozen=True, tag="tokenizer", tag_field="type
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What a client may send; of a pair both."""
+        """The text inputs of a client; of a pair both."""
         return (_text(self.input), *((_text(self.pair),) if self.pair else ()))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that it makes."""
+        """The inputs of the graph that this step computes."""
         return (self.ids, self.mask, *((self.segments,) if self.segments else ()))
 
 
-class LabelPostprocess(_Struct, frozen=True, tag="label", tag_field="type"):
+class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
     """The name of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
 
     logits: TensorName
@@ -133,16 +150,16 @@ class LabelPostprocess(_Struct, frozen=True, tag="label", tag_field="type"):
 
     @property
     def columns(self) -> int:
-        """How many columns ``logits`` must have."""
+        """The number of columns that ``logits`` must have."""
         return len(self.labels)
 
     @property
     def made(self) -> TensorSpec:
-        """What a client may ask for."""
+        """The output that a client may request."""
         return _text(self.output)
 
 
-class ScorePostprocess(_Struct, frozen=True, tag="score", tag_field="type"):
+class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
     """The one column of ``logits`` (FP32, [-1, 1]) under the name of what it is, ``output`` (FP32, [-1, 1]).
 
     As the model gives it: it may lie beyond the scale that it was trained on, and ``measures`` are of this very value.
@@ -153,39 +170,21 @@ class ScorePostprocess(_Struct, frozen=True, tag="score", tag_field="type"):
 
     @property
     def columns(self) -> int:
-        """How many columns ``logits`` must have."""
+        """The number of columns that ``logits`` must have."""
         return 1
 
     @property
     def made(self) -> TensorSpec:
-        """What a client may ask for."""
+        """The output that a client may request."""
         return TensorSpec(self.output, "FP32", (-1, 1))
 
 
-class CascadeRouter(_Struct, frozen=True, tag="cascade", tag_field="type"):
-    """The tier ``auto``: ``lean`` answers, and ``full`` answers again where ``lean`` was not sure.
+class Serving(Struct, frozen=True):
+    """Serving defaults of the model; a server's options override them.
 
     Attributes:
-        lean: the tier that answers first.
-        full: the tier that answers where the two largest probabilities of ``logits`` are closer than ``margin``.
-        logits: an output of the graph, FP32 [-1, labels].
-        margin: 0 to 1; chosen on data that nothing was trained on.
-        default: whether a request that names no tier is answered like this; only where that was measured to be better.
-    """
-
-    lean: ModelName
-    full: ModelName
-    logits: TensorName
-    margin: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    default: bool = False
-
-
-class Serving(_Struct, frozen=True):
-    """How the model likes to be served; a server's options go before it.
-
-    Attributes:
-        policy: which tier answers a request that names none; None is ``router`` where the router is the default, else
-            ``pinned``, the full tier.
+        policy: the choice of the tier for a request that names none. None is ``router`` where the program is the
+            default, else ``pinned``, the full tier.
         max_queue_delay_us: how long a request that found the server busy may wait for others to join it.
         preferred_batch_sizes: rows that a run should have, where more than one request waits.
     """
@@ -195,7 +194,7 @@ class Serving(_Struct, frozen=True):
     preferred_batch_sizes: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=16)] = ()
 
 
-class Measure(_Struct, frozen=True):
+class Measure(Struct, frozen=True):
     """One measured accuracy: the value, on what, from how many items and seeds, and its 95 % interval if known."""
 
     metric: Text
@@ -206,7 +205,7 @@ class Measure(_Struct, frozen=True):
     interval: tuple[float, float] | None = None
 
 
-class Provenance(_Struct, frozen=True):
+class Provenance(Struct, frozen=True):
     """Where the weights come from. ``versions`` names the packages that made them."""
 
     created: Text
@@ -214,18 +213,20 @@ class Provenance(_Struct, frozen=True):
     data: Text
     seed: int | None = None
     git_commit: Text | None = None
-    versions: dict[str, Text] = {}
+    versions: dict[str, Text] = msgspec.field(default_factory=dict)
 
 
-class Manifest(_Struct, frozen=True):
-    """Everything that the device knows of a model before it opens a file."""
+class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_version"):
+    """Everything that the device knows of a model before it opens another file.
 
-    format_version: int
+    ``format_version`` is the tag of this struct: every manifest in memory is of version 2.
+    """
+
     name: ModelName
     version: Positive
     description: Text
-    inputs: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
-    outputs: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
+    inputs: _Tensors
+    outputs: _Tensors
     max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=4096)]
     profile: dict[TensorName, Profile]
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
@@ -234,17 +235,25 @@ class Manifest(_Struct, frozen=True):
     provenance: Provenance
     preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None
     postprocess: LabelPostprocess | ScorePostprocess | None = None
-    router: CascadeRouter | None = None
+    program: CascadeProgram | None = None
     serving: Serving | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
     def input(self, name: str) -> TensorSpec | None:
-        """Return the spec of an input of the ONNX graph, or None."""
+        """Return the spec of an input of the model, or None."""
         return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def tensors(self, artifact: Artifact) -> Tensors:
+        """Return the tensors that the ONNX graph of an artifact must have: its own, else the manifest's."""
+        return Tensors(
+            self.inputs if artifact.inputs is None else artifact.inputs,
+            self.outputs if artifact.outputs is None else artifact.outputs,
+            self.profile if artifact.inputs is None else artifact.profile,
+        )
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of ``manifest.json``."""
+    """Return the JSON Schema of ``manifest.json``, version 2."""
     return msgspec.json.schema(Manifest)
 
 

@@ -1,4 +1,4 @@
-"""What must be known of an ONNX file before a runtime gets it, read from its bytes without the onnx package."""
+"""Check that an ONNX file holds all its weights, from its bytes alone and without the onnx package."""
 
 from __future__ import annotations
 

@@ -8,14 +8,13 @@ import numpy as np
 
 from edge.bundles import expression, text
 from edge.bundles.bundle import Bundle
+from edge.bundles.fields import EXPORT_AGAIN
 from edge.bundles.manifest import ExpressionPreprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
 
 
 class Preprocessor(Protocol):
@@ -77,7 +76,7 @@ class TokenizerPreprocessor:
         special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
         if config.max_length <= special:  # the library would raise, or cut nothing
             expected = f"more tokens than the {special} that the tokenizer adds"
-            raise BundleError(f"{subject} max_length", given=config.max_length, expected=expected, fix=_EXPORT_AGAIN)
+            raise BundleError(f"{subject} max_length", given=config.max_length, expected=expected, fix=EXPORT_AGAIN)
         # A tokenizer.json brings the padding and truncation of its training with it; the manifest's hold here.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
@@ -132,15 +131,15 @@ def _check_golden(step: Preprocessor, bundle: Bundle) -> None:
     for spec, raw in zip(step.inputs, texts, strict=True):
         if raw.dtype.kind != "S" or not spec.accepts(raw.shape):
             given = Literally(f"{raw.dtype} {list(raw.shape)}")
-            raise BundleError(subject, given=given, expected=f"bytes {list(spec.shape)}", fix=_EXPORT_AGAIN)
+            raise BundleError(subject, given=given, expected=f"bytes {list(spec.shape)}", fix=EXPORT_AGAIN)
     try:
         made = step(*texts)
     except InvalidRequest as error:
-        raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=_EXPORT_AGAIN) from None
+        raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=EXPORT_AGAIN) from None
     for name, array in made.items():
         if not np.array_equal(array, bundle.golden.inputs[name]):
             given, expected = Literally("other values"), f"exactly the golden input {name!r} after preprocessing"
-            raise BundleError(subject, given=given, expected=expected, fix=_EXPORT_AGAIN)
+            raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
 
 
 def _tokenizer(definition: bytes, subject: str) -> Tokenizer:

@@ -56,15 +56,21 @@ def _bundle(path: Path, manifest: Manifest) -> None:
                 ("input", manifest.inputs),
                 ("output", manifest.outputs),
                 ("made of outputs", (manifest.postprocess.made,) if manifest.postprocess else ()),
+                *(
+                    (f"{kind} of {artifact.file}", own or ())
+                    for tier in manifest.tiers
+                    for artifact in tier.artifacts
+                    for kind, own in (("input", artifact.inputs), ("output", artifact.outputs))
+                ),
             )
             for spec in specs
         ],
     )
     print_table(
         "tiers",
-        ["tier", "file", "runtime", "precision", "opset", "bytes"],
+        ["tier", "role", "file", "runtime", "precision", "opset", "bytes"],
         [
-            [tier.name, a.file, a.runtime, a.precision, a.opset, manifest.files[a.file].size_bytes]
+            [tier.name, a.role, a.file, a.runtime, a.precision, a.opset, manifest.files[a.file].size_bytes]
             for tier in manifest.tiers
             for a in tier.artifacts
         ],

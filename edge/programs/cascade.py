@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from edge.bundles.manifest import CascadeRouter
+from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array
 from edge.programs.program import TIER, Computed, Options, SingleRun
 from edge.runner import Runner
@@ -25,7 +25,7 @@ class Cascade:
         runners: of the tiers, by name.
     """
 
-    def __init__(self, config: CascadeRouter, runners: Mapping[str, Runner]) -> None:
+    def __init__(self, config: CascadeProgram, runners: Mapping[str, Runner]) -> None:
         self._config = config
         self._single = SingleRun(runners)
         self._lean = runners[config.lean]

@@ -125,23 +125,23 @@ class Model:
 
     @property
     def _default_policy(self) -> str:
-        router = self.manifest.router
-        return self._serving.policy or (ROUTER if router and router.default else PINNED)
+        program = self.manifest.program
+        return self._serving.policy or (ROUTER if program and program.default else PINNED)
 
     def _program(self) -> Program:
         runners = {name: loaded.runner for name, loaded in self.tiers.items()}
-        router = self.manifest.router
-        return Cascade(router, runners) if router else SingleRun(runners)
+        program = self.manifest.program
+        return Cascade(program, runners) if program else SingleRun(runners)
 
     def _lanes(self, bundle: Bundle, options: ServingOptions) -> dict[str, Lane]:
         joiner = Joiner.of(self.manifest)
         delay_us = (
             self._serving.max_queue_delay_us if options.max_queue_delay_us is None else options.max_queue_delay_us
         )
-        router = self.manifest.router
+        program = self.manifest.program
         lanes = {}
-        for name in [*self.tiers, *([AUTO] if router else [])]:
-            own = [router.lean, router.full] if router and name == AUTO else [name]
+        for name in [*self.tiers, *([AUTO] if program else [])]:
+            own = [program.lean, program.full] if program and name == AUTO else [name]
             joined = options.batching and all(_is_row_by_row(bundle, tier) for tier in own)
             lanes[name] = Lane(
                 name,

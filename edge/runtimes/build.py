@@ -201,8 +201,9 @@ def _make(
 
 def _verify(runner: Runner, bundle: Bundle, artifact: Artifact, tier: str | None) -> GoldenReport:
     subject = _subject(bundle, artifact)
-    _check_tensors(f"{subject} inputs", runner.inputs, bundle.manifest.inputs)
-    _check_tensors(f"{subject} outputs", runner.outputs, bundle.manifest.outputs)
+    tensors = bundle.manifest.tensors(artifact)
+    _check_tensors(f"{subject} inputs", runner.inputs, tensors.inputs)
+    _check_tensors(f"{subject} outputs", runner.outputs, tensors.outputs)
     golden = bundle.goldens[bundle.tier(tier).name]
     return check_runner(runner, golden, artifact.tolerance, subject, bundle.manifest.max_batch_size)
 

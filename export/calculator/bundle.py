@@ -69,7 +69,6 @@ def export_run(run: str | Path, repository: str | Path, *, replace: bool = False
     if isinstance(model, Transformer4) and model.adaptive:
         measures += head_use(model, splits)
     manifest = Manifest(
-        format_version=1,
         name=name,
         version=VERSION,
         description=DESCRIPTIONS[name],

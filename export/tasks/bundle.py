@@ -120,7 +120,6 @@ def export_classifier(
     shape = Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length))
     labels = LABELS.get(task.name, task.labels)
     manifest = Manifest(
-        format_version=1,
         name=name,
         version=VERSION,
         description=f"{task.name} of GLUE: {' or '.join(labels) or 'a score from 0 to 5'}",

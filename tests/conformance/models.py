@@ -93,7 +93,6 @@ def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
         tensor: tuple(size if size > 0 else shape.rows or ELEMENTS for size in s.shape) for tensor, s in specs.items()
     }
     manifest = Manifest(
-        format_version=1,
         name=name,
         version=version,
         description="for the tests of conformance",

@@ -1,6 +1,6 @@
-"""Write ``broken_bundles``: the good oracle bundle, broken in one way in each case.
+"""Write the corpora of broken bundles: the good oracle bundle of each format version, broken in one way in each case.
 
-``broken_bundles/expected.json`` says which error each has to give, and is written by hand.
+``broken_bundles/expected.json`` holds the error of each case of both corpora, and is written by hand.
 
     python -m tests.data.make_broken_bundles
 """
@@ -23,12 +23,22 @@ from onnx import TensorProto, external_data_helper, helper
 
 from edge.bundles.golden import Golden
 from edge.datatypes import Array
-from tests.edge.models import ORACLE_BUNDLE, oracle_golden
+from tests.edge.models import DATA, ORACLE_BUNDLE, oracle_golden, oracle_onnx
 
-BROKEN_BUNDLES = Path(__file__).parent / "broken_bundles"
-
-GOOD = {path.name: path.read_bytes() for path in sorted(ORACLE_BUNDLE.iterdir())}
-MANIFEST: dict[str, Any] = json.loads(GOOD["manifest.json"])
+BROKEN_BUNDLES = DATA / "broken_bundles"
+#: A program, or a router of version 1, that names tiers which the oracle does not have.
+CASCADE = {"type": "cascade", "lean": "small", "full": "full", "logits": "value", "margin": 0.5}
+#: A good further artifact of version 2: it takes an input of its own.
+HEAD: dict[str, Any] = {
+    "role": "head",
+    "inputs": [{"name": "code", "datatype": "FP32", "shape": [-1, 4]}],
+    "profile": {"code": {"min": [1, 4], "opt": [8, 4], "max": [64, 4]}},
+}
+#: Format version to its good bundle and its corpus.
+CORPORA = {
+    1: (DATA / "version_1" / "bundles" / ORACLE_BUNDLE.name, DATA / "version_1" / "broken_bundles"),
+    2: (ORACLE_BUNDLE, BROKEN_BUNDLES),
+}
 
 
 class Link(NamedTuple):
@@ -41,23 +51,76 @@ class Link(NamedTuple):
 Tree = dict[str, bytes | Link]
 
 
-def with_files(**changes: bytes | Link | None) -> Tree:
-    """Return the good files with some replaced; ``_`` in a name stands for ``.``, and None removes the file."""
-    changed = {**GOOD, **{name.replace("_", "."): content for name, content in changes.items()}}
-    return {name: content for name, content in changed.items() if content is not None}
+class Good:
+    """The good bundle of one format version, from which every case is made.
+
+    Attributes:
+        files: name to contents.
+        manifest: the decoded manifest; not to be changed.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.files = {path.name: path.read_bytes() for path in sorted(CORPORA[version][0].iterdir())}
+        self.manifest: dict[str, Any] = json.loads(self.files["manifest.json"])
+
+    def with_files(self, **changes: bytes | Link | None) -> Tree:
+        """Return the good files with some replaced; ``_`` in a name stands for ``.``, and None removes the file."""
+        changed = {**self.files, **{name.replace("_", "."): content for name, content in changes.items()}}
+        return {name: content for name, content in changed.items() if content is not None}
+
+    def with_manifest(self, change: Callable[[dict[str, Any]], object]) -> Tree:
+        """Return the good files with a change to the manifest."""
+        manifest = copy.deepcopy(self.manifest)
+        change(manifest)
+        return self.with_files(manifest_json=as_json(manifest))
+
+    def with_hashed(self, name: str, content: bytes) -> Tree:
+        """Return the good files with one replaced, and the manifest's size and hash adapted to it."""
+        return {**self.with_manifest(lambda manifest: manifest["files"].update({name: record(content)})), name: content}
+
+    def with_field(self, *path: str | int, value: object) -> Tree:
+        """Return the good files with one value of the manifest replaced, or added."""
+
+        def change(manifest: Any) -> None:
+            for key in path[:-1]:
+                manifest = manifest[key]
+            manifest[path[-1]] = value
+
+        return self.with_manifest(change)
+
+    def without(self, name: str) -> Tree:
+        """Return the good files with a field of the manifest missing."""
+        return self.with_manifest(lambda manifest: manifest.pop(name))
+
+    def with_model_called(self, name: str) -> Tree:
+        """Return the good files with a manifest that calls the model ``name``."""
+
+        def change(manifest: dict[str, Any]) -> None:
+            manifest["files"][name] = manifest["files"].pop("model.onnx")
+            manifest["tiers"][0]["artifacts"][0]["file"] = name
+
+        return self.with_manifest(change)
+
+    def with_artifacts(self, *changes: Mapping[str, object]) -> Tree:
+        """Return the good files with further ONNX files in the tier, ``extra1.onnx`` and so on.
+
+        Args:
+            changes: for each further file, the fields of its artifact in which it differs from the first one.
+        """
+        content = self.files["model.onnx"]
+        files = {f"extra{index}.onnx": change for index, change in enumerate(changes, 1)}
+
+        def change_manifest(manifest: dict[str, Any]) -> None:
+            artifacts = manifest["tiers"][0]["artifacts"]
+            artifacts += [{**artifacts[0], "file": file, **change} for file, change in files.items()]
+            manifest["files"].update({file: record(content) for file in files})
+
+        return {**self.with_manifest(change_manifest), **dict.fromkeys(files, content)}
 
 
-def with_manifest(change: Callable[[dict[str, Any]], object]) -> Tree:
-    """Return the good files with a change to the manifest."""
-    manifest = copy.deepcopy(MANIFEST)
-    change(manifest)
-    return with_files(manifest_json=as_json(manifest))
-
-
-def with_hashed(name: str, content: bytes) -> Tree:
-    """Return the good files with one replaced, and the manifest's size and hash adapted to it."""
-    record = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return {**with_manifest(lambda manifest: manifest["files"].update({name: record})), name: content}
+def record(content: bytes) -> dict[str, object]:
+    """Return what a manifest records of a file."""
+    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def as_json(value: object) -> bytes:
@@ -67,7 +130,7 @@ def as_json(value: object) -> bytes:
 
 def changed_onnx(change: Callable[[onnx.ModelProto], object]) -> bytes:
     """Return the good model with a change."""
-    model = onnx.load_from_string(GOOD["model.onnx"])
+    model = onnx.load_from_string(oracle_onnx())
     change(model)
     return bytes(model.SerializeToString(deterministic=True))
 
@@ -83,7 +146,7 @@ def golden_compressed() -> bytes:
     """Return the good golden set with its members deflated."""
     buffer = io.BytesIO()
     with (
-        zipfile.ZipFile(io.BytesIO(GOOD["golden.npz"])) as stored,
+        zipfile.ZipFile(io.BytesIO(oracle_golden().encode())) as stored,
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=0) as deflated,
     ):
         for item in stored.infolist():
@@ -94,7 +157,7 @@ def golden_compressed() -> bytes:
 
 def golden_pickled() -> bytes:
     """Return the good golden set with its text as an array of Python objects."""
-    member, buffer = io.BytesIO(), io.BytesIO(GOOD["golden.npz"])
+    member, buffer = io.BytesIO(), io.BytesIO(oracle_golden().encode())
     np.save(member, oracle_golden().raw["expression"].astype(object), allow_pickle=True)
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.writestr(zipfile.ZipInfo("raw/pickled.npy"), member.getvalue())
@@ -116,125 +179,164 @@ def custom_operator(model: onnx.ModelProto) -> None:
     model.opset_import.append(helper.make_opsetid("com.example", 1))
 
 
-def files_entry(name: str) -> Tree:
-    """Return the good files with a manifest that calls the model ``name``."""
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["files"][name] = manifest["files"].pop("model.onnx")
-        manifest["tiers"][0]["artifacts"][0]["file"] = name
-
-    return with_manifest(change)
-
-
-def field(*path: str | int, value: object) -> Tree:
-    """Return the good files with one value of the manifest replaced."""
-
-    def change(manifest: Any) -> None:
-        for key in path[:-1]:
-            manifest = manifest[key]
-        manifest[path[-1]] = value
-
-    return with_manifest(change)
-
-
 def rename_input(model: onnx.ModelProto) -> None:
     """Call the input ``tokens``."""
     model.graph.input[0].name = model.graph.node[0].input[0] = "tokens"
 
 
-def cases() -> dict[str, Tree]:
-    """Return the files of every case by its name."""
-    return {**broken_files(), **broken_manifests(), **broken_golden_sets(), **broken_models()}
+def cases(version: int) -> dict[str, Tree]:
+    """Return the files of every case of a format version by its name."""
+    good = Good(version)
+    of_version = broken_only_in_version_1 if version == 1 else broken_only_in_version_2
+    return {
+        **broken_files(good),
+        **broken_manifests(good),
+        **of_version(good),
+        **broken_golden_sets(good),
+        **broken_models(good),
+    }
 
 
-def broken_files() -> dict[str, Tree]:
+def broken_files(good: Good) -> dict[str, Tree]:
     """Files that are not those of the manifest."""
     return {
-        "wrong-hash": with_files(model_onnx=GOOD["model.onnx"][:-1] + b"\0"),
-        "wrong-size-short": with_files(model_onnx=GOOD["model.onnx"][:-1]),
-        "wrong-size-long": with_files(model_onnx=GOOD["model.onnx"] + b"\0"),
-        "missing-file": with_files(model_onnx=None),
-        "stray-file": with_files(notes_txt=b"remember the milk\n"),
+        "wrong-hash": good.with_files(model_onnx=good.files["model.onnx"][:-1] + b"\0"),
+        "wrong-size-short": good.with_files(model_onnx=good.files["model.onnx"][:-1]),
+        "wrong-size-long": good.with_files(model_onnx=good.files["model.onnx"] + b"\0"),
+        "missing-file": good.with_files(model_onnx=None),
+        "stray-file": good.with_files(notes_txt=b"remember the milk\n"),
         "link-as-file": {
-            **with_files(model_onnx=None),
+            **good.with_files(model_onnx=None),
             "model.onnx": Link("../../bundles/calculator-oracle-1/model.onnx"),
         },
-        "link-as-manifest": with_files(manifest_json=Link("../../bundles/calculator-oracle-1/manifest.json")),
-        "directory-as-file": {**with_files(model_onnx=None), "model.onnx/placeholder": b"\n"},
-        "missing-golden": with_files(golden_npz=None),
-        "path-traversal": files_entry("../model.onnx"),
-        "path-absolute": files_entry("/etc/passwd"),
+        "link-as-manifest": good.with_files(manifest_json=Link("../../bundles/calculator-oracle-1/manifest.json")),
+        "directory-as-file": {**good.with_files(model_onnx=None), "model.onnx/placeholder": b"\n"},
+        "missing-golden": good.with_files(golden_npz=None),
+        "path-traversal": good.with_model_called("../model.onnx"),
+        "path-absolute": good.with_model_called("/etc/passwd"),
     }
 
 
-def broken_manifests() -> dict[str, Tree]:
+def broken_manifests(good: Good) -> dict[str, Tree]:
     """Manifests that break the schema or a rule."""
     return {
-        "missing-manifest": with_files(manifest_json=None),
-        "empty-manifest": with_files(manifest_json=b""),
-        "not-json": with_files(manifest_json=b"name: calculator\n"),
-        "not-utf8": with_files(manifest_json=GOOD["manifest.json"].replace(b"Evaluates", b"\xff\xfe")),
-        "deep-json": with_files(manifest_json=b'{"format_version":1,"name":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n"),
-        "huge-manifest": with_files(manifest_json=GOOD["manifest.json"] + b"\n" * 2**18),
-        "unknown-field": field("colour", value="blue"),
-        "future-format": field("format_version", value=2),
-        "version-zero": field("version", value=0),
-        "uppercase-name": field("name", value="Calculator"),
-        "duplicate-tier": field("tiers", value=MANIFEST["tiers"] * 2),
-        "duplicate-tensor": field("outputs", 0, "name", value="x"),
-        "unknown-datatype": field("inputs", 0, "datatype", value="FP8"),
-        "fixed-batch": field("outputs", 0, "shape", value=[1, 1]),
-        "no-profile": field("profile", value={}),
-        "profile-inverted": field("profile", "x", "min", value=[9, 15]),
-        "profile-unfit": field("profile", "x", "opt", value=[8, 16]),
-        "profile-not-batch": field("max_batch_size", value=32),
-        "preprocess-to-nothing": field("preprocess", "output", value="tokens"),
-        "preprocess-from-tensor": field("preprocess", "input", value="x"),
-        "unlisted-artifact": field("tiers", 0, "artifacts", 0, "file", value="other.onnx"),
-        "unlisted-golden": field("golden", value="other.npz"),
+        "missing-manifest": good.with_files(manifest_json=None),
+        "empty-manifest": good.with_files(manifest_json=b""),
+        "not-json": good.with_files(manifest_json=b"name: calculator\n"),
+        "not-utf8": good.with_files(manifest_json=good.files["manifest.json"].replace(b"Evaluates", b"\xff\xfe")),
+        "deep-json": good.with_files(
+            manifest_json=b'{"format_version":%d,"name":' % good.manifest["format_version"]
+            + b"[" * 50_000
+            + b"]" * 50_000
+            + b"}\n"
+        ),
+        "huge-manifest": good.with_files(manifest_json=good.files["manifest.json"] + b"\n" * 2**18),
+        "unknown-field": good.with_field("colour", value="blue"),
+        "future-format": good.with_field("format_version", value=3),
+        "format-zero": good.with_field("format_version", value=0),
+        "format-negative": good.with_field("format_version", value=-1),
+        "format-text": good.with_field("format_version", value="2"),
+        "no-format": good.without("format_version"),
+        "version-zero": good.with_field("version", value=0),
+        "uppercase-name": good.with_field("name", value="Calculator"),
+        "duplicate-tier": good.with_field("tiers", value=good.manifest["tiers"] * 2),
+        "duplicate-tensor": good.with_field("outputs", 0, "name", value="x"),
+        "unknown-datatype": good.with_field("inputs", 0, "datatype", value="FP8"),
+        "fixed-batch": good.with_field("outputs", 0, "shape", value=[1, 1]),
+        "no-profile": good.with_field("profile", value={}),
+        "profile-inverted": good.with_field("profile", "x", "min", value=[9, 15]),
+        "profile-unfit": good.with_field("profile", "x", "opt", value=[8, 16]),
+        "profile-not-batch": good.with_field("max_batch_size", value=32),
+        "preprocess-to-nothing": good.with_field("preprocess", "output", value="tokens"),
+        "preprocess-from-tensor": good.with_field("preprocess", "input", value="x"),
+        "unlisted-artifact": good.with_field("tiers", 0, "artifacts", 0, "file", value="other.onnx"),
+        "unlisted-golden": good.with_field("golden", value="other.npz"),
+        "two-artifacts-for-a-runtime": good.with_artifacts({}),
     }
 
 
-def broken_golden_sets() -> dict[str, Tree]:
+def broken_only_in_version_1(good: Good) -> dict[str, Tree]:
+    """Manifests of version 1 with fields of version 2, or with a router that breaks a rule."""
+    return {
+        "role-in-version-1": good.with_field("tiers", 0, "artifacts", 0, "role", value="model"),
+        "own-tensors-in-version-1": good.with_field(
+            "tiers", 0, "artifacts", 0, "inputs", value=good.manifest["inputs"]
+        ),
+        "program-in-version-1": good.with_field("program", value=CASCADE),
+        "router-of-unknown-tiers": good.with_field("router", value=CASCADE),
+    }
+
+
+def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
+    """Manifests of version 2 whose roles, tensors of artifacts or program break the schema or a rule."""
+    x, y = good.manifest["inputs"], good.manifest["outputs"]
+    head, (code,), shapes = HEAD, HEAD["inputs"], HEAD["profile"]["code"]
+    return {
+        "router-in-version-2": good.with_field("router", value=CASCADE),
+        "program-without-type": good.with_field(
+            "program", value={key: CASCADE[key] for key in CASCADE if key != "type"}
+        ),
+        "program-of-unknown-type": good.with_field("program", value={"type": "spiral", "turns": 3}),
+        "program-of-unknown-tiers": good.with_field("program", value=CASCADE),
+        "unknown-role": good.with_field("tiers", 0, "artifacts", 0, "role", value="brain"),
+        "no-model-role": good.with_field("tiers", 0, "artifacts", 0, "role", value="backbone"),
+        "two-artifacts-of-a-role": good.with_artifacts({"role": "head"}, {"role": "head"}),
+        "own-tensors-of-a-model": good.with_artifacts(
+            {"runtime": "tensorrt", "inputs": x, "profile": good.manifest["profile"]}
+        ),
+        "own-tensors-differ-in-a-role": good.with_artifacts(
+            head, {**head, "runtime": "tensorrt", "outputs": [{**y[0], "name": "z"}]}
+        ),
+        "own-datatype-unknown": good.with_artifacts({**head, "inputs": [{**code, "datatype": "BF16"}]}),
+        "own-batch-fixed": good.with_artifacts({**head, "inputs": [{**code, "shape": [1, 4]}]}),
+        "own-name-twice": good.with_artifacts({**head, "outputs": [{**y[0], "name": "code"}]}),
+        "own-input-empty": good.with_artifacts({**head, "inputs": []}),
+        "own-profile-missing": good.with_artifacts({**head, "profile": {}}),
+        "own-profile-unfit": good.with_artifacts({**head, "profile": {"code": {**shapes, "opt": [8, 5]}}}),
+        "own-profile-without-inputs": good.with_artifacts({"role": "head", "profile": good.manifest["profile"]}),
+    }
+
+
+def broken_golden_sets(good: Good) -> dict[str, Tree]:
     """Golden sets that break the format."""
     values = oracle_golden().outputs["value"]
     return {
-        "golden-no-zip": with_hashed("golden.npz", b"not a zip file\n"),
-        "golden-truncated": with_hashed("golden.npz", GOOD["golden.npz"][:700]),
-        "golden-compressed": with_hashed("golden.npz", golden_compressed()),
-        "golden-pickled": with_hashed("golden.npz", golden_pickled()),
-        "golden-nan": with_hashed("golden.npz", golden(outputs={"value": values * np.float32("nan")})),
-        "golden-shape": with_hashed("golden.npz", golden(inputs={"x": np.zeros((8, 14), np.float32)})),
-        "golden-datatype": with_hashed("golden.npz", golden(outputs={"value": values.astype(np.float64)})),
-        "golden-rows": with_hashed("golden.npz", golden(outputs={"value": values[:3]})),
-        "golden-extra": with_hashed("golden.npz", golden(outputs={"other": values})),
+        "golden-no-zip": good.with_hashed("golden.npz", b"not a zip file\n"),
+        "golden-truncated": good.with_hashed("golden.npz", good.files["golden.npz"][:700]),
+        "golden-compressed": good.with_hashed("golden.npz", golden_compressed()),
+        "golden-pickled": good.with_hashed("golden.npz", golden_pickled()),
+        "golden-nan": good.with_hashed("golden.npz", golden(outputs={"value": values * np.float32("nan")})),
+        "golden-shape": good.with_hashed("golden.npz", golden(inputs={"x": np.zeros((8, 14), np.float32)})),
+        "golden-datatype": good.with_hashed("golden.npz", golden(outputs={"value": values.astype(np.float64)})),
+        "golden-rows": good.with_hashed("golden.npz", golden(outputs={"value": values[:3]})),
+        "golden-extra": good.with_hashed("golden.npz", golden(outputs={"other": values})),
     }
 
 
-def broken_models() -> dict[str, Tree]:
+def broken_models(good: Good) -> dict[str, Tree]:
     """Sound files that contradict each other, found only when the model is loaded."""
     values = oracle_golden().outputs["value"]
     return {
-        "golden-wrong": with_hashed("golden.npz", golden(outputs={"value": values + 1})),
-        "golden-other-text": with_hashed(
+        "golden-wrong": good.with_hashed("golden.npz", golden(outputs={"value": values + 1})),
+        "golden-other-text": good.with_hashed(
             "golden.npz", golden(raw={"expression": oracle_golden().raw["expression"][::-1]})
         ),
-        "golden-no-expression": with_hashed("golden.npz", golden(raw={"expression": np.full((8, 1), b"two")})),
-        "onnx-truncated": with_hashed("model.onnx", GOOD["model.onnx"][:1000]),
-        "onnx-not": with_hashed("model.onnx", b"\x08\x08"),
-        "onnx-other-input": with_hashed("model.onnx", changed_onnx(rename_input)),
-        "onnx-other-shape": field("outputs", 0, "shape", value=[-1, -1]),
-        "onnx-external-data": with_hashed("model.onnx", changed_onnx(external_data)),
-        "onnx-unknown-opset": with_hashed(
+        "golden-no-expression": good.with_hashed("golden.npz", golden(raw={"expression": np.full((8, 1), b"two")})),
+        "onnx-truncated": good.with_hashed("model.onnx", good.files["model.onnx"][:1000]),
+        "onnx-not": good.with_hashed("model.onnx", b"\x08\x08"),
+        "onnx-other-input": good.with_hashed("model.onnx", changed_onnx(rename_input)),
+        "onnx-other-shape": good.with_field("outputs", 0, "shape", value=[-1, -1]),
+        "onnx-external-data": good.with_hashed("model.onnx", changed_onnx(external_data)),
+        "onnx-unknown-opset": good.with_hashed(
             "model.onnx", changed_onnx(lambda model: setattr(model.opset_import[0], "version", 999))
         ),
-        "onnx-custom-operator": with_hashed("model.onnx", changed_onnx(custom_operator)),
+        "onnx-custom-operator": good.with_hashed("model.onnx", changed_onnx(custom_operator)),
     }
 
 
-def write(directory: Path) -> None:
-    """Write all cases, replacing those that are there."""
-    for name, files in cases().items():
+def write(directory: Path, version: int) -> None:
+    """Write all cases of a format version, replacing those that are there."""
+    for name, files in cases(version).items():
         shutil.rmtree(directory / name, ignore_errors=True)
         for file, content in files.items():
             path = directory / name / file
@@ -246,4 +348,5 @@ def write(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(BROKEN_BUNDLES)
+    for version, (_, corpus) in CORPORA.items():
+        write(corpus, version)

@@ -1,9 +1,11 @@
-"""Valid manifests of every kind, for Hypothesis."""
+"""Valid manifests of every kind and of both format versions, for Hypothesis."""
 
 from __future__ import annotations
 
+import json
 from math import isfinite
 
+import msgspec
 from hypothesis import strategies as st
 
 from edge.bundles.manifest import (
@@ -17,16 +19,19 @@ from edge.bundles.manifest import (
     Tier,
     Tolerance,
 )
+from edge.bundles.manifest_file import encode
+from edge.bundles.programs import CascadeProgram
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 
 _LARGEST = 2**31 - 1
+FURTHER_ROLES = ("embed", "step", "backbone", "head")
 
 texts = st.text(max_size=20)
 model_names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
 file_names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,20}", fullmatch=True).filter(
     lambda name: name != "manifest.json"
 )
-tensor_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,20}", fullmatch=True)
+tensor_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,20}", fullmatch=True).filter(lambda name: "//" not in name)
 non_negative = st.floats(0, 1e30)
 positive = st.integers(1, _LARGEST)
 records = st.builds(FileRecord, size_bytes=st.integers(1, 2**40), sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True))
@@ -50,23 +55,45 @@ provenances = st.builds(
 )
 
 
+def as_version_1(manifest: Manifest) -> bytes:
+    """Return what version 1 wrote of a manifest without further roles."""
+    fields = json.loads(encode(manifest))
+    if "program" in fields:
+        fields["router"] = fields.pop("program")
+    return json.dumps({**fields, "format_version": 1}).encode()
+
+
 @st.composite
-def valid_manifests(draw: st.DrawFn) -> Manifest:
-    """Return manifests that pass every rule."""
+def valid_manifests(draw: st.DrawFn, *, roles: bool = True) -> Manifest:
+    """Return manifests that pass every rule; with ``roles``, tiers may hold more than a model."""
     batch = draw(st.integers(0, 4096))
     names = draw(st.lists(tensor_names, min_size=3, max_size=6, unique=True))
     inputs, outputs = (
         tuple(draw(_specs(name, batch)) for name in part)
         for part in (names[1 : len(names) // 2 + 1], names[len(names) // 2 + 1 :])
     )
-    artifacts = draw(st.integers(1, 3))
-    files = draw(st.lists(file_names, min_size=artifacts + 1, max_size=artifacts + 3, unique=True))
-    tier_names = draw(st.lists(model_names, min_size=artifacts, max_size=artifacts, unique=True))
+    tier_names = draw(st.lists(model_names.filter(lambda name: name != "auto"), min_size=1, max_size=3, unique=True))
+    further = [
+        draw(st.lists(st.sampled_from(FURTHER_ROLES), max_size=2, unique=True)) if roles else [] for _ in tier_names
+    ]
+    needed = 1 + sum(1 + len(own) for own in further)
+    files = draw(st.lists(file_names, min_size=needed, max_size=needed + 2, unique=True))
+    unused = iter(files[1:])
     tiers = tuple(
-        Tier(name=name, artifacts=(draw(_artifacts(file)),)) for name, file in zip(tier_names, files[1:], strict=False)
+        Tier(
+            name=name,
+            artifacts=(draw(_artifacts(next(unused))), *(draw(_with_role(next(unused), role, batch)) for role in own)),
+        )
+        for name, own in zip(tier_names, further, strict=True)
     )
+    program = None
+    if batch and len(tiers) > 1 and draw(st.booleans()):
+        logits = TensorSpec(outputs[0].name, "FP32", (-1, draw(st.integers(2, 64) | st.just(-1))))
+        outputs = (logits, *outputs[1:])
+        margin, default = draw(st.floats(0, 1)), draw(st.booleans())
+        lean, full = tier_names[1], tier_names[0]
+        program = CascadeProgram(lean=lean, full=full, logits=logits.name, margin=margin, default=default)
     return Manifest(
-        format_version=1,
         name=draw(model_names),
         version=draw(positive),
         description=draw(texts),
@@ -79,6 +106,7 @@ def valid_manifests(draw: st.DrawFn) -> Manifest:
         files={name: draw(records) for name in files},
         provenance=draw(provenances),
         preprocess=draw(st.none() | _preprocess(names[0], inputs[0].name)),
+        program=program,
         measures=tuple(draw(st.lists(measures, max_size=2))),
     )
 
@@ -108,6 +136,21 @@ def _artifacts(file: str) -> st.SearchStrategy[Artifact]:
         precision=st.sampled_from(["fp32", "fp16", "int8"]),
         opset=st.integers(13, 20),
         tolerance=st.builds(Tolerance, atol=non_negative, rtol=non_negative),
+    )
+
+
+@st.composite
+def _with_role(draw: st.DrawFn, file: str, role: str, batch: int) -> Artifact:
+    """Return an artifact with the manifest's tensors, or with inputs of its own, or with both of its own."""
+    artifact = msgspec.structs.replace(draw(_artifacts(file)), role=role)
+    own = draw(st.integers(0, 2))
+    # No manifest has a name with two slashes, so an own input never meets an output of the manifest.
+    inputs = (draw(_specs("own//input", batch)),) if own else None
+    return msgspec.structs.replace(
+        artifact,
+        inputs=inputs,
+        outputs=(draw(_specs("own//output", batch)),) if own == 2 else None,
+        profile={spec.name: draw(_profiles(spec, batch)) for spec in inputs or () if -1 in spec.shape},
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -133,7 +134,6 @@ def oracle_golden() -> Golden:
 def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manifest:
     """The manifest of the oracle; its ``files`` are filled in when it is written."""
     return Manifest(
-        format_version=1,
         name=name,
         version=version,
         description="Evaluates sums and differences of up to 8 whole numbers exactly.",
@@ -157,13 +157,30 @@ def write_oracle_bundle(
     return write_bundle(directory, oracle_manifest(name, version), files, replace=replace)
 
 
+def write_bundle_of_roles(directory: Path) -> Bundle:
+    """Write the oracle with two further roles: ``embed`` gives ``code``, and ``head``, once for TensorRT, takes it."""
+    manifest = oracle_manifest()
+    (model,) = manifest.tiers[0].artifacts
+    code = TensorSpec("code", "FP32", (-1, 4))
+    shapes = {"code": Profile(min=(1, 4), opt=(8, 4), max=(MAX_BATCH_SIZE, 4))}
+    head = msgspec.structs.replace(model, file="head.onnx", role="head", inputs=(code,), profile=shapes)
+    artifacts = (
+        msgspec.structs.replace(model, file="embed.onnx", role="embed", outputs=(code,)),
+        msgspec.structs.replace(head, file="head-tensorrt.onnx", runtime="tensorrt"),
+        model,
+        head,
+    )
+    manifest = msgspec.structs.replace(manifest, tiers=(Tier(name="full", artifacts=artifacts),))
+    files = {artifact.file: oracle_onnx() for artifact in artifacts} | {"golden.npz": oracle_golden().encode()}
+    return write_bundle(directory, manifest, files)
+
+
 def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
     """Write :func:`attention_onnx` in FP16 as a bundle at ``directory``, golden outputs by NumPy in float64."""
     width = ATTENTION_HEADS * head_dim
     shape = (-1, ATTENTION_SEQUENCE, width)
     x = np.random.default_rng(1).normal(size=(4, *shape[1:])).astype(np.float16)
     manifest = Manifest(
-        format_version=1,
         name=f"attention-{head_dim}",
         version=1,
         description="One block of self-attention with random weights.",

@@ -107,7 +107,6 @@ def manifest() -> Manifest:
     exact = Tolerance(atol=0, rtol=0)
     artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=17, tolerance=exact)
     return Manifest(
-        format_version=1,
         name=NAME,
         version=1,
         description="How much better the words of one text are than those of another.",

@@ -16,7 +16,6 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import (
     Artifact,
-    CascadeRouter,
     LabelPostprocess,
     Manifest,
     Profile,
@@ -25,6 +24,7 @@ from edge.bundles.manifest import (
     TokenizerPreprocess,
     Tolerance,
 )
+from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array, TensorSpec
 from tests.edge.models import serialized
 
@@ -98,7 +98,6 @@ def manifest() -> Manifest:
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
     artifact = {"runtime": "any", "precision": "fp32", "opset": 17, "tolerance": Tolerance(atol=0, rtol=0)}
     return Manifest(
-        format_version=1,
         name="sentiment",
         version=1,
         description="Counts good and bad words.",
@@ -123,7 +122,7 @@ def manifest() -> Manifest:
             max_text_bytes=200,
         ),
         postprocess=LabelPostprocess(logits="logits", output="label", labels=LABELS),
-        router=CascadeRouter(lean="lean", full="full", logits="logits", margin=0.5),
+        program=CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5),
     )
 
 

@@ -107,7 +107,6 @@ def write_bundle_of(
 
     inputs_specs = tuple(spec(tensor) for tensor in inputs)
     manifest = Manifest(
-        format_version=1,
         name=name,
         version=1,
         description="for tests",

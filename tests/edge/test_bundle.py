@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,23 +13,43 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.bundles import manifest as manifests
-from edge.bundles import manifest_file
+from edge.bundles import manifest_file, manifest_v1
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Manifest
 from edge.errors import BundleError
-from tests.edge.manifests import valid_manifests
-from tests.edge.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, write_oracle_bundle
+from edge.files import sha256
+from edge.runtimes.build import load_runner
+from tests.data.make_broken_bundles import HEAD, Good
+from tests.edge import sentiment
+from tests.edge.manifests import as_version_1, valid_manifests
+from tests.edge.models import (
+    DATA,
+    ORACLE_BUNDLE,
+    oracle_golden,
+    oracle_manifest,
+    oracle_onnx,
+    write_bundle_of_roles,
+    write_oracle_bundle,
+)
 
 ROOT = Path(__file__).parents[2]
-GOOD_MANIFEST = (ORACLE_BUNDLE / "manifest.json").read_bytes()
-#: Its words and numbers, and what is between them.
-WORDS = re.findall(rb"[\w.-]+|[^\w.-]+", GOOD_MANIFEST)
+VERSION_1 = DATA / "version_1"
+ROUTER = (VERSION_1 / "bundles" / "sentiment-1" / "manifest.json").read_bytes()
+WITH_HEAD = Good(2).with_artifacts(HEAD)["manifest.json"]
+assert isinstance(WITH_HEAD, bytes)
+#: A router in version 1, the same as the program of version 2, and an artifact with tensors of its own.
+GOOD_MANIFESTS = [ROUTER, manifest_file.encode(manifest_file.decode(ROUTER, "router")), WITH_HEAD]
+#: The words and numbers of each, and the text between them.
+WORDS = [re.findall(rb"[\w.-]+|[^\w.-]+", good) for good in GOOD_MANIFESTS]
+ANY_WORD = sorted({word for words in WORDS for word in words})
 JSON_SNIPPETS = [
     b"",
     b"-1",
@@ -59,6 +80,51 @@ def test_round_trip(tmp_path: Path):
     assert bundle.read("model.onnx") == oracle_onnx()
     assert sorted(os.listdir(bundle.path)) == ["golden.npz", "manifest.json", "model.onnx"]
     assert os.listdir(bundle.path.parent) == ["oracle"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "encoded_sha256"),
+    [
+        ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
+        ("sentiment-1", sentiment.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
+    ],
+)
+def test_bundle_of_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_sha256: str, tmp_path: Path):
+    bundle = Bundle.open(VERSION_1 / "bundles" / name)
+    assert msgspec.structs.replace(bundle.manifest, files={}) == expected
+    for tier in bundle.manifest.tiers:
+        loaded = load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name)
+        assert loaded.golden_report.passed
+        loaded.runner.close()
+    # The cache of builds is named by this hash: a device that upgrades Fewheads keeps what it has built.
+    assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
+
+
+def test_schema_of_version_1_never_changes():
+    pinned = json.loads((VERSION_1 / "manifest.schema.json").read_text())
+    schema = json.loads(msgspec.json.encode(msgspec.json.schema(manifest_v1.Manifest)))
+    assert _without_prose(schema) == pinned
+
+
+def test_artifact_of_a_role(tmp_path: Path):
+    bundle = write_bundle_of_roles(tmp_path / "oracle")
+    assert {role: bundle.artifact("onnxruntime", role=role).file for role in ("model", "embed", "head")} == {
+        "model": "model.onnx",
+        "embed": "embed.onnx",
+        "head": "head.onnx",
+    }
+    assert bundle.artifact("tensorrt", "full", "head").file == "head-tensorrt.onnx"
+    with pytest.raises(BundleError, match=r"got \['embed for any', .*\], expected step for onnxruntime\. Export"):
+        bundle.artifact("onnxruntime", role="step")
+
+
+def test_tensors_of_an_artifact_are_its_own_or_the_manifests(tmp_path: Path):
+    bundle = write_bundle_of_roles(tmp_path / "oracle")
+    manifest = bundle.manifest
+    model, embed, head = (bundle.artifact("onnxruntime", role=role) for role in ("model", "embed", "head"))
+    assert manifest.tensors(model) == (manifest.inputs, manifest.outputs, manifest.profile)
+    assert manifest.tensors(embed) == (manifest.inputs, embed.outputs, manifest.profile)
+    assert manifest.tensors(head) == (embed.outputs, manifest.outputs, head.profile)
 
 
 def test_artifact_of_a_tier():
@@ -180,23 +246,51 @@ def test_every_valid_manifest_comes_back(manifest: Manifest):
     assert manifest_file.decode(manifest_file.encode(manifest), "manifest") == manifest
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.integers(0, len(GOOD_MANIFEST)), st.integers(0, 60), st.binary(max_size=60))
-def test_mutated_manifest_gives_nothing_but_a_bundle_error(start: int, length: int, inserted: bytes):
-    with suppress(BundleError):
-        manifest_file.decode(GOOD_MANIFEST[:start] + inserted + GOOD_MANIFEST[start + length :], "manifest")
+@pytest.mark.parametrize("good", GOOD_MANIFESTS, ids=["router", "program", "head"])
+def test_manifests_that_are_mutated_below_are_good(good: bytes):
+    assert manifest_file.decode(good, "manifest").tiers
+
+
+@settings(deadline=None)
+@given(valid_manifests(roles=False))
+def test_every_valid_manifest_of_version_1_is_upgraded(manifest: Manifest):
+    assert manifest_file.decode(as_version_1(manifest), "manifest") == manifest
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.integers(0, len(WORDS) - 1), st.sampled_from([*JSON_SNIPPETS, *WORDS]))
-def test_manifest_with_another_value_gives_nothing_but_a_bundle_error(position: int, value: bytes):
+@given(st.sampled_from(GOOD_MANIFESTS), st.data(), st.integers(0, 60), st.binary(max_size=60))
+def test_mutated_manifest_gives_nothing_but_a_bundle_error(good: bytes, data: st.DataObject, length: int, new: bytes):
+    start = data.draw(st.integers(0, len(good)))
     with suppress(BundleError):
-        manifest_file.decode(b"".join([*WORDS[:position], value, *WORDS[position + 1 :]]), "manifest")
+        manifest_file.decode(good[:start] + new + good[start + length :], "manifest")
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(WORDS), st.data())
+def test_manifest_with_another_value_gives_nothing_but_a_bundle_error(words: list[bytes], data: st.DataObject):
+    position = data.draw(st.integers(0, len(words) - 1))
+    value = data.draw(st.sampled_from([*JSON_SNIPPETS, *ANY_WORD]))
+    with suppress(BundleError):
+        manifest_file.decode(b"".join([*words[:position], value, *words[position + 1 :]]), "manifest")
 
 
 def test_schema_describes_every_field_of_a_manifest():
-    definitions = manifests.schema()["$defs"]
-    assert set(definitions["Manifest"]["properties"]) == set(Manifest.__struct_fields__)
+    fields = manifests.schema()["$defs"]["Manifest"]["properties"]
+    assert set(fields) == {"format_version", *Manifest.__struct_fields__}
+    assert fields["format_version"] == {"enum": [2]}
+
+
+def _without_prose(schema: Any, *, named: bool = False) -> Any:
+    """Return a JSON Schema without titles and descriptions; ``named``: the keys are names of fields or types."""
+    if isinstance(schema, list):
+        return [_without_prose(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_prose(value, named=key in ("properties", "$defs") and not named)
+        for key, value in schema.items()
+        if named or key not in ("title", "description")
+    }
 
 
 def test_golden_of_another_model_is_refused(tmp_path: Path):

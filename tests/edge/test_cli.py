@@ -17,7 +17,7 @@ from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import schema
 from tests.edge.commands import SECONDS, answer, fewheads, python, refusal
-from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.models import ORACLE_BUNDLE, write_bundle_of_roles
 
 COMMANDS = ("train", "export", "build", "serve", "infer", "bench", "info", "doctor")
 ROOT = Path(__file__).parent.parent.parent
@@ -162,6 +162,16 @@ def test_info_shows_a_bundle() -> None:
     text = answer(fewheads("info", ORACLE_BUNDLE))
     assert text.startswith(f"calculator-oracle version 1 in {ORACLE_BUNDLE}\n")
     for cells in (("input", "x", "FP32", "[-1, 15]"), ("output", "value", "FP32", "[-1, 1]"), ("full", "model.onnx")):
+        assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
+
+
+def test_info_shows_the_tensors_of_each_role(tmp_path: Path) -> None:
+    text = answer(fewheads("info", write_bundle_of_roles(tmp_path / "oracle").path))
+    for cells in (
+        ("output of embed.onnx", "code"),
+        ("input of head.onnx", "code", "[-1, 4]"),
+        ("full", "head", "tensorrt"),
+    ):
         assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
 
 

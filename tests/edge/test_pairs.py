@@ -15,8 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from edge.bundles import manifest_file
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import CascadeRouter, LabelPostprocess, Manifest
+from edge.bundles.manifest import LabelPostprocess, Manifest
 from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
+from edge.bundles.programs import CascadeProgram
 from edge.cli.infer import infer
 from edge.cli.info import info
 from edge.datatypes import Array, TensorSpec
@@ -250,12 +251,12 @@ def _without_batches(m: Manifest) -> Manifest:
     return msgspec.structs.replace(m, max_batch_size=0)
 
 
-def _with_router(m: Manifest) -> Manifest:
+def _with_cascade(m: Manifest) -> Manifest:
     lean = msgspec.structs.replace(
         m.tiers[0], name="lean", artifacts=(msgspec.structs.replace(m.tiers[0].artifacts[0], file="lean.onnx"),)
     )
-    router = CascadeRouter(lean="lean", full="full", logits="logits", margin=0.5)
-    return msgspec.structs.replace(m, tiers=(*m.tiers, lean), router=router)
+    program = CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5)
+    return msgspec.structs.replace(m, tiers=(*m.tiers, lean), program=program)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,10 @@ def _with_router(m: Manifest) -> Manifest:
             ),
             "expected an FP32 output of shape [-1, 2], a column for each label",
         ),
-        (_with_router, "router logits: got 'logits', expected an FP32 output of shape [-1, labels], 2 labels or more"),
+        (
+            _with_cascade,
+            "cascade logits: got 'logits', expected an FP32 output of shape [-1, labels], 2 labels or more",
+        ),
     ],
 )
 def test_manifests_that_contradict_themselves(

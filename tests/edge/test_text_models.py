@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.manifest import CascadeRouter, Manifest, Serving
+from edge.bundles.manifest import Manifest, Serving
 from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
+from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.launch import running_server
@@ -88,7 +89,7 @@ def test_the_cascade_asks_the_full_tier_only_where_the_lean_one_is_unsure(client
 
 
 def test_the_cascade_may_be_the_default(tmp_path: Path) -> None:
-    changed, files = _with(lambda m: msgspec.structs.replace(m, router=_router(default=True)))
+    changed, files = _with(lambda m: msgspec.structs.replace(m, program=_cascade(default=True)))
     bundle = write_bundle(tmp_path / "b", changed, files)
     loaded = {tier: load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
     model = Model(bundle, loaded, load_memory_bytes=0)
@@ -176,10 +177,10 @@ def _with(change: Callable[[Manifest], Manifest], **files: bytes) -> tuple[Manif
     return change(manifest()), contents | {name.replace("__", "."): data for name, data in files.items()}
 
 
-def _router(**fields: object) -> CascadeRouter:
-    router = manifest().router
-    assert router
-    return msgspec.structs.replace(router, **fields)
+def _cascade(**fields: object) -> CascadeProgram:
+    program = manifest().program
+    assert program
+    return msgspec.structs.replace(program, **fields)
 
 
 def _post(**fields: object) -> Callable[[Manifest], Manifest]:
@@ -199,10 +200,10 @@ def _post(**fields: object) -> Callable[[Manifest], Manifest]:
         (with_preprocess(file="zz.json"), "'zz.json'"),
         (with_preprocess(mask="zz"), "preprocess output"),
         (with_preprocess(input="logits"), "preprocess input"),
-        (lambda m: msgspec.structs.replace(m, router=_router(lean="zz")), "router tiers"),
-        (lambda m: msgspec.structs.replace(m, router=_router(lean="full")), "router tiers"),
-        (lambda m: msgspec.structs.replace(m, router=_router(logits="zz")), "router logits"),
-        (lambda m: msgspec.structs.replace(m, router=None, serving=Serving(policy="router")), "serving policy"),
+        (lambda m: msgspec.structs.replace(m, program=_cascade(lean="zz")), "cascade tiers"),
+        (lambda m: msgspec.structs.replace(m, program=_cascade(lean="full")), "cascade tiers"),
+        (lambda m: msgspec.structs.replace(m, program=_cascade(logits="zz")), "cascade logits"),
+        (lambda m: msgspec.structs.replace(m, program=None, serving=Serving(policy="router")), "serving policy"),
         (
             lambda m: msgspec.structs.replace(m, serving=Serving(preferred_batch_sizes=(4, 9))),
             r"serving preferred_batch_sizes.*at most max_batch_size \(8\)",

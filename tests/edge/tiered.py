@@ -38,7 +38,6 @@ def write_tiered_bundle(directory: Path, max_batch_size: int = 4) -> Bundle:
     artifact = {"runtime": "any", "precision": "fp32", "opset": 17, "tolerance": Tolerance(atol=1e-6, rtol=0)}
     x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float32)
     manifest = Manifest(
-        format_version=1,
         name="tiered",
         version=1,
         description="The identity, slowly.",

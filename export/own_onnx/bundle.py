@@ -1,0 +1,157 @@
+"""A bundle from a user's own ONNX file, without a run directory and without torch."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from edge import __version__
+from edge.bundles.bundle import write_bundle
+from edge.bundles.fields import ModelName
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Manifest, Provenance, Tier
+from edge.errors import Literally, UsageError
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.exported import VERSION
+from export.own_onnx.golden_inputs import RANDOM, SEED, random_inputs, read_inputs
+from export.own_onnx.golden_outputs import (
+    check_repeatable,
+    check_rows_independent,
+    golden_outputs,
+    tolerance_of,
+)
+from export.own_onnx.model import OwnModel, load_model, read_model
+from export.own_onnx.profiles import Shapes, profiles
+
+#: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
+DEFAULT_MAX_BATCH_SIZE = 8
+_PACKAGES = ("onnx", "onnxruntime", "numpy")
+
+
+class OwnOptions(msgspec.Struct, frozen=True):
+    """What the command line says about an own ONNX file.
+
+    Attributes:
+        max_batch_size: rows of a run at most; 0 for no batch dimension; None to take it from the graph.
+        shapes: of each input with a dimension other than the batch that a request chooses.
+        inputs: an ``.npz`` with golden inputs; None for random ones.
+    """
+
+    max_batch_size: int | None = None
+    shapes: Shapes = msgspec.field(default_factory=dict)
+    inputs: Path | None = None
+
+
+class OwnExported(msgspec.Struct, frozen=True):
+    """A bundle that was written from an own ONNX file.
+
+    Attributes:
+        bundle: its directory.
+        max_batch_size: rows of a run at most; 0 where the graph has no batch dimension.
+        precision: ``fp32``, ``fp16`` or ``int8``, as found in the graph.
+        golden: where the golden inputs come from.
+        golden_rows: the number of items in the golden set.
+        onnx_bytes: the size of the model.
+    """
+
+    bundle: str
+    max_batch_size: int
+    precision: str
+    golden: str
+    golden_rows: int
+    onnx_bytes: int
+
+
+def export_own(
+    path: Path, repository: str | Path, name: str | None, options: OwnOptions, *, replace: bool = False
+) -> OwnExported:
+    """Write ``repository/<name>-1`` from an ONNX file. ONNX Runtime computes the golden outputs.
+
+    Args:
+        path: the ONNX file. Weights in files beside it are put inside.
+        repository: the directory that holds bundles.
+        name: of the model.
+        options: see :class:`OwnOptions`.
+        replace: whether a bundle that is already there may be replaced.
+
+    Raises:
+        UsageError: the file, the name or an option does not fit; the message names the option that helps.
+        GoldenError: the graph gives other outputs for the same inputs.
+        BundleError: the bundle cannot be written.
+    """
+    name = _checked_name(name)
+    model = read_model(path)
+    runner = load_model(model)
+    try:
+        max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
+        profile = profiles(runner.inputs, max_batch_size, options.shapes)
+        inputs = (
+            read_inputs(options.inputs, runner.inputs, profile, max_batch_size)
+            if options.inputs
+            else random_inputs(runner.inputs, profile, max_batch_size)
+        )
+        golden = Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path))
+        tolerance = tolerance_of(golden, model.precision)
+        check_repeatable(runner, golden, tolerance, max_batch_size, path)
+        # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
+        if max_batch_size > 1 and model.precision != "int8":
+            check_rows_independent(runner, golden, tolerance, path)
+        specs = runner.inputs, runner.outputs
+    finally:
+        runner.close()
+    source = options.inputs.name if options.inputs else RANDOM
+    artifact = Artifact(
+        file="model.onnx", runtime="any", precision=model.precision, opset=model.opset, tolerance=tolerance
+    )
+    manifest = Manifest(
+        name=name,
+        version=VERSION,
+        description=f"{path.name}, as given to 'fewheads export'",
+        inputs=specs[0],
+        outputs=specs[1],
+        max_batch_size=max_batch_size,
+        profile=profile,
+        tiers=(Tier(name="full", artifacts=(artifact,)),),
+        golden="golden.npz",
+        files={},
+        provenance=_provenance(model, source, None if options.inputs else SEED),
+    )
+    files = {artifact.file: model.data, manifest.golden: golden.encode()}
+    written = write_bundle(Path(repository) / f"{name}-{VERSION}", manifest, files, replace=replace)
+    return OwnExported(str(written.path), max_batch_size, model.precision, source, golden.rows, len(model.data))
+
+
+def _checked_name(name: str | None) -> str:
+    try:
+        return msgspec.convert(name, ModelName)
+    except msgspec.ValidationError:
+        given = Literally("nothing") if name is None else name
+        expected = "lower-case letters, digits, '.', '_' and '-', 64 at most, the first a letter or digit"
+        raise UsageError("--name", given=given, expected=expected, fix="Give --name, such as my-model.") from None
+
+
+def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
+    fixed = [spec for spec in (*runner.inputs, *runner.outputs) if spec.shape[0] != -1]
+    if given and fixed:
+        raise UsageError(
+            "--max-batch-size",
+            given=given,
+            expected=f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}",
+            fix="Leave the option out, or export the model again with a symbolic first dimension of all tensors.",
+        )
+    if given is not None:
+        return given
+    return 0 if fixed else DEFAULT_MAX_BATCH_SIZE
+
+
+def _provenance(model: OwnModel, golden: str, seed: int | None) -> Provenance:
+    return Provenance(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        trainer=f"unknown; {model.path.name} was written by {model.producer}"[:4096],
+        data=f"unknown; golden inputs: {golden}"[:4096],
+        seed=seed,
+        versions={"fewheads": __version__, **{package: version(package) for package in _PACKAGES}},
+    )
