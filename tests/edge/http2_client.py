@@ -133,6 +133,25 @@ async def serving(subject: Subject, limits: Limits | None = None, drain_seconds:
         await port.drain(drain_seconds)
 
 
+@asynccontextmanager
+async def shared(subject: Subject) -> AsyncIterator[int]:
+    """Serve a second client too, which is answered before and after the block; no handler may outlive the block."""
+    async with serving(subject) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        echo = channel.unary_unary("/test.Test/Echo")
+        assert await echo(b"before", timeout=SECONDS) == b"before"
+        yield port
+        assert await echo(b"after", timeout=SECONDS) == b"after"
+        await reached(lambda: not subject.running)
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), SECONDS)
+
+
 def _raw(methods: dict[str, Any]) -> dict[str, Any]:
     """Handlers whose messages are bytes. grpcio's server takes None as the serializer; ours needs the identity."""
     return {

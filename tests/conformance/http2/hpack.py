@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hyperframe.frame import HeadersFrame
+from hyperframe.frame import HeadersFrame, SettingsFrame
 
-from tests.conformance.http2.case import ANSWERED, Case, Frames, Say, body, call, connection_error, head
+from tests.conformance.http2.case import ANSWERED, TABLE_SIZE, Case, Frames, Say, body, call, connection_error, head
 from tests.edge.http2_client import RawClient
 
 _ERROR = connection_error("COMPRESSION_ERROR")
@@ -49,12 +49,14 @@ def _literals() -> list[Case]:
     return cases
 
 
-async def _without_table(client: RawClient) -> Frames:
-    """The server has to say that it gives its table up, or the decoder raises."""
+async def _without_a_table(client: RawClient) -> Frames:
+    """The decoder raises unless the server's next field block begins with a table size update."""
+    client.send(*call(client, stream=3))
+    await client.answer(3)
+    client.send(SettingsFrame(0, settings={TABLE_SIZE: 0}))
+    await client.settle()
     client.decoder.max_allowed_table_size = 0
-    client.send(*call(client))
-    await client.answer()
-    return call(client, stream=3)
+    return call(client, stream=5)
 
 
 _NAME = b"\0" + _string("x-a")  # of a literal without indexing; a value has to follow
@@ -67,6 +69,7 @@ CASES = [
     ),
     Case("4.2", "table size update at the end of a field block", _block(b"\x20"), _ERROR),
     Case("4.2", "table size updates to 0 and back", _block(before=b"\x20\x3f\xe1\x1f"), ANSWERED),
+    Case("4.2", "SETTINGS_HEADER_TABLE_SIZE of 0 for the server's table", _without_a_table, ANSWERED, stream=5),
     Case("5.1", "integer that overflows", _block(b"\xff" * 11 + b"\x7f"), _ERROR),
     Case("5.1", "integer without its end", _block(b"\xff\x80"), _ERROR),
     Case("5.2", "string longer than the field block", _block(_NAME + b"\x7f\x10a"), _ERROR),
