@@ -23,8 +23,9 @@ from hyperframe.frame import (
 
 from edge.http2.messages import prefix
 from edge.http2.port import Port
-from edge.http2.routes import AtOnce, Routes
+from edge.http2.routes import Direct, Routes
 from edge.rpc.limits import Limits
+from edge.rpc.methods import Status
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SECONDS = 10.0
@@ -43,15 +44,15 @@ class Subject:
     """Methods under ``/test.Test/`` that do what their names say.
 
     Args:
-        at_once: whether unary methods answer without a task where they can.
+        direct: whether callbacks answer the unary methods, in place of coroutines.
 
     Attributes:
         cancelled: how many handlers were cancelled.
         running: how many handlers of ``Wait`` run.
     """
 
-    def __init__(self, at_once: bool = False) -> None:
-        self.at_once = at_once
+    def __init__(self, direct: bool = False) -> None:
+        self.direct = direct
         self.cancelled = 0
         self.running = 0
 
@@ -62,8 +63,11 @@ class Subject:
         return bytes(LARGE)
 
     async def abort(self, request: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff")))
+        await context.abort(*self._abortion(request))
         return b""
+
+    def _abortion(self, request: bytes) -> Any:
+        return grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff"))
 
     async def fail(self, request: bytes, context: Any) -> bytes:
         raise ValueError(request)
@@ -90,26 +94,49 @@ class Subject:
         for number in range(int(request)):
             yield b"%d" % number
 
-    def quick(self) -> dict[Any, AtOnce]:
-        """The immediate answer of each method that has one."""
+    def directs(self) -> dict[Any, Direct]:
+        """The callbacks, by the coroutine that each of them replaces."""
+        loop = asyncio.get_running_loop()
 
-        def fail(request: bytes, context: Any) -> bytes | None:
-            if request == b"later":
-                return None
+        def echo(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
+            return loop.call_soon(end, request)
+
+        def blow(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
+            end(bytes(LARGE))
+
+        def abort(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
+            end(Status(*self._abortion(request)))
+
+        def fail(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
             raise ValueError(request)
 
-        def metadata(request: bytes, context: Any) -> bytes:
-            return repr(dict(context.invocation_metadata())).encode()
+        def metadata(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
+            end(repr(dict(context.invocation_metadata())).encode())
 
-        if not self.at_once:
+        def wait(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
+            self.running += 1
+            return loop.call_later(60, end, b"")
+
+        def cancel_wait(timer: asyncio.TimerHandle) -> None:
+            timer.cancel()
+            self.cancelled += 1
+            self.running -= 1
+
+        def cancel(handle: asyncio.Handle) -> None:
+            handle.cancel()
+
+        if not self.direct:
             return {}
-        return {
-            self.echo: lambda request, context: request,
-            self.blow: lambda request, context: bytes(LARGE),
+        starts = {
+            self.echo: echo,
+            self.blow: blow,
+            self.abort: abort,
             self.fail: fail,
             self.metadata: metadata,
-            self.wait: lambda request, context: None,
-            self.abort: lambda request, context: None,
+        }
+        return {
+            **{method: Direct(start, cancel) for method, start in starts.items()},
+            self.wait: Direct(wait, cancel_wait),
         }
 
     def methods(self) -> dict[str, Any]:
@@ -124,7 +151,7 @@ class Subject:
 @asynccontextmanager
 async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
     """Serve on nghttp2, and yield the port."""
-    routes = Routes(by_path=True, at_once=subject.quick())
+    routes = Routes(by_path=True, direct=subject.directs())
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", _raw(subject.methods())),))
     port = Port(routes, limits or Limits())
     try:

@@ -24,9 +24,9 @@ Say = Callable[[RawClient], None]
 MESSAGE = prefix(b"x") + b"x"
 
 
-@pytest.fixture(params=[False, True], ids=["task", "at once"])
+@pytest.fixture(params=[False, True], ids=["coroutine", "direct"])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    return Subject(at_once=request.param)
+    return Subject(direct=request.param)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ CANCEL, CALM = 8, 11
 OK, UNAVAILABLE = 0, 14
 
 
-@pytest.fixture(params=[False, True], ids=["task", "at once"])
+@pytest.fixture(params=[False, True], ids=["coroutine", "direct"])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    return Subject(at_once=request.param)
+    return Subject(direct=request.param)
 
 
 @pytest.fixture
