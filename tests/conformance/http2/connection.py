@@ -105,7 +105,10 @@ def _reserved(frame: Frame) -> bytes:
     return bytes(data)
 
 
-_FORGOTTEN = "nghttp2 remembers no closed stream, so it ignores what comes on one: it may have crossed the end."
+_FORGOTTEN = (
+    "A deviation: nghttp2 keeps no state of closed streams and ignores frames on them, "
+    "because a correct client may have sent them before it learned of the end."
+)
 
 CASES = [
     # 3.4 Connection preface.

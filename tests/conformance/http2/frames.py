@@ -38,8 +38,8 @@ _PROTOCOL = connection_error("PROTOCOL_ERROR")
 _FRAME_SIZE = connection_error("FRAME_SIZE_ERROR")
 _FLOW_CONTROL = connection_error("FLOW_CONTROL_ERROR")
 _MAX_WINDOW = 2**31 - 1
-_PADDING = "The connection ends as it has to; nghttp2 gives the code of 6.1 for padding that does not fit."
-_DEPRECATED = "RFC 9113 deprecates PRIORITY, and nghttp2 skips it unread."
+_PADDING = "A deviation in the code only: nghttp2 sends what 6.1 asks for when padding does not fit."
+_DEPRECATED = "A deviation: RFC 9113 deprecates PRIORITY, and nghttp2 skips it unread."
 
 
 def _padded(client: RawClient) -> list[Frame]:
