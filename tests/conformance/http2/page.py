@@ -16,7 +16,7 @@ CASES = [case for part in TABLE.values() for case in part]
 PAGE = Path(__file__).with_name("DIFFERENCES.md")
 _HEAD = """# HTTP/2 conformance of `fewheads serve --transport nghttp2`
 
-{cases} cases of RFC 9113 and RFC 7541, which cover those that h2spec 2.6 has for servers. In {same} of them the server
+{cases} cases of RFC 9113 and RFC 7541, which cover those that h2spec has for servers. In {same} of them the server
 does exactly what the RFC asks for. The last table lists the other {others}, with the reason.
 `tests/conformance/http2/test_http2_conformance.py` runs every case and checks that this page agrees with the cases.
 
