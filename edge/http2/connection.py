@@ -13,7 +13,7 @@ from typing import Final, cast
 import grpc
 import ngh2
 
-from edge.http2.manners import Manners
+from edge.http2.connection_limits import ConnectionLimits
 from edge.http2.messages import IDENTITY, Refused, prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
 from edge.http2.routes import Route
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         """Say hello."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by inheritance
         self._open = True
-        self._manners = Manners(self._limits, self._transport.abort, self.refuse)
+        self._time_limits = ConnectionLimits(self._limits, self._transport.abort, self.refuse)
         secured = self._transport.get_extra_info("ssl_object")
         if secured and secured.selected_alpn_protocol() != "h2":
             self._break("its client did not agree on HTTP/2")
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Give up every call."""
         self._open = False
-        self._manners.end()
+        self._time_limits.close()
         self._connections.discard(self)
         self._wake()
         for rpc in list(self._rpcs.values()):
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
 
     def respond(self, stream_id: int, message: bytes) -> None:
         """Send the one message of a call, and that the call ended well."""
-        self._manners.answered()
+        self._time_limits.response_sent()
         try:
             self._http2.send_response(stream_id, RESPONSE)
             self._queue(stream_id, message)
@@ -224,11 +224,11 @@ class Connection(asyncio.Protocol):
             elif isinstance(event, ngh2.TrailersReceived):
                 self._receive(event.stream_id, b"", True)
             elif isinstance(event, ngh2.PingReceived):
-                if self._manners.pings_too_often():
+                if self._time_limits.ping_received():
                     with _whatever_is_gone:
                         self._http2.terminate_connection(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
             elif isinstance(event, ngh2.SettingsReceived):
-                self._manners.greeted()
+                self._time_limits.handshake_done()
             elif isinstance(event, ngh2.ConnectionClosed):
                 self._transport.close()
 
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
         except (Refused, NotGrpc) as error:
             refused = error
         if not self._rpcs:
-            self._manners.called(True)
+            self._time_limits.set_busy(True)
         rpc = Rpc(self, stream_id, route, head, fields, self._limits.max_message_bytes, context)
         self._rpcs[stream_id] = rpc
         if isinstance(refused, Refused):
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
         if stream_id not in self._begun:
             self._begun.add(stream_id)
             self._http2.send_response(stream_id, RESPONSE)
-            self._manners.answered()
+            self._time_limits.response_sent()
 
     def _forget(self, stream_id: int) -> None:
         self._begun.discard(stream_id)
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         if rpc:
             rpc.close()
         if not self._rpcs:
-            self._manners.called(False)
+            self._time_limits.set_busy(False)
         waiting = self._waiting.pop(stream_id, None)
         if waiting and not waiting.done():
             waiting.set_result(None)

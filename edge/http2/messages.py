@@ -1,4 +1,4 @@
-"""gRPC messages in a stream of bytes: one byte that says whether it is compressed, four of length, then the message."""
+"""gRPC's message framing: a flag byte for compression, four bytes of length, the message."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import zlib
 import grpc
 
 PREFIX_BYTES = 5
-#: What a client may compress with, by ``grpc-encoding``, and how zlib calls it.
+#: The ``wbits`` argument of zlib for each ``grpc-encoding`` that a client may use.
 _WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-#: What the server tells clients that it reads.
+#: The server's ``grpc-accept-encoding``.
 ENCODINGS = b"identity, deflate, gzip"
 IDENTITY = b"identity"
 
 
 class Refused(Exception):
-    """What a client sent ends its call.
+    """An invalid request, which ends its call with a status.
 
     Args:
         code: the status.
-        details: what is wrong, for the client.
+        details: the error message for the client.
     """
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
@@ -29,18 +29,19 @@ class Refused(Exception):
 
 
 def prefix(message: bytes) -> bytes:
-    """Return what stands before a message that is not compressed."""
+    """Return the 5 bytes that precede an uncompressed message."""
     return b"\0" + len(message).to_bytes(4, "big")
 
 
 class Messages:
-    """Puts the messages of one stream together again.
+    """Reassembles the messages of one stream.
 
-    Nothing is kept of a message whose length is above the limit, nor more of a compressed one than the limit.
+    A message whose prefix announces more than the limit is refused before any of it is buffered, and decompression
+    stops at the limit.
 
     Args:
-        max_bytes: the largest message.
-        encoding: what compressed messages are compressed with.
+        max_bytes: the limit for a message, compressed and uncompressed.
+        encoding: the stream's ``grpc-encoding``.
     """
 
     __slots__ = ("_compressed", "_encoding", "_length", "_max_bytes", "_parts", "_size")
@@ -50,21 +51,21 @@ class Messages:
         self._encoding = encoding
         self._parts: list[bytes] = []
         self._size = 0
-        self._length = -1  # of the message that has begun; -1 before its prefix is whole
+        self._length = -1  # of the current message; -1 until its prefix is complete
         self._compressed = False
 
     @property
     def begun(self) -> bool:
-        """Whether a part of a message has come and the rest has not."""
+        """Whether an incomplete message is buffered."""
         return self._size > 0 or self._length >= 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that these bytes complete.
+        """Return the messages that these bytes complete, decompressed.
 
         Raises:
-            Refused: a message is too large, or compressed in a way that was not agreed on.
+            Refused: a message exceeds the limit, has an invalid flag, or cannot be decompressed.
         """
-        if not self._size and self._length < 0 and len(data) >= PREFIX_BYTES:  # most often, a message comes whole
+        if not self._size and self._length < 0 and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
             self._begin(data)
             if len(data) - PREFIX_BYTES == self._length:
                 return [self._end(data[PREFIX_BYTES:])]
@@ -75,7 +76,7 @@ class Messages:
         while self._size >= (PREFIX_BYTES if self._length < 0 else self._length):
             joined = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             at = 0
-            while True:  # over what is there, without copying the rest each time
+            while True:  # over all complete messages, without copying the rest for each
                 if self._length < 0:
                     if len(joined) - at < PREFIX_BYTES:
                         break
@@ -92,9 +93,10 @@ class Messages:
     def _begin(self, data: bytes, at: int = 0) -> None:
         flag, length = data[at], int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
         if flag > 1:
-            raise Refused(grpc.StatusCode.INTERNAL, f"a message begins with the flag {flag}, and there is 0 or 1")
+            raise Refused(grpc.StatusCode.INTERNAL, f"compressed flag: got {flag}, expected 0 or 1")
         if flag and self._encoding == IDENTITY:
-            raise Refused(grpc.StatusCode.INTERNAL, "a message is compressed, and grpc-encoding does not say how")
+            details = "compressed flag: got 1 without grpc-encoding, expected 0. Send grpc-encoding with the call."
+            raise Refused(grpc.StatusCode.INTERNAL, details)
         if length > self._max_bytes:
             raise self._too_large(f"{length} bytes")
         self._compressed, self._length = bool(flag), length
@@ -110,9 +112,12 @@ class Messages:
         except zlib.error:
             inflated = b""
         if len(inflated) > self._max_bytes:
-            raise self._too_large("more")
-        if not inflater.eof:
-            raise Refused(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding.decode()}")
+            raise self._too_large("more, uncompressed")
+        if not inflater.eof or inflater.unused_data:
+            encoding = self._encoding.decode()
+            raise Refused(
+                grpc.StatusCode.INTERNAL, f"message: expected exactly one {encoding} stream. Compress it again."
+            )
         return inflated
 
     def _too_large(self, given: str) -> Refused:
@@ -121,5 +126,5 @@ class Messages:
 
 
 def known_encoding(encoding: bytes) -> bool:
-    """Say whether messages that are compressed like this can be read."""
+    """Return whether messages with this ``grpc-encoding`` can be read."""
     return encoding == IDENTITY or encoding in _WINDOW_BITS

@@ -1,4 +1,4 @@
-"""gRPC's use of HTTP/2 header fields: what a call asks for, how it ends, and metadata both ways."""
+"""gRPC's header fields and trailers: call parameters, status, and custom metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 from edge.http2.messages import ENCODINGS, IDENTITY, Refused, known_encoding
 
 Field = tuple[bytes, bytes]
-#: As gRPC's servicers see it: keys in lower case, values of keys in ``-bin`` as bytes.
+#: Metadata as servicers see it: lower-case keys; values are bytes for keys that end in ``-bin``, else text.
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 RESPONSE: tuple[Field, ...] = (
@@ -23,19 +23,19 @@ RESPONSE: tuple[Field, ...] = (
 )
 OK_TRAILERS: tuple[Field, ...] = ((b"grpc-status", b"0"),)
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-#: What HTTP/2 adds to the size of each field (RFC 9113, 6.5.2).
+#: Overhead that counts toward the size of each field (RFC 9113, 6.5.2).
 _FIELD_BYTES = 32
-#: Metadata that is the transport's own.
+#: Fields of the transport, which are not part of the metadata.
 _OWN = frozenset((b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"))
-#: What may stand in ``grpc-message`` as it is: every printable character of ASCII but the percent sign.
+#: Characters that ``grpc-message`` carries unescaped: printable ASCII except the percent sign.
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 class NotGrpc(Exception):
-    """A request is none of gRPC and gets an answer of plain HTTP.
+    """A request that is not gRPC, which is answered with an HTTP status alone.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
     """
 
     def __init__(self, status: bytes) -> None:
@@ -44,7 +44,13 @@ class NotGrpc(Exception):
 
 
 class Head(NamedTuple):
-    """What a call begins with: its method, the seconds that it may take at most, and how messages are compressed."""
+    """The parameters of a call.
+
+    Attributes:
+        path: of the method, as in ``/package.Service/Method``.
+        timeout: in seconds; None without one.
+        encoding: ``grpc-encoding`` of its messages.
+    """
 
     path: str
     timeout: float | None
@@ -52,11 +58,15 @@ class Head(NamedTuple):
 
 
 def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
-    """Read the header fields of a call, which HTTP/2 may count as so many bytes at most.
+    """Read the parameters of a call from its header fields.
+
+    Args:
+        fields: names and values.
+        max_bytes: the limit for their total size as HTTP/2 counts it.
 
     Raises:
-        NotGrpc: it is something else.
-        Refused: it cannot be answered.
+        NotGrpc: the method is not POST, or the content type is not gRPC's.
+        Refused: the fields exceed the limit, or the encoding or the timeout is invalid.
     """
     size = sum([len(name) + len(value) for name, value in fields]) + _FIELD_BYTES * len(fields)
     if size > max_bytes:
@@ -68,7 +78,7 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
         raise NotGrpc(b"415")
     encoding = named.get(b"grpc-encoding", IDENTITY)
     if not known_encoding(encoding):
-        details = f"grpc-encoding: got {encoding!r}, expected one of {ENCODINGS.decode()}. Compress in another way."
+        details = f"grpc-encoding: got {encoding[:20]!r}, expected one of {ENCODINGS.decode()}. Use one of them."
         raise Refused(grpc.StatusCode.UNIMPLEMENTED, details)
     timeout = named.get(b"grpc-timeout")
     path = named[b":path"].decode("ascii", "replace")
@@ -83,12 +93,13 @@ def _is_grpc(content_type: bytes) -> bool:
 def _seconds(timeout: bytes) -> float:
     number, unit = timeout[:-1], _SECONDS.get(timeout[-1:])
     if unit is None or not number.isdigit() or len(number) > 8:
-        raise Refused(grpc.StatusCode.INTERNAL, "grpc-timeout: expected at most 8 digits and one of H, M, S, m, u, n")
+        details = f"grpc-timeout: got {timeout[:20]!r}, expected at most 8 digits and one of H, M, S, m, u, n."
+        raise Refused(grpc.StatusCode.INTERNAL, details)
     return int(number) * unit
 
 
 def read_metadata(fields: Iterable[Field]) -> Metadata:
-    """Return what a client sent as metadata."""
+    """Return the custom metadata among the header fields."""
     return tuple(
         (name.decode("ascii", "replace"), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))
         for name, value in fields
@@ -104,7 +115,7 @@ def _binary(value: bytes) -> bytes:
 
 
 def trailers(code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> tuple[Field, ...]:
-    """Return the fields that end a call."""
+    """Return the trailers of a call: status, message and custom metadata."""
     fields = [(b"grpc-status", str(code.value[0]).encode())]
     if details:
         fields.append((b"grpc-message", quote_from_bytes(details.encode(errors="replace"), _PLAIN).encode()))

@@ -1,4 +1,4 @@
-"""A client that sends whatever frames it is told to, and a server to send them to."""
+"""A raw HTTP/2 client that sends any sequence of frames, and a small gRPC server on nghttp2 to test against."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from hyperframe.frame import (
     Frame,
     GoAwayFrame,
     HeadersFrame,
+    PingFrame,
     RstStreamFrame,
     SettingsFrame,
 )
 
 from edge.http2.messages import prefix
 from edge.http2.port import Port
-from edge.http2.routes import AtOnce, Routes
+from edge.http2.routes import Direct, Routes
 from edge.rpc.limits import Limits
+from edge.rpc.methods import Status
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SECONDS = 10.0
@@ -33,15 +35,24 @@ Fields = list[tuple[str, str]]
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
+def raw(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    """A frame of any type, flags and length, valid or not."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+
+
 class Subject:
-    """Methods that do what they are called, under ``/test.Test/``; ``cancelled`` counts those that were given up.
+    """Methods under ``/test.Test/`` that do what their names say.
 
     Args:
-        at_once: whether what can be answered without a task is.
+        direct: whether callbacks answer the unary methods, in place of coroutines.
+
+    Attributes:
+        cancelled: how many handlers were cancelled.
+        running: how many handlers of ``Wait`` run.
     """
 
-    def __init__(self, at_once: bool = False) -> None:
-        self.at_once = at_once
+    def __init__(self, direct: bool = False) -> None:
+        self.direct = direct
         self.cancelled = 0
         self.running = 0
 
@@ -52,8 +63,11 @@ class Subject:
         return bytes(LARGE)
 
     async def abort(self, request: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff")))
+        await context.abort(*self._abortion(request))
         return b""
+
+    def _abortion(self, request: bytes) -> Any:
+        return grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff"))
 
     async def fail(self, request: bytes, context: Any) -> bytes:
         raise ValueError(request)
@@ -80,26 +94,49 @@ class Subject:
         for number in range(int(request)):
             yield b"%d" % number
 
-    def quick(self) -> dict[Any, AtOnce]:
-        """What answers at once, by the method that it stands for."""
+    def directs(self) -> dict[Any, Direct]:
+        """The callbacks, by the coroutine that each of them replaces."""
+        loop = asyncio.get_running_loop()
 
-        def fail(request: bytes, context: Any) -> bytes | None:
-            if request == b"later":
-                return None
+        def echo(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
+            return loop.call_soon(end, request)
+
+        def blow(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
+            end(bytes(LARGE))
+
+        def abort(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
+            end(Status(*self._abortion(request)))
+
+        def fail(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
             raise ValueError(request)
 
-        def metadata(request: bytes, context: Any) -> bytes:
-            return repr(dict(context.invocation_metadata())).encode()
+        def metadata(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
+            end(repr(dict(context.invocation_metadata())).encode())
 
-        if not self.at_once:
+        def wait(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
+            self.running += 1
+            return loop.call_later(60, end, b"")
+
+        def cancel_wait(timer: asyncio.TimerHandle) -> None:
+            timer.cancel()
+            self.cancelled += 1
+            self.running -= 1
+
+        def cancel(handle: asyncio.Handle) -> None:
+            handle.cancel()
+
+        if not self.direct:
             return {}
-        return {
-            self.echo: lambda request, context: request,
-            self.blow: lambda request, context: bytes(LARGE),
+        starts = {
+            self.echo: echo,
+            self.blow: blow,
+            self.abort: abort,
             self.fail: fail,
             self.metadata: metadata,
-            self.wait: lambda request, context: None,
-            self.abort: lambda request, context: None,
+        }
+        return {
+            **{method: Direct(start, cancel) for method, start in starts.items()},
+            self.wait: Direct(wait, cancel_wait),
         }
 
     def methods(self) -> dict[str, Any]:
@@ -114,7 +151,7 @@ class Subject:
 @asynccontextmanager
 async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
     """Serve on nghttp2, and yield the port."""
-    routes = Routes(by_path=True, at_once=subject.quick())
+    routes = Routes(by_path=True, direct=subject.directs())
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", _raw(subject.methods())),))
     port = Port(routes, limits or Limits())
     try:
@@ -123,8 +160,27 @@ async def serving(subject: Subject, limits: Limits | None = None, drain_seconds:
         await port.drain(drain_seconds)
 
 
+@asynccontextmanager
+async def shared(subject: Subject) -> AsyncIterator[int]:
+    """Serve a second client too, which is answered before and after the block; no handler may outlive the block."""
+    async with serving(subject) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        echo = channel.unary_unary("/test.Test/Echo")
+        assert await echo(b"before", timeout=SECONDS) == b"before"
+        yield port
+        assert await echo(b"after", timeout=SECONDS) == b"after"
+        await reached(lambda: not subject.running)
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), SECONDS)
+
+
 def _raw(methods: dict[str, Any]) -> dict[str, Any]:
-    """Handlers whose messages are bytes. grpcio's own server takes None for that; ours is told to leave them alone."""
+    """Handlers whose messages are bytes. grpcio's server takes None as the serializer; ours needs the identity."""
     return {
         name: handler._replace(request_deserializer=bytes, response_serializer=bytes)
         for name, handler in methods.items()
@@ -132,13 +188,22 @@ def _raw(methods: dict[str, Any]) -> dict[str, Any]:
 
 
 class Answer:
-    """What came back on a stream: header fields, messages, how it ended."""
+    """What came back on a stream.
+
+    Attributes:
+        fields: header fields and trailers.
+        data: the payload of its DATA frames.
+        ended: whether the server ended or reset the stream.
+        reset: the error code of RST_STREAM, if there was one.
+        frames: how many frames came on the stream.
+    """
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
         self.data = b""
         self.ended = False
         self.reset: int | None = None
+        self.frames = 0
 
     @property
     def messages(self) -> list[bytes]:
@@ -155,9 +220,17 @@ class Answer:
 
 
 class RawClient:
-    """A connection. It acknowledges settings and collects answers; windows it opens only when it is told to.
+    """A connection that sends what a test says. On its own it only acknowledges SETTINGS and collects answers.
 
-    ``goaway`` is the error code of the server's farewell; ``closed`` says that it hung up.
+    Args:
+        port: the server's port on 127.0.0.1.
+        acknowledges: whether it acknowledges SETTINGS.
+
+    Attributes:
+        answers: what came back, by stream.
+        frames: every frame the server sent.
+        goaway: the error code of the server's GOAWAY.
+        closed: whether the server closed the connection.
     """
 
     def __init__(self, port: int, *, acknowledges: bool = True) -> None:
@@ -168,7 +241,7 @@ class RawClient:
         self.goaway: int | None = None
         self.closed = False
         self.encoder = Encoder()
-        self._decoder = Decoder()
+        self.decoder = Decoder()
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> RawClient:
@@ -187,19 +260,20 @@ class RawClient:
         await self.writer.wait_closed()
 
     def greet(self, settings: dict[int, int] | None = None) -> RawClient:
+        """Send the connection preface."""
         self.writer.write(PREFACE)
         self.send(SettingsFrame(0, settings=settings or {}))
         return self
 
     async def agreed(self) -> None:
-        """Wait until the server's settings hold, without which a client may send little."""
+        """Wait for the server's SETTINGS, which open the windows that larger requests need."""
         await self.until(lambda: any(isinstance(frame, SettingsFrame) for frame in self.frames))
 
-    def send(self, *frames: Frame) -> None:
-        self.writer.write(b"".join(frame.serialize() for frame in frames))
+    def send(self, *frames: Frame | bytes) -> None:
+        self.writer.write(b"".join(frame if isinstance(frame, bytes) else frame.serialize() for frame in frames))
 
     def head(self, stream_id: int, method: str, *flags: str, **changed: str | None) -> HeadersFrame:
-        """The frame that begins a call; a field is changed by its name with _ for -, and left out by None."""
+        """The HEADERS of a call. A keyword changes or adds a field, with _ for - and for :; None removes the field."""
         fields = {
             ":method": "POST",
             ":scheme": "http",
@@ -214,7 +288,11 @@ class RawClient:
                 del fields[name]
             else:
                 fields[name] = value
-        return HeadersFrame(stream_id, self.encoder.encode(list(fields.items())), flags=["END_HEADERS", *flags])
+        return self.fields(stream_id, list(fields.items()), *flags)
+
+    def fields(self, stream_id: int, fields: Fields, *flags: str) -> HeadersFrame:
+        """HEADERS with exactly these fields."""
+        return HeadersFrame(stream_id, self.encoder.encode(fields), flags=["END_HEADERS", *flags])
 
     def body(self, stream_id: int, message: bytes, *flags: str) -> DataFrame:
         return DataFrame(stream_id, prefix(message) + message, flags=["END_STREAM", *flags])
@@ -223,21 +301,40 @@ class RawClient:
         self.send(self.head(stream_id, method, **changed), self.body(stream_id, message))
 
     async def answer(self, stream_id: int = 1) -> Answer:
-        """Wait until a stream has ended in some way."""
+        """Wait until the server ends or resets a stream."""
         await self.until(lambda: stream_id in self.answers and self.answers[stream_id].ended)
         return self.answers[stream_id]
 
     async def until(self, reached: Callable[[], bool]) -> None:
         async def wait() -> None:
             while not reached():
-                assert not self.closed, f"the server hung up, goaway {self.goaway}"
+                assert not self.closed, f"the server closed the connection, goaway {self.goaway}"
                 self._news.clear()
                 await self._news.wait()
 
         await asyncio.wait_for(wait(), SECONDS)
 
+    async def settle(self, stream_id: int | None = None) -> None:
+        """Wait until the server has handled everything sent so far, and has ended a stream or the connection.
+
+        Args:
+            stream_id: the stream whose end to wait for; None waits for no stream.
+        """
+        if stream_id is not None:
+            await self.until(lambda: self.closed or (stream_id in self.answers and self.answers[stream_id].ended))
+        for _ in range(2):  # an answer can leave right after the first acknowledgement
+            expected = len(self.pongs) + 1
+            self.send(PingFrame(0))
+            await self.until(lambda expected=expected: self.closed or len(self.pongs) >= expected)  # type: ignore[misc]
+
+    @property
+    def pongs(self) -> list[bytes]:
+        """The payloads of the PINGs that the server has acknowledged."""
+        pings = [frame for frame in self.frames if isinstance(frame, PingFrame)]
+        return [frame.opaque_data for frame in pings if "ACK" in frame.flags]
+
     async def end(self) -> int | None:
-        """Wait until the server hangs up, and return the error code of its farewell."""
+        """Wait until the server closes the connection, and return the error code of its GOAWAY."""
         await asyncio.wait_for(asyncio.wait([self._reading]), SECONDS)
         assert self.closed
         return self.goaway
@@ -269,8 +366,9 @@ class RawClient:
         if not frame.stream_id:
             return
         answer = self.answers.setdefault(frame.stream_id, Answer())
+        answer.frames += 1
         if isinstance(frame, HeadersFrame | ContinuationFrame):
-            answer.fields.update((str(name), str(value)) for name, value in self._decoder.decode(frame.data))
+            answer.fields.update((str(name), str(value)) for name, value in self.decoder.decode(frame.data))
         if isinstance(frame, DataFrame):
             answer.data += frame.data
         if isinstance(frame, RstStreamFrame):

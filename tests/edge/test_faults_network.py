@@ -17,7 +17,7 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
 from tests.edge.gauges import gauges, is_at_rest, wait_until
-from tests.edge.http2_client import RawClient
+from tests.edge.http2_client import RawClient, raw
 from tests.edge.test_limits import PREFACE
 from tests.edge.test_overload import busy, failures
 
@@ -119,11 +119,8 @@ def noise(source: random.Random) -> bytes:
 
 def frame(source: random.Random) -> bytes:
     """A frame whose length is right, and nothing else for sure."""
-    body = noise(source)
-    stream = source.choice([0, 1, 2, 3, 2**31 - 1])
-    return (
-        len(body).to_bytes(3, "big") + bytes([source.randrange(12), source.randrange(256)]) + stream.to_bytes(4, "big")
-    ) + body
+    stream_id = source.choice([0, 1, 2, 3, 2**31 - 1])
+    return raw(source.randrange(12), source.randrange(256), stream_id, noise(source))
 
 
 @pytest.mark.parametrize(

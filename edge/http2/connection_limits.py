@@ -1,0 +1,67 @@
+"""Per-connection handshake, idle and ping limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from edge.rpc.limits import Limits
+
+
+class ConnectionLimits:
+    """Enforces the limits of one connection that concern time: handshake, idleness and pings.
+
+    Args:
+        limits: the limits.
+        on_slow_handshake: called when the handshake takes longer than ``handshake_seconds``.
+        on_idle: called when no call has been open for ``idle_seconds``.
+    """
+
+    def __init__(self, limits: Limits, on_slow_handshake: Callable[[], None], on_idle: Callable[[], None]) -> None:
+        self._limits = limits
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(limits.handshake_seconds, on_slow_handshake)
+        self._handshake_done = False
+        self._busy = False
+        self._idle_since = 0.0
+        self._last_ping = -limits.min_ping_seconds
+        self._strikes = 0
+
+    def handshake_done(self) -> None:
+        """Stop the handshake timer and start the idle timer. Only the first call has an effect."""
+        if not self._handshake_done:
+            self._handshake_done = True
+            self._timer.cancel()
+            self.set_busy(False)
+            self._check_idle()
+
+    def set_busy(self, busy: bool) -> None:
+        """Record whether any call is open."""
+        self._busy = busy
+        self._idle_since = self._loop.time()
+
+    def response_sent(self) -> None:
+        """Reset the ping strikes, as gRPC does whenever the server sends headers or data."""
+        self._strikes = 0
+
+    def ping_received(self) -> bool:
+        """Record a ping, and return whether the client has now sent more than ``max_ping_strikes`` too early."""
+        now = self._loop.time()
+        if now - self._last_ping < self._limits.min_ping_seconds:
+            self._strikes += 1
+        self._last_ping = now
+        return self._strikes > self._limits.max_ping_strikes
+
+    def close(self) -> None:
+        """Stop the timer."""
+        self._timer.cancel()
+
+    def _check_idle(self) -> None:
+        left = self._limits.idle_seconds
+        if not self._busy:
+            left -= self._loop.time() - self._idle_since
+        if left <= 0:
+            self._on_idle()
+        else:
+            self._timer = self._loop.call_later(left, self._check_idle)

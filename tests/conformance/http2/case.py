@@ -1,0 +1,147 @@
+"""One conformance case for an HTTP/2 server, and how its outcome is observed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+from typing import NamedTuple, TypeAlias
+
+from hyperframe.frame import DataFrame, Frame, HeadersFrame
+
+from edge.http2.messages import prefix
+from tests.edge.http2_client import RawClient
+
+TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW, MAX_FRAME = 1, 2, 4, 5  # identifiers of settings
+
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+#: Answers once and then stays open, so its stream is half-closed (remote) for as long as a case needs.
+WATCH = "/grpc.health.v1.Health/Watch"
+
+ERRORS = (
+    "NO_ERROR",
+    "PROTOCOL_ERROR",
+    "INTERNAL_ERROR",
+    "FLOW_CONTROL_ERROR",
+    "SETTINGS_TIMEOUT",
+    "STREAM_CLOSED",
+    "FRAME_SIZE_ERROR",
+    "REFUSED_STREAM",
+    "CANCEL",
+    "COMPRESSION_ERROR",
+    "CONNECT_ERROR",
+    "ENHANCE_YOUR_CALM",
+)
+
+# Outcomes. A connection error also has to close the connection, any other outcome has to leave it usable.
+NO_ERROR = "no error"  # nothing comes on the stream, and a PING is acknowledged
+ANSWERED = "grpc-status 0"
+CLOSED = "connection closed"
+
+#: The reason of many differences.
+AS_CONNECTION_ERROR = "5.4.1: an endpoint may treat a stream error as a connection error."
+
+
+def connection_error(name: str) -> str:
+    """The server sends GOAWAY with this code, then closes the connection."""
+    return f"GOAWAY {name}"
+
+
+def stream_error(name: str) -> str:
+    """The server sends RST_STREAM with this code."""
+    return f"RST_STREAM {name}"
+
+
+Frames: TypeAlias = Sequence[Frame | bytes]
+#: Sends the frames it returns; or does all of it alone, and may return what it observed.
+Say: TypeAlias = Callable[[RawClient], Frames | Awaitable[Frames | str | None]]
+
+
+class Case(NamedTuple):
+    """A rule of RFC 9113 or RFC 7541.
+
+    Attributes:
+        section: of the RFC.
+        what: the client does.
+        say: does it, on stream 1 unless ``stream`` says otherwise.
+        rfc: the outcome that the RFC asks for.
+        ours: the outcome here, where that is another one.
+        reason: why the RFC allows it.
+        greets: whether the connection preface goes first.
+        stream: whose outcome counts.
+    """
+
+    section: str
+    what: str
+    say: Say
+    rfc: str
+    ours: str = ""
+    reason: str = ""
+    greets: bool = True
+    stream: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name of the test."""
+        return f"{self.section} {self.what}"
+
+    @property
+    def expected(self) -> str:
+        """The outcome here."""
+        return self.ours or self.rfc
+
+    async def observe(self, port: int) -> str:
+        """Run the case on a connection of its own, and return the outcome."""
+        async with RawClient(port) as client:
+            if self.greets:
+                await client.greet().agreed()
+            said = self.say(client)
+            if isawaitable(said):
+                said = await said
+            if isinstance(said, str):
+                return said
+            client.send(*said or ())
+            await client.settle(None if self.expected == NO_ERROR else self.stream)
+            return await self._outcome(client)
+
+    async def _outcome(self, client: RawClient) -> str:
+        if client.closed or client.goaway is not None:
+            code = await client.end()
+            if code is not None:
+                return connection_error(ERRORS[code])
+        answer = client.answers.get(self.stream)
+        if answer is None or not answer.ended:
+            return CLOSED if client.closed else NO_ERROR
+        if answer.reset is not None:
+            return stream_error(ERRORS[answer.reset])
+        outcome = f"grpc-status {answer.status}" if answer.status >= 0 else f"HTTP {answer.fields[':status']}"
+        return f"{outcome}, {CLOSED}" if client.closed else outcome
+
+
+def head(client: RawClient, *flags: str, stream: int = 1, **changed: str | None) -> HeadersFrame:
+    """HEADERS of a call of ServerLive, without END_STREAM."""
+    return client.head(stream, "", *flags, **{"_path": LIVE, **changed})
+
+
+def body(stream: int = 1, message: bytes = b"") -> DataFrame:
+    """The message of a call, and END_STREAM."""
+    return DataFrame(stream, prefix(message) + message, flags=["END_STREAM"])
+
+
+def call(client: RawClient, stream: int = 1, **changed: str | None) -> list[Frame]:
+    """A whole call of ServerLive."""
+    return [head(client, stream=stream, **changed), body(stream)]
+
+
+def watch(client: RawClient) -> list[Frame]:
+    """A call that leaves stream 1 half-closed (remote)."""
+    return [head(client, _path=WATCH), body()]
+
+
+def message(size: int) -> bytes:
+    """A message of so many bytes, at least 8, that every RPC reads: one field it does not know."""
+    length = size - 5
+    return (
+        b"\x7a"
+        + bytes((length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80, 0))
+        + bytes(length)
+    )

@@ -1,0 +1,49 @@
+"""``fewheads serve --transport nghttp2`` against RFC 9113 and RFC 7541."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from tests.conformance.http2.case import Case
+from tests.conformance.http2.page import CASES, PAGE, render
+from tests.edge.models import ORACLE_BUNDLE
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server whose other client is answered after all cases as before."""
+    with (
+        running_server(
+            [ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache"), arguments=["--transport=nghttp2", "--no-metrics"]
+        ) as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
+        yield ready.grpc_port
+        assert stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_case(port: int, case: Case) -> None:
+    assert await case.observe(port) == case.expected
+
+
+def test_names_are_unique() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+def test_only_differences_have_a_reason() -> None:
+    assert {case.name for case in CASES if case.ours} == {case.name for case in CASES if case.reason}
+    assert not [case.name for case in CASES if case.ours == case.rfc]
+
+
+def test_the_page_lists_every_difference() -> None:
+    assert PAGE.read_text() == render(), "python -m tests.conformance.http2.page"

@@ -1,0 +1,285 @@
+"""gRPC over HTTP/2 as a client may and may not speak it: framing, header fields, statuses, flow control, deadlines."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+import grpc
+import pytest
+from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
+
+from edge.http2.messages import prefix
+from edge.rpc.limits import Limits
+from tests.edge.http2_client import LARGE, RawClient, Subject, serving, shared
+
+CANCEL = 8
+OK, DEADLINE, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 4, 8, 12, 13
+TABLE_SIZE, WINDOW, MAX_FRAME = 1, 4, 5
+
+Say = Callable[[RawClient], None]
+MESSAGE = prefix(b"x") + b"x"
+
+
+@pytest.fixture(params=[False, True], ids=["coroutine", "direct"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return Subject(direct=request.param)
+
+
+@pytest.fixture
+async def port(subject: Subject) -> AsyncIterator[int]:
+    async with shared(subject) as port:
+        yield port
+
+
+def sends(data: bytes, **changed: str | None) -> Say:
+    """A call of Echo with this body."""
+    return lambda client: client.send(client.head(1, "Echo", **changed), DataFrame(1, data, flags=["END_STREAM"]))
+
+
+def packed(data: bytes) -> bytes:
+    """A message with the compressed flag."""
+    return b"\1" + prefix(data)[1:] + data
+
+
+def in_pieces(client: RawClient) -> None:
+    client.send(client.head(1, "Echo"), *(DataFrame(1, MESSAGE[at : at + 1]) for at in range(len(MESSAGE))))
+    client.send(DataFrame(1, b""), DataFrame(1, b"", flags=["END_STREAM"]))
+
+
+def with_trailers(client: RawClient) -> None:
+    block = client.encoder.encode([("x-checksum", "1")])
+    client.send(client.head(1, "Echo"), DataFrame(1, MESSAGE))
+    client.send(HeadersFrame(1, block, flags=["END_HEADERS", "END_STREAM"]))
+
+
+VALID: dict[str, Say] = {
+    "plain": sends(MESSAGE),
+    "in single bytes": in_pieces,
+    "with trailers": with_trailers,
+    "without te": sends(MESSAGE, te=None),
+    "application/grpc+proto": sends(MESSAGE, content_type="application/grpc+proto"),
+    "application/grpc;charset=utf-8": sends(MESSAGE, content_type="application/grpc;charset=utf-8"),
+    "gzip": sends(packed(gzip.compress(b"x")), grpc_encoding="gzip"),
+    "deflate": sends(packed(zlib.compress(b"x")), grpc_encoding="deflate"),
+    "an encoding that the message does not use": sends(MESSAGE, grpc_encoding="gzip"),
+    "identity": sends(MESSAGE, grpc_encoding="identity"),
+    **{f"timeout {value}": sends(MESSAGE, grpc_timeout=value) for value in ("99999999n", "9S", "1M", "99999999H")},
+}
+
+
+@pytest.mark.parametrize("say", VALID.values(), ids=VALID)
+async def test_every_valid_form_of_one_call(port: int, say: Say) -> None:
+    async with RawClient(port) as client:
+        say(client.greet())
+        answer = await client.answer()
+        assert (answer.status, answer.messages) == (OK, [b"x"])
+        assert answer.fields[":status"] == "200"
+        assert answer.fields["content-type"] == "application/grpc"
+
+
+async def test_a_message_split_at_each_byte(port: int) -> None:
+    """Two messages, one of them compressed, in two DATA frames that meet at each byte in turn."""
+    data = MESSAGE + packed(gzip.compress(b"second"))
+    async with RawClient(port) as client:
+        client.greet()
+        for at in range(len(data) + 1):
+            stream_id = 2 * at + 1
+            client.send(client.head(stream_id, "Chat", grpc_encoding="gzip"), DataFrame(stream_id, data[:at]))
+            client.send(DataFrame(stream_id, data[at:], flags=["END_STREAM"]))
+        for at in range(len(data) + 1):
+            answer = await client.answer(2 * at + 1)
+            assert (answer.status, answer.messages) == (OK, [b"x", b"second"])
+
+
+class Wrong(NamedTuple):
+    name: str
+    say: Say
+    status: int
+    text: str = ""
+
+
+def pieces(data: bytes) -> list[DataFrame]:
+    return [DataFrame(1, data[at : at + 2**14]) for at in range(0, len(data), 2**14)]
+
+
+def bomb(client: RawClient) -> None:
+    data = packed(zlib.compress(bytes(2**27), 9))
+    client.send(client.head(1, "Echo", grpc_encoding="deflate"), *pieces(data), DataFrame(1, flags=["END_STREAM"]))
+
+
+WRONG_TIMEOUTS = ("xS", "1", "S", "123456789S", "-1S", "+1S", "1.5S", "1s", "1 S")
+WRONG = [
+    Wrong("no such method", lambda c: c.call(1, "Zz"), UNIMPLEMENTED, "no such method"),
+    Wrong("no such service", lambda c: c.call(1, "Echo", _path="/"), UNIMPLEMENTED),
+    Wrong("no DATA", lambda c: c.send(c.head(1, "Echo", "END_STREAM")), INTERNAL, "one message, got 0"),
+    Wrong("empty DATA", sends(b""), INTERNAL, "one message, got 0"),
+    Wrong("two messages", sends(2 * MESSAGE), INTERNAL, "one message, got 2"),
+    Wrong("half a prefix", sends(b"\0\0\0"), INTERNAL, "middle of a message"),
+    Wrong("half a message", sends(prefix(b"xx") + b"x"), INTERNAL, "middle of a message"),
+    Wrong("flag 7", sends(b"\7" + MESSAGE[1:]), INTERNAL, "compressed flag: got 7, expected 0 or 1"),
+    Wrong("1 GiB announced", sends(b"\0\x40\0\0\0x"), EXHAUSTED, "got 1073741824 bytes"),
+    Wrong("compressed without grpc-encoding", sends(b"\1" + MESSAGE[1:]), INTERNAL, "got 1 without grpc-encoding"),
+    Wrong("not compressed", sends(packed(b"x"), grpc_encoding="gzip"), INTERNAL, "exactly one gzip stream"),
+    Wrong("cut", sends(packed(gzip.compress(b"xyz")[:5]), grpc_encoding="gzip"), INTERNAL, "exactly one gzip stream"),
+    Wrong(
+        "data after gzip", sends(packed(2 * gzip.compress(b"x")), grpc_encoding="gzip"), INTERNAL, "exactly one gzip"
+    ),
+    Wrong("a bomb", bomb, EXHAUSTED, "more, uncompressed"),
+    Wrong("unknown encoding", sends(MESSAGE, grpc_encoding="zz"), UNIMPLEMENTED, "expected one of identity, deflate"),
+    *(
+        Wrong(f"timeout {it!r}", sends(MESSAGE, grpc_timeout=it), INTERNAL, "grpc-timeout: got")
+        for it in WRONG_TIMEOUTS
+    ),
+    Wrong("timeout of 0", sends(MESSAGE, grpc_timeout="0n"), DEADLINE, "deadline"),
+    Wrong("too slow", lambda c: c.call(1, "Wait", grpc_timeout="20m"), DEADLINE, "deadline"),
+    Wrong("an exception", lambda c: c.call(1, "Fail", b"secret"), INTERNAL),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+async def test_the_status_of_an_invalid_call(port: int, wrong: Wrong) -> None:
+    """It comes in one HEADERS frame, says what is wrong, and leaves the connection usable."""
+    async with RawClient(port) as client:
+        await client.greet().agreed()
+        wrong.say(client)
+        answer = await client.answer()
+        assert answer.status == wrong.status
+        assert wrong.text in answer.fields.get("grpc-message", "")
+        assert "secret" not in answer.fields.get("grpc-message", "")
+        assert answer.frames == 1
+        client.call(3, "Echo")
+        assert (await client.answer(3)).messages == [b"x"]
+
+
+@pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/grpcx", "application/grpc-web"])
+async def test_another_content_type_gets_an_http_status(port: int, content_type: str | None) -> None:
+    async with RawClient(port) as client:
+        client.greet().call(1, "Echo", content_type=content_type)
+        assert (await client.answer()).fields == {":status": "415"}
+
+
+async def test_the_status_that_a_handler_sets(port: int) -> None:
+    text = "100 % of ×\n"
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/test.Test/Abort")(text.encode(), timeout=10)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.ABORTED, text)
+    assert dict(caught.value.trailing_metadata() or ()) == {"key": "value", "key-bin": b"\0\xff"}
+
+
+async def test_metadata(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        sent = (("a", "1"), ("b-bin", b"\0\xff\x10"))
+        seen = await channel.unary_unary("/test.Test/Metadata")(b"", metadata=sent, timeout=10)
+    fields = ast.literal_eval(seen.decode())
+    assert (fields["a"], fields["b-bin"]) == ("1", b"\0\xff\x10")
+    assert fields["user-agent"].startswith("grpc-python-asyncio")
+    assert not {"te", "content-type", "grpc-timeout", ":path"} & set(fields)
+
+
+async def test_limits_apply_as_on_grpcio(subject: Subject) -> None:
+    async with (
+        serving(subject, Limits(max_message_bytes=1000)) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        echo = channel.unary_unary("/test.Test/Echo")
+        assert await echo(bytes(1000), timeout=10) == bytes(1000)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo(bytes(1001), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--max-message-bytes" in (caught.value.details() or "")
+
+
+# Flow control, many streams, deadlines of streams.
+
+
+async def test_settings_that_change_in_the_middle_of_an_answer(port: int) -> None:
+    async with RawClient(port) as client:
+        client.greet({WINDOW: 1000}).call(1, "Blow")
+        await client.until(lambda: 1 in client.answers and len(client.answers[1].data) == 1000)
+        client.send(SettingsFrame(0, settings={WINDOW: 0}))  # the window is now -1000
+        client.send(SettingsFrame(0, settings={WINDOW: 500, TABLE_SIZE: 0, MAX_FRAME: 2**15}))
+        client.send(WindowUpdateFrame(1, 600))
+        await client.until(lambda: len(client.answers[1].data) == 1100)
+        client.send(WindowUpdateFrame(0, 2 * LARGE), SettingsFrame(0, settings={WINDOW: 2 * LARGE}))
+        answer = await client.answer()
+        assert (answer.status, answer.messages) == (OK, [bytes(LARGE)])
+
+
+async def test_a_client_that_does_not_read_stops_no_other_stream(port: int) -> None:
+    async with RawClient(port) as client:
+        await client.greet({WINDOW: 0}).agreed()
+        client.send(client.head(1, "Chat"))
+        client.send(*(DataFrame(1, prefix(bytes(2**14 - 5)) + bytes(2**14 - 5)) for _ in range(15)))
+        client.call(3, "Echo")
+        client.send(WindowUpdateFrame(3, 100))
+        assert (await client.answer(3)).messages == [b"x"]
+        client.send(RstStreamFrame(1, error_code=CANCEL))
+
+
+async def test_data_of_refused_calls_does_not_use_up_the_window(port: int) -> None:
+    async with RawClient(port) as client:
+        await client.greet().agreed()
+        for number in range(400):  # 240 kB each: in total more than the connection's window
+            stream_id = 2 * number + 1
+            client.send(client.head(stream_id, "Zz"), *(DataFrame(stream_id, bytes(2**14)) for _ in range(15)))
+            client.send(RstStreamFrame(stream_id, error_code=CANCEL))
+            await client.writer.drain()
+        client.call(1001, "Echo")
+        assert (await client.answer(1001)).messages == [b"x"]
+
+
+@pytest.mark.parametrize("size", [0, 5, 2**14 - 5, 2**14, 2**18 + 1, 4 * 2**20])
+async def test_messages_of_every_size(port: int, size: int) -> None:
+    options = [("grpc.max_receive_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        message = (bytes(range(256)) * (size // 256 + 1))[:size]
+        assert await channel.unary_unary("/test.Test/Echo")(message, timeout=20) == message
+        chat = channel.stream_stream("/test.Test/Chat")
+        assert [answer async for answer in chat(iter([message] * 3), timeout=20)] == [message] * 3
+
+
+async def test_a_hundred_interleaved_streams(port: int) -> None:
+    async with RawClient(port) as client:
+        client.greet()
+        streams = range(1, 201, 2)
+        client.send(*(client.head(stream_id, "Echo") for stream_id in streams))
+        data = {stream_id: prefix(b"%d" % stream_id) + b"%d" % stream_id for stream_id in streams}
+        for at in range(9):
+            client.send(*(DataFrame(stream_id, data[stream_id][at : at + 1]) for stream_id in reversed(streams)))
+        client.send(*(DataFrame(stream_id, b"", flags=["END_STREAM"]) for stream_id in streams))
+        for stream_id in streams:
+            assert (await client.answer(stream_id)).messages == [b"%d" % stream_id]
+
+
+async def test_an_answer_of_many_messages(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        count = channel.unary_stream("/test.Test/Count")
+        assert [answer async for answer in count(b"1000", timeout=20)] == [b"%d" % number for number in range(1000)]
+
+
+async def test_a_stream_without_messages(port: int) -> None:
+    async with RawClient(port) as client:
+        client.greet().send(client.head(1, "Chat", "END_STREAM"))
+        answer = await client.answer()
+        assert (answer.status, answer.messages) == (OK, [])
+
+
+async def test_the_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None:
+    """The status follows what was sent in time, as soon as the client takes it."""
+    async with RawClient(port) as client:
+        client.greet({WINDOW: 100}).call(1, "Count", b"1000000", grpc_timeout="100m")
+        client.send(client.head(3, "Chat", grpc_timeout="100m"), DataFrame(3, MESSAGE))
+        assert (await client.answer(3)).status == DEADLINE
+        assert client.answers[3].messages == [b"x"]
+        await client.settle()
+        assert len(client.answers[1].data) == 100
+        client.send(WindowUpdateFrame(0, LARGE), WindowUpdateFrame(1, LARGE))
+        answer = await client.answer()
+        assert answer.status == DEADLINE
+        assert answer.messages == [b"%d" % number for number in range(len(answer.messages))]
+        assert len(answer.messages) < 100_000
