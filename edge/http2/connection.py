@@ -103,7 +103,8 @@ class Connection(asyncio.Protocol):
             self._break(str(error))
             return
         # Not now: a client that is woken up by each answer of many takes more of the processor than they do.
-        self._flush_soon()
+        if self._http2.want_write or not self._http2.want_read:
+            self._flush_soon()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Give up every call."""
@@ -168,7 +169,8 @@ class Connection(asyncio.Protocol):
             self._http2.acknowledge_received_data(size, stream_id)
         except ngh2.NGH2Error:
             return
-        self._flush_soon()
+        if self._http2.want_write:
+            self._flush_soon()
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Send a message."""
@@ -302,7 +304,8 @@ class Connection(asyncio.Protocol):
                     self._handle(events)
                 elif len(data) < _CHUNK_BYTES:
                     break
-            self._wake()
+            if self._waiting:
+                self._wake()
         except ngh2.NGH2Error as error:
             self._break(str(error))
         finally:
