@@ -1,7 +1,8 @@
-"""The parameters of a ModelInfer request: what each may hold, and what those of this server ask for."""
+"""The parameters of a ModelInfer request: those with a meaning, their types and their bounds."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from edge.errors import InvalidRequest, Literally
@@ -28,6 +29,13 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     _POLICY: ("string_param",),
 }
 
+_OURS: tuple[str, ...] = tuple(name for name in _PARAMETERS if not name.startswith("triton_"))
+#: Names that clients of other servers, or of our own command line, might try.
+_ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
+#: Of the characters of two names, how many have to agree for one to be taken for a misspelling of the other.
+_LIKENESS = 0.8
+_LONGEST = 32
+
 
 class Parameters(NamedTuple):
     """What a request's parameters ask for; None and False where they do not."""
@@ -39,11 +47,27 @@ class Parameters(NamedTuple):
     priority: int = DEFAULT_PRIORITY
 
 
+def _meant(name: str) -> str | None:
+    """Return the parameter of ours that a name is likely to mean; None for a client's own business."""
+    if len(name) > _LONGEST:  # comparing takes time, which grows with the length
+        return None
+    plain = name.lower().replace("-", "_")
+    if plain in _ALIASES:
+        return _ALIASES[plain]
+    for ours in _OURS:
+        transposed = len(plain) > 2 and sorted(plain) == sorted(ours)
+        if plain == ours or transposed or plain.startswith(f"{ours}_"):
+            return ours
+    close = get_close_matches(plain, _OURS, 1, _LIKENESS)
+    return close[0] if close else None
+
+
 def parse(request: pb.ModelInferRequest) -> Parameters:
     """Check a request's parameters and return those that matter.
 
     Raises:
-        InvalidRequest: one is of the wrong type or out of range, reserved, or asks for state that no model keeps.
+        InvalidRequest: one is misspelt, of the wrong type, out of range or reserved, or it asks for state that no
+            model keeps.
     """
     if not request.parameters:
         return Parameters()
@@ -56,6 +80,10 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
             if name.startswith("triton_"):
                 fix = "Names that start with triton_ are the protocol's; choose another one."
                 raise InvalidRequest(subject, given="a reserved name", expected="a known one", fix=fix)
+            meant = _meant(name)
+            if meant:
+                expected = f"{meant!r}, or a name that is not like any of {', '.join(_OURS)}"
+                raise InvalidRequest("parameter name", given=name, expected=expected, fix="Correct or rename it.")
             continue
         if kind not in allowed:
             fix = "Send it with that type."

@@ -240,6 +240,13 @@ ROWS = [
     Row("a sequence", "ModelInfer", parameter("sequence_id", uint64_param=7), INVALID, "no model keeps state"),
     # Triton refuses uint64 here.
     Row("a parameter of the client's own", "ModelInfer", parameter("mine", uint64_param=2**64 - 1), OK),
+    Row("a parameter that is a word like ours", "ModelInfer", parameter("time", uint64_param=1), OK),
+    Row(
+        "a misspelt parameter", "ModelInfer", parameter("teir", string_param="full"), INVALID, "'teir', expected 'tier'"
+    ),
+    Row("a parameter with a unit", "ModelInfer", parameter("timeout_ms", int64_param=1), INVALID, "'timeout'"),
+    Row("a deadline as a parameter", "ModelInfer", parameter("deadline", int64_param=1), INVALID, "'timeout'"),
+    Row("a parameter in capitals", "ModelInfer", parameter("Policy", string_param="load"), INVALID, "'policy'"),
     # Shared memory.
     Row(
         "shared memory input",
