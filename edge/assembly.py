@@ -17,7 +17,8 @@ from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 from edge.protocol import INFERENCE
 from edge.repository.budget import MemoryBudget
-from edge.repository.repository import Entry, Repository
+from edge.repository.control import ModelControl
+from edge.repository.repository import Repository
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer
@@ -28,7 +29,6 @@ from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 from edge.security.rate import RateLimit
 from edge.security.scopes import TELEMETRY_GET
-from edge.serving.control import ModelControl
 from edge.serving.extensions import Extensions, extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
@@ -140,10 +140,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     )
     streams = Streams(service)
 
-    async def changed(entry: Entry) -> None:
-        supervisor.publish()
-
-    control = ModelControl(repository, settings.model_control, changed)
+    control = ModelControl(repository, settings.model_control)
     changes = Extensions(
         repository, control, shared_memory, logs, traces=traces, allow_log_settings=settings.allow_log_settings
     )
@@ -163,6 +160,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         services=("", INFERENCE),
         notifier=notifier,
     )
+    repository.on_change = supervisor.publish
     return Parts(
         scheduler=scheduler,
         repository=repository,

@@ -57,7 +57,6 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         parts = assemble(settings, logs)
         closing.callback(parts.watchdog.close)
         closing.callback(parts.scheduler.close)
-        closing.callback(parts.repository.close)
         if parts.traces:
             closing.push_async_callback(asyncio.to_thread, parts.traces.close)
         closing.callback(asyncio.create_task(parts.telemetry.watch()).cancel)

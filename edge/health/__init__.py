@@ -1,1 +1,1 @@
-"""Whether the server is sound, and who is told."""
+"""Health of the server and its models, and the threads and messages that follow from it."""

@@ -1,7 +1,6 @@
-"""Whether the server, and each of its models, is sound: derived from what has happened, never noted by hand.
+"""Health of the server and of each model, computed from the runs and the repository whenever it is read.
 
-Readiness, the gRPC health service, RepositoryIndex, telemetry, the supervisor's notifications and the exit code all ask
-here.
+Readiness, the gRPC health service, RepositoryIndex, telemetry, systemd's notifications and the exit code all read it.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, Literally, RunStuck
-from edge.repository.repository import Entry, Repository, State
+from edge.repository.entry import Entry, State
+from edge.repository.repository import Repository
 from edge.scheduling.runs import Run, Runs
 
-#: A run is stuck after so many times what nearly all runs of its tier and size have taken,
+#: A run is stuck after this many times the 99th percentile of the runs of its tier and size.
 _TIMES_P99 = 10
-#: which is so many mean deviations above their mean: for a normal distribution 2.3 standard deviations are 2.9.
+#: Mean deviations between mean and 99th percentile: of a normal distribution, where they are 2.3 standard deviations.
 _P99_DEVIATIONS = 2.9
 
 
 class Overdue(NamedTuple):
-    """A run that takes much longer than it should: whose, for how long, and what its limit was, in seconds."""
+    """A run that is stuck, how long it has taken, and its limit, both in seconds."""
 
     run: Run
     seconds: float
@@ -34,12 +34,12 @@ class Overdue(NamedTuple):
 
 
 class Health:
-    """What is wrong, if anything is. Cheap to ask, from any thread; nothing is kept, so nothing can be out of date.
+    """Problems of the server. Cheap to read, on any thread; nothing is stored, so nothing can be out of date.
 
     Args:
         repository: the models.
-        runs: what the workers are at.
-        watchdog_seconds: how long any run may take, however short those of its tier are usually; infinite watches none.
+        runs: the runs of the workers.
+        watchdog_seconds: a run that takes less is never stuck; infinite if none ever is.
     """
 
     def __init__(self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf) -> None:
@@ -49,35 +49,35 @@ class Health:
 
     @property
     def lost(self) -> str:
-        """Why nothing can be computed any more; empty while that is not so."""
+        """Why the device is lost and nothing can be computed any more; empty while it is not."""
         return self._runs.lost
 
     def overdue(self) -> list[Overdue]:
-        """Return the runs that take longer than the limit, and than ten times what those of their size do."""
+        """Return the stuck runs: those beyond the limit, and ten times the 99th percentile of their tier and size."""
         now = time.monotonic()
         runs = [run for run in list(self._runs.now) if run]
         timed = [Overdue(run, now - run.begun, self._limit(run)) for run in runs]
         return [overdue for overdue in timed if overdue.seconds > overdue.limit]
 
     def server_sound(self) -> bool:
-        """Whether there is a device, and no run is stuck on it. What is wrong with a single model is not asked."""
+        """Whether the device is there and no run is stuck. Problems of single models do not count."""
         return not self.lost and not self.overdue()
 
     def models_ready(self) -> bool:
-        """Whether every model that is wanted can be asked."""
+        """Whether every wanted model is ready."""
         return all(self.state(entry)[0] == "READY" for entry in self._repository if entry.wanted)
 
     def name_ready(self, name: str) -> bool:
-        """Whether any version of a model can be asked: the highest that can decides, so none is hidden by another."""
+        """Whether any version of a model is ready."""
         return any(self.state(entry)[0] == "READY" for entry in self._repository if entry.name == name)
 
     def state(self, entry: Entry) -> tuple[State, str]:
-        """Return a model's state and the reason, as clients shall see them. One that is unsound is not ready."""
+        """Return the state that clients see, and its reason: a READY model with a problem is UNAVAILABLE."""
         reason = self._model_problem(entry) if entry.state == "READY" else ""
         return ("UNAVAILABLE", reason) if reason else (entry.state, entry.reason)
 
     def problems(self) -> list[str]:
-        """Return why the server, or a part of it, is not healthy; empty when all is well."""
+        """Return the problems of the server and its models; empty if there are none."""
         return list(self._problems())
 
     def _problems(self) -> Iterator[str]:
@@ -97,10 +97,10 @@ class Health:
                     yield f"{subject}: {broken}"
 
     def failure(self, stuck_exit_seconds: float) -> FewheadsError | None:
-        """Return why the process should end, so that its supervisor starts another one; None if it should not.
+        """Return the error that only a restart of the process cures, if there is one.
 
         Args:
-            stuck_exit_seconds: how long a run that is stuck is waited for.
+            stuck_exit_seconds: how much longer than its limit a run may take before it counts.
         """
         fix = "Start the server again; if it happens again, look at the device."
         if self.lost:
@@ -116,7 +116,7 @@ class Health:
         return None
 
     def drain_timeout(self, seconds: float) -> DrainTimeout:
-        """Return the error of a shutdown that did not end within some seconds."""
+        """Return the error of a shutdown that took longer than ``seconds``; it names the runs that still compute."""
         now = time.monotonic()
         runs = [run for run in list(self._runs.now) if run]
         at = [f"a run of {run.lane.model} (tier {run.lane.tier}) since {now - run.begun:.1f} s" for run in runs]
@@ -132,13 +132,13 @@ class Health:
         if self.lost:
             return self.lost
         overdue = self.overdue()
-        if len(overdue) == len(self._runs.now):  # nobody is left to compute any model
+        if len(overdue) == len(self._runs.now):  # no worker is left for any model
             return str(overdue[0])
         own = [late for late in overdue if late.run.lane.model == f"{entry.name}:{entry.version}"]
         return str(own[0]) if own else _broken(entry)
 
 
 def _broken(entry: Entry) -> str:
-    model = entry.model  # once: it may be unloaded at any moment
+    model = entry.model  # read once: it may be unloaded at any moment
     lanes = model.lanes.values() if model else ()
-    return "; ".join(f"tier {lane.tier} fails: {lane.record.broken}" for lane in lanes if lane.record.broken)
+    return "; ".join(f"tier {lane.tier} fails: {lane.failures.broken}" for lane in lanes if lane.failures.broken)

@@ -1,4 +1,4 @@
-"""Tells what health has become to those who asked to be told: clients that watch it, the log, and systemd."""
+"""Publishes changes of health to gRPC watchers, the log and systemd, and probes suspect tiers."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from edge.scheduling.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
-#: Between two looks at whether a tier that is broken is so still.
+#: Between two probes of a tier.
 _PROBE_SECONDS = 5.0
 #: systemd advises half of its time; a third leaves room for a late one.
 _PINGS_PER_PERIOD = 3
 
 
 class Supervisor:
-    """Runs on the event loop; a loop that hangs pings nobody, which is true as well.
+    """Looks at the health four times a second, on the event loop, so that systemd gets no pings from a loop that hangs.
 
     Args:
-        health: what is told.
+        health: of the server and its models.
         repository: the models.
-        scheduler: where a suspect tier is asked for its golden row.
+        scheduler: runs the golden rows of suspect tiers.
         server_ready: whether the server as a whole is ready.
-        set_health: tells the health of a service or model, by name.
+        set_health: sets the gRPC health of a service or model, by name.
         services: the names that stand for the server as a whole.
-        notifier: of systemd.
+        notifier: sends to systemd.
     """
 
     def __init__(
@@ -56,32 +56,32 @@ class Supervisor:
         self._set_health = set_health
         self._services = tuple(services)
         self._notifier = notifier
-        self._told: dict[str, bool] = {}
+        self._published: dict[str, bool] = {}
         self._problems: list[str] = []
         self._status = ""
         self._pinged = 0.0
         self._probes: dict[Lane, asyncio.Task[None]] = {}
 
     def publish(self) -> None:
-        """Tell what differs from what was told last."""
-        names = {entry.name for entry in self._repository} | self._told.keys() - {*self._services}
+        """Publish the health of every service and model that has changed since the last call."""
+        names = {entry.name for entry in self._repository} | self._published.keys() - {*self._services}
         ready = {name: self._server_ready() for name in self._services}
         ready |= {name: self._health.name_ready(name) for name in names}
-        changed = {name: serving for name, serving in ready.items() if self._told.get(name) != serving}
-        self._told.update(changed)
+        changed = {name: serving for name, serving in ready.items() if self._published.get(name) != serving}
+        self._published.update(changed)
         for name, serving in changed.items():
             self._set_health(name, serving)
-        self._tell_systemd()
+        self._notify_systemd()
 
     async def run(self) -> None:
-        """Look at the health again and again, until this is cancelled."""
+        """Log, probe and publish until this is cancelled."""
         while True:
             try:
                 self._log()
-                self._probe()
+                self._probe_suspects()
                 self.publish()
-            except Exception:  # or what was told last would be told for ever
-                log.exception("the health cannot be told")
+            except Exception:  # without the loop, the last health would stand for ever
+                log.exception("the health cannot be published")
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _log(self) -> None:
@@ -94,49 +94,49 @@ class Supervisor:
                 log.info("healthy again: %s", problem)
         self._problems = problems
 
-    def _tell_systemd(self) -> None:
+    def _notify_systemd(self) -> None:
         entries = [entry for entry in self._repository if entry.wanted]
         serving = sum(self._health.state(entry)[0] == "READY" for entry in entries)
         status = "; ".join([f"{serving} of {len(entries)} models ready", *self._problems])
         if status != self._status:
             self._status = status
             self._notifier.notify(STATUS=status)
-        # Only for what a new process would cure: with a broken bundle it would end in the same way for ever.
+        # Pings stop only for problems that a new process cures; with a broken bundle it would restart for ever.
         seconds = self._notifier.watchdog_seconds
         if seconds and time.monotonic() - self._pinged >= seconds / _PINGS_PER_PERIOD and self._health.server_sound():
             self._pinged = time.monotonic()
             self._notifier.notify(WATCHDOG=1)
 
-    def _probe(self) -> None:
-        """Ask suspect tiers for their golden rows, so that it is known whether they, or their requests, are wrong."""
+    def _probe_suspects(self) -> None:
+        """Run the golden row of each suspect tier, to tell a broken tier from wrong requests."""
         for model in [entry.model for entry in self._repository if entry.model]:
             for name, lane in model.lanes.items():
-                if lane.record.suspect and lane not in self._probes:
-                    task = asyncio.create_task(self._ask(model, name))
+                if lane.failures.suspect and lane not in self._probes:
+                    task = asyncio.create_task(self._probe_tier(model, name))
                     self._probes[lane] = task
                     task.add_done_callback(lambda _, lane=lane: self._probes.pop(lane))  # type: ignore[misc]
 
-    async def _ask(self, model: Model, name: str) -> None:
+    async def _probe_tier(self, model: Model, name: str) -> None:
         lane, inputs = model.lanes[name], model.golden_row(name)
-        if not model.lease.take():
+        if not model.use.take():
             return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        rows = len(next(iter(inputs.values())))
 
         def deliver(jobs: Sequence[Job]) -> None:
             loop.call_soon_threadsafe(ended.set)
 
-        job = Job(lane, inputs, rows, lease=model.lease, deliver=deliver)
+        rows = len(next(iter(inputs.values())))
+        job = Job(lane, inputs, rows, use=model.use, deliver=deliver)
         try:
             if not self._scheduler.submit(job):
                 await ended.wait()
-        except RequestError:  # there is no room for it now
-            self._scheduler.give_back(model.lease)
+        except RequestError:  # the queue has no room for it now
+            model.use.give_back()
         else:
             error = job.take_error()
             if error is None:
                 return
             if isinstance(error, RunnerError) or not isinstance(error, RequestError):
-                lane.record.condemn(f"{type(error).__name__}: {error}")
+                lane.failures.mark_broken(f"{type(error).__name__}: {error}")
         await asyncio.sleep(_PROBE_SECONDS)

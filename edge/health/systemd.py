@@ -1,6 +1,6 @@
-"""What a server tells its supervisor: systemd's notification protocol, which is one datagram for each message.
+"""Systemd's notification protocol: one datagram for each message, to the socket that ``NOTIFY_SOCKET`` names.
 
-Container engines and other supervisors speak it too. Without ``NOTIFY_SOCKET`` nothing is sent.
+Container engines and other supervisors understand it too. Without ``NOTIFY_SOCKET`` nothing is sent.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends notifications; one that cannot be sent is logged once and harms nobody.
+    """Sends notifications. A socket that does not exist is logged once and not tried again.
 
     Args:
-        environment: where ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID`` are looked for.
+        environment: holds ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``.
 
     Attributes:
-        watchdog_seconds: after how long a silence the supervisor ends this process; None where it does not.
+        watchdog_seconds: without a ping for so long, systemd ends this process; None if it does not.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # In the abstract namespace of sockets names begin with NUL, which no environment can hold.
+        # Names of abstract sockets begin with NUL, which no environment variable can hold, so systemd writes @.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self.watchdog_seconds = _watchdog_seconds(environment) if address else None
 
@@ -36,7 +36,7 @@ class Notifier:
         message = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items())
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.setblocking(False)  # a supervisor that does not read must not hold the server
+                sender.setblocking(False)  # a supervisor that does not read must not block the server
                 sender.sendto(message.encode(), self._address)
         except BlockingIOError:
             log.warning("the supervisor does not read its notifications")
@@ -46,7 +46,7 @@ class Notifier:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
-    """Return systemd's time for this process; that of another one was inherited by mistake."""
+    """Return systemd's watchdog interval; None without one, or if it is that of the process that started this one."""
     text = environment.get("WATCHDOG_USEC", "")
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -1,6 +1,6 @@
-"""The thread that ends the process when nothing else helps: a run is stuck, the device is lost, a shutdown hangs.
+"""Thread that ends the process when a run is stuck, the device is lost or a shutdown hangs.
 
-It is a thread, and not a task of the event loop, because the event loop may be what hangs.
+It is not a task of the event loop, because the event loop may hang too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edge.health.health import Health
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
-#: What waited when the device was lost is refused at once; the refusals have to reach their clients still.
+#: Time for the refusals of the requests that waited when the device was lost to reach their clients.
 _REFUSALS_SECONDS = 2.0
 
 
 class Watchdog:
-    """Looks at the health of the server, and ends the process if that is all that helps.
+    """Looks at the health of the server four times a second, and ends the process if only a restart helps.
 
     Args:
-        health: what it looks at.
-        stuck_exit_seconds: how long a run that is stuck is waited for.
+        health: of the server and its models.
+        stuck_exit_seconds: how much longer than its limit a run may take.
     """
 
     def __init__(self, health: Health, stuck_exit_seconds: float) -> None:
@@ -42,11 +42,11 @@ class Watchdog:
         self._thread.start()
 
     def bound_shutdown(self, seconds: float) -> None:
-        """End the process in so many seconds, unless :meth:`close` comes first."""
+        """End the process in ``seconds``, unless :meth:`close` is called before."""
         self._end_after, self._end_at = seconds, time.monotonic() + seconds
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         self._stopped.set()
         self._thread.join()
 
@@ -58,18 +58,18 @@ class Watchdog:
             if error is None and time.monotonic() > self._end_at:
                 error = self._health.drain_timeout(self._end_after)
             if error:
-                _give_up(error)
+                _exit(error)
 
     def _failure(self) -> FewheadsError | None:
         try:
             return self._health.failure(self._stuck_exit_seconds)
-        except Exception:  # nobody watches the watchdog
-            log.exception("the watchdog cannot look")
+        except Exception:  # the thread has to go on
+            log.exception("the watchdog cannot read the health")
             return None
 
 
-def _give_up(error: FewheadsError) -> NoReturn:
-    """Write where every thread is, then end the process at once: what is stuck would hold an orderly end for ever."""
+def _exit(error: FewheadsError) -> NoReturn:
+    """Write the stack of every thread, then end the process at once, because a stuck run would block an orderly end."""
     sys.stdout.flush()
     faulthandler.dump_traceback(sys.stderr)
     print(f"fewheads: {error}", file=sys.stderr, flush=True)

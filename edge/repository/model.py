@@ -19,7 +19,7 @@ from edge.runtimes.build import Loaded
 from edge.scheduling.batching import Joiner
 from edge.scheduling.elastic import PINNED, ROUTER, Elastic
 from edge.scheduling.lane import Lane, ServingOptions
-from edge.scheduling.lease import Lease
+from edge.scheduling.use_count import UseCount
 
 #: Runs of each tier when it is loaded, from which its time is learnt before the first request comes.
 _MEASURED_RUNS = 3
@@ -45,7 +45,7 @@ class Model:
         program: computes its requests.
         lanes: each tier as the scheduler sees it, and the router under ``auto``.
         elastic: chooses among them.
-        lease: who still uses the runners.
+        use: counts the users of the runners.
         inputs: what a client may send, by name: the graph's inputs, and the text that may stand for some of them.
         outputs: what a client may ask for, by name: the graph's outputs, and what is made of them.
         made: makes a further output, such as a label or a score, from those of the graph; None where there is none.
@@ -66,7 +66,7 @@ class Model:
         self.version = str(bundle.manifest.version)
         self.tiers = dict(tiers)
         self.instances = options.instances
-        self.lease = Lease(self._close_runners)
+        self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
         self._preprocess = preprocessor(bundle)
         self.made = postprocessor(bundle.manifest)
@@ -111,11 +111,14 @@ class Model:
         return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
 
     def close(self) -> None:
-        """Let no further request in, and close every runner, or let the last request on its way do so; on worker 0."""
-        if self.lease.end():
-            self._close_runners()
+        """End the use of the model and close every runner, on the thread that owns the device.
 
-    def _close_runners(self) -> None:
+        Raises:
+            RuntimeError: somebody still uses it. Nothing is closed.
+        """
+        self.use.end()
+        if self.use.users:
+            raise RuntimeError(f"{self.name}:{self.version} cannot be closed: {self.use.users} runs still use it")
         for loaded in self.tiers.values():
             loaded.runner.close()
 

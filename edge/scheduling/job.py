@@ -14,7 +14,7 @@ from edge.instruments.statistics import ModelStatistics, Timings
 from edge.scheduling.batching import byte_size
 from edge.scheduling.drift import Promise
 from edge.scheduling.lane import Lane
-from edge.scheduling.lease import Lease
+from edge.scheduling.use_count import UseCount
 
 #: Priority 1 is the highest; a request that names none, or 0, has the default.
 PRIORITY_LEVELS: Final = 10
@@ -50,7 +50,7 @@ class Job:
             ``deliver`` are delivered together.
         priority: 1 to :data:`PRIORITY_LEVELS`.
         deadline: ``time.monotonic()`` seconds at which the answer is too late.
-        lease: of the model; it is given back when the run is over or will not be.
+        use: the use count of the model, of which the job is a user until its run is over or will not be.
         statistics: where runs are counted.
         size, size_bytes, shapes: as below, where they are known already.
 
@@ -80,7 +80,6 @@ class Job:
         "error",
         "inputs",
         "lane",
-        "lease",
         "options",
         "order",
         "priority",
@@ -92,6 +91,7 @@ class Job:
         "started",
         "statistics",
         "timings",
+        "use",
     )
 
     def __init__(
@@ -103,7 +103,7 @@ class Job:
         deliver: Callable[[Sequence[Job]], None] = lambda jobs: None,
         priority: int = DEFAULT_PRIORITY,
         deadline: float | None = None,
-        lease: Lease | None = None,
+        use: UseCount | None = None,
         statistics: ModelStatistics | None = None,
         size: int = 0,
         size_bytes: int = -1,
@@ -117,7 +117,7 @@ class Job:
         self.deliver = deliver
         self.priority = priority
         self.deadline = deadline
-        self.lease = lease
+        self.use = use
         self.statistics = statistics
         self.timings = Timings()
         self.queued_ns = time.perf_counter_ns()

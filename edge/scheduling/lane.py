@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from edge.programs.program import Options, Program
 from edge.scheduling.batching import Joiner
+from edge.scheduling.failure_tracker import FailureTracker
 from edge.scheduling.latency import LatencyTable
-from edge.scheduling.record import RunRecord
 
 #: Mean deviations above the mean of a run that a promise is made on.
 PROMISED_DEVIATIONS = 2.0
@@ -49,7 +49,7 @@ class Lane:
     Attributes:
         options: what a request of this tier asks of the program.
         latency: how long its runs take.
-        record: how they go.
+        failures: of its runs since the last success.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Lane:
         self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
         self.preferred_rows = preferred_rows
         self.latency = LatencyTable()
-        self.record = RunRecord()
+        self.failures = FailureTracker()
 
     def run_seconds(self, size: int) -> float:
         """Predict one run, on the safe side; 0 while nothing is known."""

@@ -90,14 +90,13 @@ class Runs:
             computed = lane.program.compute(inputs, options)
         except BaseException as error:
             if alone:
-                lane.record.failed(error)
+                lane.failures.failed(error)
             if lane.on_gpu:
                 self.check(error)
             return error
         finally:
             self.now[worker] = None
-        if lane.record.failures:
-            lane.record.succeeded()
+        lane.failures.succeeded()
         return computed
 
     def check(self, error: BaseException) -> None:

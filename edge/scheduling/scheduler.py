@@ -19,7 +19,6 @@ from typing import TypeVar
 from edge.scheduling.admission import Admission, Begun
 from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.lane import Lane
-from edge.scheduling.lease import Lease
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Runs
 
@@ -191,15 +190,6 @@ class Scheduler:
         """Learn how long an answer took from the end of its run to the transport; a busy transport is a queue too."""
         self._admission.returned(seconds)
 
-    def give_back(self, lease: Lease) -> None:
-        """End one use of a model; the last one of a model that was replaced closes it, on the thread that owns it."""
-        if not lease.give_back():
-            return
-        if self._device_bound:
-            self._own(lease.close)
-        else:
-            _guarded(lease.close)
-
     def close(self) -> None:
         """Finish the jobs that wait, then stop the threads."""
         with self._lock:
@@ -258,9 +248,9 @@ class Scheduler:
     def _forget(self, job: Job) -> None:
         """Let go of what a job needed for its run, which is over or will not be."""
         job.inputs = {}
-        lease, job.lease = job.lease, None
-        if lease:
-            self.give_back(lease)
+        use, job.use = job.use, None
+        if use:
+            use.give_back()
 
     def _watched(self, worker: _Worker | None = None) -> None:
         """Be a thread of the scheduler, a worker's or the timer's. None of them may end unnoticed."""

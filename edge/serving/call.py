@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edge.pb import inference_pb2 as pb
+from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.repository import Entry
 from edge.scheduling.job import Job
 from edge.serving.parameters import Parameters
 from edge.serving.shared_memory import Window

@@ -7,8 +7,8 @@ from typing import Any, Final
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.instruments.logs import Logs
 from edge.pb import inference_pb2 as pb
+from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
-from edge.serving.control import ModelControl
 from edge.serving.shared_memory import SharedMemory
 from edge.serving.shared_tensors import no_shared_memory
 from edge.serving.traces import Traces

@@ -13,8 +13,8 @@ import numpy as np
 
 from edge.datatypes import WIRE_TYPES, Array
 from edge.pb import inference_pb2 as pb
+from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.repository import Entry
 from edge.serving.parameters import Parameters
 
 #: Forms that are remembered; one more starts the cache anew.

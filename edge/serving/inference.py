@@ -14,8 +14,9 @@ from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import TIER as TIER_FACT
 from edge.programs.program import summary
+from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.repository import Entry, Repository
+from edge.repository.repository import Repository
 from edge.scheduling.elastic import Demand
 from edge.scheduling.job import Job, expired
 from edge.scheduling.lane import Lane
@@ -155,14 +156,14 @@ class InferenceService:
         request_id, contents, key = take_apart(request)
         form = self._forms.find(key, self._repository.generation)
         inputs = form.inputs(contents) if form else None
-        if form and inputs is not None and form.model.lease.take():
+        if form and inputs is not None and form.model.use.take():
             call = Call(
                 form.model.lanes[form.model.full_tier],
                 inputs,
                 form.rows,
                 deliver=self._deliver,
                 priority=form.parameters.priority,
-                lease=form.model.lease,
+                use=form.model.use,
                 statistics=form.entry.statistics,
                 size=form.size,
                 size_bytes=form.size_bytes,
@@ -192,7 +193,7 @@ class InferenceService:
                 feeds.rows,
                 deliver=self._deliver,
                 priority=parameters.priority,
-                lease=model.lease,
+                use=model.use,
                 statistics=entry.statistics,
             )
             tensors = None if windows else tensors_of(request, contents, feeds.inputs)
@@ -208,9 +209,9 @@ class InferenceService:
         return call
 
     def _taken(self, request: pb.ModelInferRequest) -> tuple[Entry, Model]:
-        """Return the model of a request, which is not closed until its lease is given back."""
+        """Return the model of a request, which is not closed until its use is given back."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
-        if not model.lease.take():
+        if not model.use.take():
             fix = "Send the request again later."
             raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
         return entry, model
@@ -358,7 +359,7 @@ class InferenceService:
         self, entry: Entry, model: Model, error: BaseException, name: str, request_id: str, started_ns: int
     ) -> None:
         """Count a request that is refused before it is queued."""
-        self._scheduler.give_back(model.lease)
+        model.use.give_back()
         if isinstance(error, Exception):
             place = error.cause if isinstance(error, Overloaded) else _refused_at(error)
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)

@@ -6,7 +6,8 @@ from edge import __version__
 from edge.errors import InvalidRequest, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
-from edge.repository.repository import Entry, Repository
+from edge.repository.entry import Entry
+from edge.repository.repository import Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
 

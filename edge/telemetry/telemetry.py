@@ -7,7 +7,7 @@ import time
 
 from edge.instruments.statistics import Histogram, Stages
 from edge.pb import telemetry_pb2 as pb
-from edge.repository.repository import Entry
+from edge.repository.entry import Entry
 from edge.telemetry.sources import Sources
 
 #: Between two looks at what no file of the kernel remembers.

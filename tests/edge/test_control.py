@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -22,10 +23,17 @@ import tritonclient.grpc.aio as triton_aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from edge.errors import ServerError
+from edge.errors import BundleError, ServerError
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
+from edge.repository.control import ModelControl
+from edge.repository.directory import Directory
+from edge.repository.entry import Entry
+from edge.repository.loader import Loader
+from edge.repository.repository import Repository
+from edge.scheduling.lane import ServingOptions
+from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
 from tests.edge.gauges import wait_until
 from tests.edge.models import DATA, write_oracle_bundle
@@ -286,6 +294,108 @@ def test_an_unload_waits_for_the_requests_on_their_way(repository: Path) -> None
         assert wait_until(lambda: all(future.done() for future in flying), 2)  # what is left is the way to the client
         assert [future.result().raw_output_contents[0] for future in flying] == [np.int64(300).tobytes()] * 3
         assert states(client)["busy", "1"] == (UNAVAILABLE, "unloaded")
+
+
+async def test_a_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_oracle_bundle(repository / "a", NAME, 1)
+    device = Scheduler(8)
+    models = Repository(repository, device, target="onnxruntime", cache=tmp_path / "cache")
+    control = ModelControl(models, "explicit")
+    await control.start()
+    entry, model = models.ready(NAME, "")
+    close, closed = model.runner.close, []
+
+    def note_and_close() -> None:
+        closed.append(threading.current_thread().name)
+        close()
+
+    monkeypatch.setattr(model.runner, "close", note_and_close)
+    assert model.use.take()
+    unloading = asyncio.create_task(control.unload_model(NAME))
+    await asyncio.wait([unloading], timeout=0.2)
+    assert (entry.state, entry.model, unloading.done()) == ("UNLOADING", None, False)
+    with pytest.raises(RuntimeError, match=r"changing:1 cannot be closed: 1 runs still use it"):
+        device.call(model.close)
+    assert closed == []
+    await asyncio.to_thread(model.use.give_back)
+    await asyncio.wait_for(unloading, 10)
+    assert closed == ["device-0"]
+    assert (entry.state, entry.reason, entry.wanted) == (UNAVAILABLE, "unloaded", False)
+    await control.load_model(NAME)
+    _, successor = models.ready(NAME, "")
+    generation = models.generation
+    await control.list_unloaded()  # which finds nothing new, and so leaves alone what is derived from the entries
+    assert models.generation == generation
+    write_oracle_bundle(repository / "b", "other", 1)
+    await control.list_unloaded()
+    assert models.generation == generation + 1
+    await control.close()
+    assert not successor.use.take()
+    device.close()
+
+
+def test_a_directory_that_is_replaced_between_two_looks_is_not_mistaken(repository: Path) -> None:
+    write_oracle_bundle(repository / "a", NAME, 1)
+    assert str(Directory(repository).read(repository / "a", "other")) == (
+        f"bundle {repository / 'a'}: got the model {NAME!r}, expected the model 'other'."
+        " It was replaced while it was read. Load it again."
+    )
+
+
+#: The transitions that each state of an entry allows, and the state to which they lead.
+TRANSITIONS = {
+    "UNAVAILABLE": {"loading": "LOADING", "unloaded": "UNAVAILABLE"},
+    "LOADING": {"loading": "LOADING", "loaded": "READY", "failed": "UNAVAILABLE", "unloaded": "UNAVAILABLE"},
+    "READY": {"loading": "READY", "loaded": "READY", "failed": "READY", "unloading": "UNLOADING"},
+    "UNLOADING": {"unloaded": "UNAVAILABLE"},
+}
+
+
+def test_an_entry_changes_its_state_by_its_transitions_only(repository: Path, tmp_path: Path) -> None:
+    bundle = write_oracle_bundle(repository / "a", NAME, 1)
+    device = Scheduler(1, device_bound=False)
+    model = Loader(device, "onnxruntime", tmp_path / "cache", ServingOptions()).load_model(bundle)
+    arguments: dict[str, Any] = {
+        "loading": bundle.path,
+        "loaded": model,
+        "failed": BundleError("bundle", given="1", expected="2", fix="3."),
+        "unloading": "unloaded",
+        "unloaded": "unloaded",
+    }
+    way = ["loading", "loaded", "unloading"]
+    ways = dict(zip(TRANSITIONS, (way[:0], way[:1], way[:2], way), strict=True))
+    for state, allowed in TRANSITIONS.items():
+        for transition, argument in arguments.items():
+            entry = Entry(bundle.path, NAME, "1", "not loaded")
+            for step in ways[state]:
+                getattr(entry, step)(arguments[step])
+            assert entry.state == state
+            if transition in allowed:
+                getattr(entry, transition)(argument)
+            else:
+                with pytest.raises(RuntimeError, match=rf"changing:1: {transition}\(\) is for .*, and this is {state}"):
+                    getattr(entry, transition)(argument)
+            assert entry.state == allowed.get(transition, state)
+            assert (entry.model is model) == (entry.state == "READY")
+    for name in ("state", "reason", "wanted", "model", "path"):
+        with pytest.raises(AttributeError):
+            setattr(entry, name, getattr(entry, name))
+    model.close()
+    device.close()
+
+
+def test_a_directory_that_could_not_be_read_is_loaded_by_its_own_name_too(repository: Path) -> None:
+    (repository / "a").mkdir()
+    with explicit(repository, "--load-model=a") as (_, client):
+        assert states(client)["a", ""][0] == UNAVAILABLE
+        write_oracle_bundle(repository / "a", NAME, 1, replace=True)
+        client.load_model("a")
+        assert states(client) == {(NAME, "1"): (READY, "")}
+        assert ask(client) == "1"
+        client.unload_model("a")
+        assert ask(client) == "1"
 
 
 def test_rivals_wait_for_each_other(repository: Path) -> None:

@@ -136,7 +136,7 @@ async def test_who_leaves_leaves_nothing(model: Busy, stage: str, how: str) -> N
         assert wait_until(lambda: model.dropped(place) > before)
     if ahead:
         assert ahead.result().raw_output_contents
-    # A model whose requests have all gone is closed at once; one lease that is left would keep it for ever.
+    # A model whose requests have all gone is closed at once; one use that is not given back would keep it for ever.
     model.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="busy"), timeout=20)
     model.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="busy"), timeout=20)
     assert model.stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes()

@@ -15,9 +15,10 @@ import pytest
 from edge.datatypes import Array
 from edge.errors import DeviceFailed, FewheadsError, InvalidRequest, ModelNotReady, RunnerError, RunStuck
 from edge.health.health import Health
+from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
+from edge.scheduling.failure_tracker import SUSPECT_AFTER
 from edge.scheduling.lane import Lane
-from edge.scheduling.record import SUSPECT_AFTER
 from edge.scheduling.scheduler import Scheduler
 from tests.edge.faulty import ILLEGAL, Faulty
 from tests.edge.gauges import wait_until
@@ -108,7 +109,7 @@ def test_a_thread_that_ends_is_noticed(scheduler: Scheduler, tmp_path: Path) -> 
 def test_a_run_is_overdue_after_the_limit_and_not_before(scheduler: Scheduler, tmp_path: Path) -> None:
     health = health_of(scheduler, tmp_path, seconds=0.2)
     go = threading.Event()
-    lane = lane_of(lambda x: go.wait(WAIT))
+    lane = lane_of(lambda x: x if go.wait(WAIT) else -x)
     job = submitted(scheduler, job_of(lane, 1))
     time.sleep(0.05)
     assert health.server_sound()
@@ -125,7 +126,12 @@ def test_a_run_is_overdue_after_the_limit_and_not_before(scheduler: Scheduler, t
 
 def test_a_tier_that_is_usually_slow_has_more_time(scheduler: Scheduler, tmp_path: Path) -> None:
     health = health_of(scheduler, tmp_path, seconds=0.05)
-    lane = lane_of(lambda x: time.sleep(0.15))
+
+    def work(rows: Array) -> Array:
+        time.sleep(0.15)
+        return rows
+
+    lane = lane_of(work)
     for _ in range(8):
         lane.latency.observe(1, 0.1)  # ten times more is a second
     job = submitted(scheduler, job_of(lane, 1))
@@ -144,17 +150,17 @@ def test_failures_in_a_row_make_a_tier_suspect_and_a_success_clears_it(scheduler
 
     lane = lane_of(work)
     for count in range(SUSPECT_AFTER):
-        assert (lane.record.failures, lane.record.suspect) == (count, False)
+        assert (lane.failures.count, lane.failures.suspect) == (count, False)
         assert submitted(scheduler, job_of(lane, 1)).exception(WAIT)
-    assert lane.record.suspect
-    lane.record.condemn("it is broken")
+    assert lane.failures.suspect
+    lane.failures.mark_broken("it is broken")
     error[0] = None
     submitted(scheduler, job_of(lane, 1)).result(WAIT)
-    assert (lane.record.suspect, lane.record.broken) == (False, "")
+    assert (lane.failures.suspect, lane.failures.broken) == (False, "")
     error[0] = InvalidRequest("x", given=1, expected="2", fix="3.")
     for _ in range(2 * SUSPECT_AFTER):
         assert submitted(scheduler, job_of(lane, 1)).exception(WAIT)
-    assert not lane.record.suspect
+    assert not lane.failures.suspect
 
 
 def test_a_run_of_several_that_fails_counts_only_for_its_culprit(scheduler: Scheduler) -> None:
@@ -167,16 +173,22 @@ def test_a_run_of_several_that_fails_counts_only_for_its_culprit(scheduler: Sche
     with occupied(scheduler):
         jobs = [submitted(scheduler, job_of(lane, value)) for value in (1, -1, 2, -2)]
     assert [bool(job.exception(WAIT)) for job in jobs] == [False, True, False, True]
-    assert lane.record.failures == 1  # the one after the last success
+    assert lane.failures.count == 1  # the one after the last success
 
 
-def test_a_shutdown_begins_with_no_further_model(tmp_path: Path) -> None:
+async def test_a_shutdown_begins_with_no_further_model(tmp_path: Path) -> None:
     device = Scheduler(1, device_bound=False)
     for name in ("a", "b", "c"):
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
     repository = Repository(tmp_path / "repository", device, target="onnxruntime", cache=tmp_path / "cache")
-    tried: list[str] = []
-    repository.load_all(lambda entry: tried.append(entry.name), stopped=lambda: len(tried) == 2)
+    control = ModelControl(repository, "none")
+
+    def on_change() -> None:
+        control.stopping = [entry.state for entry in repository].count("READY") == 2
+
+    repository.on_change = on_change
+    await control.start()
     assert {entry.name: entry.state for entry in repository} == {"a": "READY", "b": "READY", "c": "LOADING"}
-    repository.close()
+    await control.close()
+    assert [entry.model for entry in repository] == [None] * 3
     device.close()

@@ -68,7 +68,7 @@ def test_others_have_their_turn_between_tiers(
         assert recorder.order == ["request", "full", "request", "lean"]
         assert recorder.threads == {threading.current_thread().name}
     made.close(model)
-    assert not model.lease.take()
+    assert not model.use.take()
 
 
 def test_a_load_that_fails_leaves_nothing_loaded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import threading
@@ -17,8 +18,8 @@ import pytest
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Overloaded
 from edge.scheduling.lane import Lane
-from edge.scheduling.lease import Lease
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.use_count import UseCount
 from tests.edge.gauges import wait_until
 from tests.edge.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
 
@@ -264,28 +265,28 @@ def test_a_running_job_cannot_be_cancelled(scheduler: Scheduler) -> None:
     assert output(job) == "done"
 
 
-def ends() -> dict[str, Callable[[Scheduler, Lane, Lease], None]]:
-    """Each way in which a job can end, with its lease given back."""
+def ends() -> dict[str, Callable[[Scheduler, Lane, UseCount], None]]:
+    """Each way in which a job can end, with its use given back."""
 
-    def answered(scheduler: Scheduler, lane: Lane, lease: Lease) -> None:
-        submitted(scheduler, job_of(lane, 1, lease=lease)).result(WAIT)
+    def answered(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
+        submitted(scheduler, job_of(lane, 1, use=use)).result(WAIT)
 
-    def failed(scheduler: Scheduler, lane: Lane, lease: Lease) -> None:
-        assert submitted(scheduler, job_of(lane, -1, lease=lease)).exception(WAIT)
+    def failed(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
+        assert submitted(scheduler, job_of(lane, -1, use=use)).exception(WAIT)
 
-    def cancelled(scheduler: Scheduler, lane: Lane, lease: Lease) -> None:
+    def cancelled(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
         with occupied(scheduler):
-            assert submitted(scheduler, job_of(lane, 1, lease=lease)).cancel()
+            assert submitted(scheduler, job_of(lane, 1, use=use)).cancel()
 
-    def expired(scheduler: Scheduler, lane: Lane, lease: Lease) -> None:
+    def expired(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
         with occupied(scheduler):
             deadline = time.monotonic() + 0.02
-            assert submitted(scheduler, job_of(lane, 1, lease=lease, deadline=deadline)).exception(WAIT)
+            assert submitted(scheduler, job_of(lane, 1, use=use, deadline=deadline)).exception(WAIT)
 
-    def cancelled_in_hand(scheduler: Scheduler, lane: Lane, lease: Lease) -> None:
+    def cancelled_in_hand(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
         go = threading.Event()
         scheduler._own(lambda: assert_(go.wait(WAIT)))
-        job = job_of(lane, 1, lease=lease)
+        job = job_of(lane, 1, use=use)
         with scheduler._lock:  # a worker has been chosen and has not begun yet
             scheduler._hand_over(scheduler._workers[0], [job], time.monotonic())
         assert not scheduler.cancel(job)
@@ -299,39 +300,43 @@ def assert_(value: bool) -> None:
 
 
 @pytest.mark.parametrize("end", ends())
-def test_a_replaced_model_is_closed_when_its_last_job_has_ended(scheduler: Scheduler, end: str) -> None:
-    closed = threading.Event()
-    names: list[str] = []
-
-    def close() -> None:
-        names.append(threading.current_thread().name)
-        closed.set()
+async def test_a_use_that_was_ended_is_over_when_its_last_user_leaves(scheduler: Scheduler, end: str) -> None:
+    users: list[int] = []
 
     def work(rows: Array) -> Array:
-        assert not closed.is_set()
+        users.append(use.users)
         assert (rows > 0).all()
         return rows
 
-    lease = Lease(close)
-    assert lease.take()  # another request, still before its submission
-    assert lease.take()
-    ends()[end](scheduler, lane_of(work), lease)
-    assert until(lambda: lease.users == 1)
-    assert not lease.end()  # replaced while it is in use
-    assert not lease.take()
-    assert not closed.is_set()
-    scheduler.give_back(lease)
-    assert closed.wait(WAIT)
-    assert names == ["device-0"]  # where it was loaded
+    use = UseCount()
+    assert use.take()  # another request, still before its submission
+    assert use.take()
+    ends()[end](scheduler, lane_of(work), use)
+    assert until(lambda: use.users == 1)
+    assert users in ([], [2])  # nothing is given back while it computes
+    cancelled, waiting = (asyncio.create_task(use.wait_unused()) for _ in range(2))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    use.end()
+    assert not use.take()
+    await asyncio.wait([cancelled, waiting], timeout=0.05)
+    assert not waiting.done()
+    await asyncio.to_thread(use.give_back)
+    await asyncio.wait_for(waiting, WAIT)
+    use.end()
+    await use.wait_unused()
     assert is_empty(scheduler)
 
 
-def test_a_lease_that_nobody_holds_ends_once() -> None:
-    lease = Lease(lambda: None)
-    assert lease.take()
-    assert not lease.give_back()
-    assert lease.end()
-    assert not lease.end()
+async def test_a_use_without_users_is_over_at_its_end() -> None:
+    use = UseCount()
+    assert use.take()
+    use.give_back()
+    waiting = asyncio.create_task(use.wait_unused())
+    await asyncio.wait([waiting], timeout=0.05)
+    assert not waiting.done()
+    use.end()
+    await asyncio.wait_for(waiting, WAIT)
 
 
 def test_close_finishes_the_jobs_that_wait() -> None:

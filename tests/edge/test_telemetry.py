@@ -17,6 +17,7 @@ from edge.instruments.statistics import STAGES
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
@@ -195,8 +196,9 @@ async def test_an_unforeseen_failure_is_counted_too(tmp_path: Path, monkeypatch:
     write_echo_bundle(tmp_path / "repository", "FP32")
     scheduler = Scheduler(5)
     repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "cache")
+    control = ModelControl(repository, "none")
     try:
-        repository.load_all()
+        await control.start()
         service = InferenceService(repository, scheduler)
         monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -204,7 +206,7 @@ async def test_an_unforeseen_failure_is_counted_too(tmp_path: Path, monkeypatch:
         (entry,) = repository
         assert entry.statistics.snapshot().failures == {"ZeroDivisionError": 1}
     finally:
-        repository.close()
+        await control.close()
         scheduler.close()
 
 

@@ -1,0 +1,227 @@
+"""Model control: loads models at the start, on request, or as the repository's directory changes.
+
+Everything here runs on the event loop; reading, loading and closing happen on other threads meanwhile. A request finds
+its model and takes its use count in one step on the same loop, so it has either the old model, which is closed only
+after it has been given back, or the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from edge.bundles.bundle import Bundle
+from edge.errors import FewheadsError, Literally, LoadFailed, Unsupported
+from edge.repository.directory import Key, name_of
+from edge.repository.entry import Entry
+from edge.repository.model import Model
+from edge.repository.operations import Operations
+from edge.repository.repository import Repository
+
+log = logging.getLogger(__name__)
+
+
+class ModelControl:
+    """Loads, reloads and unloads models without losing a request.
+
+    Args:
+        repository: the models.
+        mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
+
+    Attributes:
+        stopping: once it is set, :meth:`start` begins with no further model.
+    """
+
+    def __init__(self, repository: Repository, mode: str) -> None:
+        self.mode = mode
+        self.stopping = False
+        self._repository = repository
+        self._directory = repository.directory
+        # The operations on a name wait for each other; a lock lives as long as an operation holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._operations = Operations()
+        self._started = asyncio.Event()
+
+    async def start(self, only: Collection[str] | None = None) -> None:
+        """Load the models of the directory. One that fails stays behind with its reason and stops no other.
+
+        Args:
+            only: their names; the others are only listed. None loads all of them.
+        """
+        if self.mode == "poll":
+            await asyncio.to_thread(self._directory.changes)
+        keys = await asyncio.to_thread(self._directory.keys)
+        names = {path: name_of(path, key) for path, key in keys.items()}
+        found = {
+            path: await asyncio.to_thread(self._directory.read, path, name)
+            for path, name in names.items()
+            if only is None or name in only
+        }
+        taken: dict[Key, Path] = {}
+        # All of them are LOADING before the first is loaded, so that no client is refused because a model is unknown.
+        pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in found.items()]
+        self._repository.list_unloaded(keys)
+        for entry, bundle in pending:
+            if self.stopping:
+                break
+            if bundle:
+                await self._replace(entry, bundle)
+        self._started.set()
+
+    def check_explicit(self, method: str) -> None:
+        """Check that clients may load and unload models.
+
+        Raises:
+            Unsupported: they may not.
+        """
+        if self.mode != "explicit":
+            given = Literally(f"a server with --model-control {self.mode}")
+            fix = "Start it with `fewheads serve --model-control explicit`."
+            raise Unsupported(method, given=given, expected="--model-control explicit", fix=fix)
+
+    async def load_model(self, name: str) -> None:
+        """Load every version of a model from what is in the directory now, or load it again.
+
+        A version is replaced when its successor has been loaded and checked; one that is no longer in the directory is
+        unloaded if no load failed. Cancelling this leaves the operation to end by itself.
+
+        Raises:
+            NotFound: no bundle has that name.
+            LoadFailed: a bundle cannot be served. What was served before still is.
+            ModelNotReady: the server is going down.
+        """
+        await self._operations.run(self._load(name))
+
+    async def unload_model(self, name: str) -> None:
+        """Let no further request to a model in, and close it after its last one. An unknown name is no error.
+
+        Raises:
+            ModelNotReady: the server is going down.
+        """
+        await self._operations.run(self._unload_all(name))
+
+    async def list_unloaded(self) -> None:
+        """List the bundles that have come into the directory without having been loaded, and no longer those gone."""
+        if self.mode == "explicit" and self._started.is_set():
+            self._repository.list_unloaded(await asyncio.to_thread(self._directory.keys))
+
+    async def poll(self, seconds: float) -> None:
+        """Follow the directory until :meth:`close`: load what is new or has changed, unload what has gone.
+
+        A bundle that is still being copied does not match the hashes in its manifest; it fails, and is tried again
+        when it changes again.
+
+        Args:
+            seconds: between two looks.
+        """
+        while not await self._operations.closed_within(seconds):
+            with suppress(FewheadsError, OSError):  # they are in the log
+                await self._operations.run(self._follow())
+
+    async def close(self) -> None:
+        """Begin nothing more, wait for the operations that have begun, and close every model after its last user."""
+        await self._operations.close()
+        for entry in self._repository:
+            if entry.model:
+                await self._close(entry.unloading("the server is going down"))
+                entry.unloaded("the server is going down")
+
+    async def _load(self, name: str) -> None:
+        await self._started.wait()
+        failures: dict[str, str] = {}
+        known = False
+        for actual in await self._actual_names(name):
+            async with self._lock(actual):
+                paths = await self._paths_of(actual)
+                if paths:
+                    known = True
+                    failures |= await self._synchronise(actual, paths, paths)
+        if not known:
+            raise self._repository.unknown(name, fix="Put its bundle into the repository first.")
+        if failures:
+            given = Literally("; ".join(f"{directory}: {reason}" for directory, reason in failures.items()))
+            fix = "RepositoryIndex gives the reason. What was served before still is."
+            raise LoadFailed(f"model {name!r}", given=given, expected="bundles that can be served", fix=fix)
+
+    async def _actual_names(self, name: str) -> list[str]:
+        """Return a name, and those of the bundles that could not be read before and were listed under it."""
+        unread = {entry.path for entry in self._repository.named(name) if not entry.version}
+        keys = await asyncio.to_thread(self._directory.keys) if unread else {}
+        found = [key for path, key in keys.items() if path in unread]
+        return sorted({name, *(key[0] for key in found if not isinstance(key, FewheadsError))})
+
+    async def _follow(self) -> None:
+        changed = await asyncio.to_thread(self._directory.changes)
+        if not changed:
+            return
+        keys = await asyncio.to_thread(self._directory.keys)
+        names = {entry.name for entry in self._repository if entry.path in changed}
+        names |= {name_of(path, keys[path]) for path in changed & keys.keys()}
+        for name in sorted(names):
+            async with self._lock(name):
+                await self._synchronise(name, await self._paths_of(name), changed)
+
+    async def _paths_of(self, name: str) -> list[Path]:
+        expected = [entry.path for entry in self._repository.named(name) if entry.model]
+        return self._repository.paths_of(name, await asyncio.to_thread(self._directory.keys, expected))
+
+    async def _synchronise(self, name: str, paths: Collection[Path], changed: Collection[Path]) -> dict[str, str]:
+        """Make the loaded versions of a model those of its directories; return the reason of each that failed.
+
+        Args:
+            name: of the model, whose lock is held.
+            paths: its directories.
+            changed: those to load again even if they have a model.
+        """
+        failures: dict[str, str] = {}
+        present: list[Entry] = []
+        taken: dict[Key, Path] = {}
+        for path in paths:
+            found = await asyncio.to_thread(self._directory.read, path, name)
+            entry, bundle = self._repository.enter(name, path, found, taken)
+            present.append(entry)
+            if bundle and (path in changed or not entry.model):
+                await self._replace(entry, bundle)
+            if entry.reason:
+                failures[path.name] = entry.reason
+        if not failures:
+            for entry in self._repository.named(name):
+                if entry not in present:
+                    await self._unload(entry, "removed")
+                    self._repository.forget(entry)
+        return failures
+
+    async def _replace(self, entry: Entry, bundle: Bundle) -> None:
+        try:
+            model = await asyncio.to_thread(self._repository.loader.load_model, bundle)
+        except FewheadsError as error:
+            entry.failed(error)
+            return
+        replaced = entry.loaded(model)
+        if replaced:
+            await self._close(replaced)
+
+    async def _unload_all(self, name: str) -> None:
+        await self._started.wait()
+        async with self._lock(name):
+            for entry in self._repository.named(name):
+                await self._unload(entry, "unloaded")
+
+    async def _unload(self, entry: Entry, reason: str) -> None:
+        if entry.model:
+            model = entry.unloading(reason)
+            await self._close(model)
+            log.info("%s %s is %s", entry.name, entry.version, reason)
+        entry.unloaded(reason)
+
+    async def _close(self, model: Model) -> None:
+        model.use.end()
+        await model.use.wait_unused()
+        await asyncio.to_thread(self._repository.loader.close, model)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())

@@ -1,0 +1,137 @@
+"""State machine of one version of a model in the repository.
+
+::
+
+                 loading()           loaded()         unloading()
+    UNAVAILABLE ----------> LOADING ----------> READY ----------> UNLOADING
+         ^                   |   |                                    |
+         |      failed()     |   |  unloaded()                        |  unloaded()
+         +-------------------+---+------------------------------------+
+
+Each arrow is a method of :class:`Entry`. A READY entry is loaded again without leaving READY: its model answers until
+``loaded()`` replaces it, and goes on after ``failed()``. Repeating ``loading()`` while LOADING, or ``unloaded()`` while
+UNAVAILABLE, changes no state. Every other call is a programming error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from edge.errors import FewheadsError
+from edge.instruments.statistics import ModelStatistics
+from edge.repository.model import Model
+
+log = logging.getLogger(__name__)
+
+State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
+
+
+class Entry:
+    """One version of a model. The event loop changes it, any thread may read it.
+
+    A new entry is UNAVAILABLE because nobody has loaded it.
+
+    Args:
+        path: the directory of its bundle.
+        name: of the model, or of the directory where the bundle cannot be read.
+        version: as the protocol writes it; empty where the bundle cannot be read.
+        reason: why it is not READY; may be empty if it is loaded at once.
+        on_change: called after every transition.
+
+    Attributes:
+        statistics: of all models that have answered under this name and version.
+    """
+
+    def __init__(
+        self, path: Path, name: str, version: str, reason: str = "", *, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.statistics = ModelStatistics()
+        self._on_change = on_change
+        self._path = path
+        self._state: State = "UNAVAILABLE"
+        self._reason = reason
+        self._wanted = False
+        self._model: Model | None = None
+
+    @property
+    def path(self) -> Path:
+        """The directory that it was last loaded from."""
+        return self._path
+
+    @property
+    def state(self) -> State:
+        """Its state, in the protocol's words."""
+        return self._state
+
+    @property
+    def reason(self) -> str:
+        """Why it is not READY, or why its model is not the bundle that is at :attr:`path` now; otherwise empty."""
+        return self._reason
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it should be READY: from :meth:`loading` to :meth:`unloaded`."""
+        return self._wanted
+
+    @property
+    def model(self) -> Model | None:
+        """The model that answers; None unless READY."""
+        return self._model
+
+    def loading(self, path: Path) -> None:
+        """Begin to load a bundle. A READY entry stays so meanwhile."""
+        self._check("loading", "UNAVAILABLE", "LOADING", "READY")
+        self._path, self._wanted = path, True
+        if not self._model:
+            self._state, self._reason = "LOADING", ""
+        self._on_change()
+
+    def loaded(self, model: Model) -> Model | None:
+        """Let a model answer from now on; return the one that it replaces, which has to be closed."""
+        self._check("loaded", "LOADING", "READY")
+        replaced, self._model = self._model, model
+        self._state, self._reason = "READY", ""
+        log.info(
+            "%s %s is ready on %s; its golden outputs differ by %.3g at most",
+            self.name,
+            self.version,
+            model.runner.platform,
+            model.golden_max_abs_diff,
+        )
+        self._on_change()
+        return replaced
+
+    def failed(self, error: FewheadsError) -> None:
+        """Record why a load failed."""
+        self._check("failed", "LOADING", "READY")
+        log.error("%s cannot be served: %s", self.path.name, error)
+        self._reason = str(error)
+        if not self._model:
+            self._state = "UNAVAILABLE"
+        self._on_change()
+
+    def unloading(self, reason: str) -> Model:
+        """Let no further request find the model; return it, because it has to be closed."""
+        self._check("unloading", "READY")
+        model, self._model = self._model, None
+        assert model
+        self._state, self._reason = "UNLOADING", reason
+        self._on_change()
+        return model
+
+    def unloaded(self, reason: str) -> None:
+        """Note that there is no model, and that none is wanted."""
+        self._check("unloaded", "UNLOADING", "LOADING", "UNAVAILABLE")
+        self._state, self._reason, self._wanted = "UNAVAILABLE", reason, False
+        self._on_change()
+
+    def _check(self, transition: str, *states: State) -> None:
+        if self._state not in states:
+            raise RuntimeError(
+                f"{self.name}:{self.version}: {transition}() is for {', '.join(states)}, and this is {self._state}"
+            )
