@@ -17,7 +17,7 @@ def main(model: str, question: str, *servers: str) -> None:
         # Sent again where that can help, at another server if there is one, for ten seconds in all.
         result = client.infer(model, {"expression": text([question])}, timings=True)
         print(f"{question} = {result.outputs['value'][0, 0]:g}")
-        print(f"from {result.trip.server} after {result.trip.attempts} attempts, {result.round_trip_ns / 1e6:.2f} ms,")
+        print(f"from {result.call.server} after {result.call.attempts} attempts, {result.round_trip_ns / 1e6:.2f} ms,")
         print(f"of which the model took {result.timings_ns['compute_infer_ns'] / 1e6:.2f} ms")
 
         # On a stream a wrong question spoils no other: its answer is the failure.

@@ -69,7 +69,7 @@ def infer(
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
         # The first call opens the connection; time the second, at the same server.
         first = client.infer(model, inputs, version=model_version, tier=tier)
-        server = first.trip.server
+        server = first.call.server
         result = client.infer(model, inputs, version=model_version, tier=tier, timings=True, server=server)
     _show(model, [texts, pairs], result, as_json)
 
@@ -145,7 +145,7 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
                 "version": result.model_version,
                 "tier": result.tier,
                 "tier_reason": result.tier_reason,
-                "server": result.trip.server,
+                "server": result.call.server,
                 "outputs": outputs,
                 "times_ms": times_ms,
             }
@@ -155,7 +155,7 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
     texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
     tier = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
     print_table(
-        f"{model} version {result.model_version}{tier}, from {result.trip.server}",
+        f"{model} version {result.model_version}{tier}, from {result.call.server}",
         [*texts, *outputs],
         [[_cell(values, row) for values in (*texts.values(), *outputs.values())] for row in range(rows)],
     )

@@ -50,7 +50,7 @@ def test_an_answer_and_where_it_came_from(client: Client, url: str) -> None:
     result = client.infer(ORACLE, {"expression": text(["1 + 2", "-5"])}, request_id="mine", priority=1, timings=True)
     assert result.outputs["value"].tolist() == [[3], [-5]]
     assert (result.model, result.model_version, result.request_id) == (ORACLE, "1", "mine")
-    assert (result.trip.server, result.trip.attempts) == (url, 1)
+    assert (result.call.server, result.call.attempts) == (url, 1)
     assert 0 < result.timings_ns["compute_infer_ns"] < result.timings_ns["request_ns"] < result.round_trip_ns
     assert client.infer(ORACLE, {"expression": text(["1"])}).timings_ns == {}
 
@@ -162,7 +162,7 @@ def test_a_stream_answers_in_order_and_tells_errors_in_their_turn(client: Client
     assert [isinstance(each, InferResult) for each in answers] == [True, True, False, False, True]
     results = [each for each in answers if isinstance(each, InferResult)]
     assert [float(each.outputs["value"][0, 0]) for each in results] == [-1, 0, 3]
-    assert all(each.trip.server == url and each.round_trip_ns > 0 for each in answers if isinstance(each, InferResult))
+    assert all(each.call.server == url and each.round_trip_ns > 0 for each in answers if isinstance(each, InferResult))
     assert results[1].timings_ns
     failure = answers[2]
     assert isinstance(failure, InferFailure)
@@ -170,7 +170,7 @@ def test_a_stream_answers_in_order_and_tells_errors_in_their_turn(client: Client
     assert "'1 +'" in failure.message
     error = failure.error()
     assert isinstance(error, ServerError)
-    assert f"model {ORACLE!r} at {url}, in a stream: got expression" in str(error)
+    assert f"model {ORACLE!r} at {url}, in a stream: got a failure, expected an answer. The server says: {failure.message}" in str(error)
 
 
 def test_a_time_limit_of_one_question_of_a_stream(client: Client) -> None:

@@ -64,7 +64,7 @@ def test_a_server_that_is_down_is_passed_over_with_credentials_too(door: Door) -
         taken.bind((HOST, 0))
         down = f"{HOST}:{taken.getsockname()[1]}"
         with Client([down, door.url], credentials=door.credentials) as client:
-            assert [client.infer(ORACLE, QUESTION).trip.attempts for _ in range(4)] == [2, 1, 1, 1]
+            assert [client.infer(ORACLE, QUESTION).call.attempts for _ in range(4)] == [2, 1, 1, 1]
 
 
 def test_strangers_stay_outside(door: Door) -> None:
@@ -94,7 +94,7 @@ def test_a_bench_gets_in(door: Door, loop: list[str]) -> None:
 
 
 def test_commands_that_do_not(door: Door, tmp_path: Path) -> None:
-    without = refusal(fewheads("infer", ORACLE, "1", "--url", door.url, *door.options[:3]), 6)
+    without = refusal(fewheads("infer", ORACLE, "1", "--url", door.url, *door.options[:3]), 7)
     assert "UNAUTHENTICATED" in without
     assert "--token-file" in without
     assert "--tls-key" in refusal(fewheads("infer", ORACLE, "1", "--url", door.url, *door.options[:2]), 2)
