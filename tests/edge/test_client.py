@@ -170,7 +170,10 @@ def test_a_stream_answers_in_order_and_tells_errors_in_their_turn(client: Client
     assert "'1 +'" in failure.message
     error = failure.error()
     assert isinstance(error, ServerError)
-    assert f"model {ORACLE!r} at {url}, in a stream: got a failure, expected an answer. The server says: {failure.message}" in str(error)
+    assert (
+        f"model {ORACLE!r} at {url}, in a stream: got a failure, expected an answer. The server says: {failure.message}"
+        in str(error)
+    )
 
 
 def test_a_time_limit_of_one_question_of_a_stream(client: Client) -> None:
