@@ -35,6 +35,7 @@ class Door(NamedTuple):
     credentials: Credentials
     authority: Authority
     metrics_port: int
+    infer_token_file: Path
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +43,11 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     directory = tmp_path_factory.mktemp("door")
     authority = Authority(directory / "authority")
     (certificate, key), own = authority.issue(), authority.issue("client")
-    token = tokens_file(directory / "tokens", all=["infer", "metrics"])["all"]
-    token_file = directory / "token"
-    token_file.write_text(token)
-    token_file.chmod(0o600)
+    tokens = tokens_file(directory / "tokens", all=["infer", "metrics"], infer=["infer"])
+    token, token_file, infer_token_file = tokens["all"], directory / "token", directory / "infer"
+    for file, secret in ((token_file, token), (infer_token_file, tokens["infer"])):
+        file.write_text(secret)
+        file.chmod(0o600)
     (directory / "repository").mkdir()
     (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
     arguments = [f"--tls-certificate={certificate}", f"--tls-key={key}", f"--tls-client-ca={authority.file}"]
@@ -54,7 +56,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     with logging_server(directory / "repository", directory / "log", *arguments) as ready:
         credentials = Credentials(tls=channel_credentials(authority.file, *own), token=token)
         options += (f"--token-file={token_file}",)
-        yield Door(f"{HOST}:{ready.grpc_port}", options, credentials, authority, ready.metrics_port)
+        yield Door(f"{HOST}:{ready.grpc_port}", options, credentials, authority, ready.metrics_port, infer_token_file)
 
 
 async def test_clients_get_in(door: Door) -> None:
@@ -94,6 +96,18 @@ def test_commands_get_in(door: Door) -> None:
     shown = json.loads(answer(fewheads("infer", ORACLE, "3 - -4 + 2", "--url", door.url, *door.options, "--json")))
     assert (shown["outputs"], shown["server"]) == ({"value": [[9]]}, door.url)
     assert ORACLE in answer(fewheads("info", "--url", door.url, *door.options))
+
+
+def test_info_shows_what_the_token_may_see(door: Door) -> None:
+    done = fewheads("info", "--url", door.url, *door.options[:3], f"--token-file={door.infer_token_file}")
+    assert "READY" in answer(done)
+    assert done.stderr == "Left out: latency and memory. A token of the scope metrics shows them.\n"
+    done = fewheads("info", "--url", door.url, *door.options[:3], f"--token-file={door.infer_token_file}", "--json")
+    shown = json.loads(answer(done))
+    assert (shown["models"][0]["name"], shown["memory_bytes"], shown["latency"]) == (ORACLE, None, None)
+    assert "scope metrics" in shown["left_out"]
+    told = refusal(fewheads("top", "--url", door.url, *door.options[:3], f"--token-file={door.infer_token_file}"), 7)
+    assert "PERMISSION_DENIED" in told
 
 
 @pytest.mark.parametrize("loop", [["--requests", "10"], ["--rate", "50", "--seconds", "0.2", "--warm-up", "0"]])
