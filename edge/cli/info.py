@@ -13,6 +13,7 @@ from edge.bundles.manifest import Manifest
 from edge.cli.connection import connection_options
 from edge.cli.output import json_option, print_json, print_table, stderr
 from edge.errors import Literally, ServerRefused, UsageError
+from edge.protocol import TELEMETRY
 from edge.security.scopes import RPC_SCOPES, TELEMETRY_GET
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _reading(client: Client) -> tuple[Reading | None, str]:
         return client.telemetry(), ""
     except ServerRefused as error:
         if error.code == "UNIMPLEMENTED":
-            return None, "Left out: latency and memory. This server has no fewheads.telemetry.v1.Telemetry."
+            return None, f"Left out: latency and memory. This server has no {TELEMETRY}."
         if error.code != "PERMISSION_DENIED":
             raise
         scopes = " or ".join(sorted(RPC_SCOPES[TELEMETRY_GET]))

@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from edge.client.refusals import EXHAUSTED, RETRY_AFTER_PARAMETER, malformed, quoted
+from edge.client.refusals import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
+from edge.protocol import STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
 _MAX_RANK = 32  # NumPy 1's limit
@@ -265,7 +266,7 @@ def decode_in_stream(response: pb.ModelStreamInferResponse, call: CallInfo) -> I
     inner = response.infer_response
     if not response.error_message:
         return decode(inner, call)
-    after = inner.parameters[RETRY_AFTER_PARAMETER].int64_param if RETRY_AFTER_PARAMETER in inner.parameters else 0
+    after = inner.parameters[STREAM_RETRY_AFTER_MS].int64_param if STREAM_RETRY_AFTER_MS in inner.parameters else 0
     return InferFailure(
         request_id=inner.id,
         model=inner.model_name,

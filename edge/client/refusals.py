@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from edge.client import causes
 from edge.errors import Literally, ServerError, ServerRefused, Whole, printable
+from edge.protocol import RETRY_AFTER_MS
 
 UNAVAILABLE, EXHAUSTED, EXPIRED = "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
-#: The trailer, and in a stream the parameter, in which a full server says when there may be room.
-RETRY_AFTER_TRAILER, RETRY_AFTER_PARAMETER = "retry-after-ms", "retry_after_ms"
 #: Statuses by which a server says that it does not answer this call. The others mean that it could not.
 _REFUSED: Final = frozenset(
     (
@@ -63,7 +62,7 @@ class Refusal:
     @classmethod
     def of(cls, error: Any) -> Refusal:
         """Read an error of gRPC's blocking or asyncio interface."""
-        after = {str(key): value for key, value in error.trailing_metadata() or ()}.get(RETRY_AFTER_TRAILER, "")
+        after = {str(key): value for key, value in error.trailing_metadata() or ()}.get(RETRY_AFTER_MS, "")
         # The value is the server's: anything but a short whole number is ignored.
         known = isinstance(after, str) and after.isascii() and after.isdigit() and len(after) <= _MAX_DIGITS
         code, details = error.code().name, error.details() or ""

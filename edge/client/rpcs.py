@@ -18,6 +18,7 @@ from edge.client.refusals import malformed
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
+from edge.protocol import FINAL_RESPONSE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +26,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 #: One answer of a stream.
 StreamAnswer = InferResult | InferFailure
 STREAM_INFER, WATCH = "ModelStreamInfer", "Watch"
-_FINAL = "triton_final_response"
 #: Inputs and outputs of a model.
 Specs = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
@@ -231,6 +231,6 @@ class PendingRequests:
             raise malformed("a stream", server, "one more answer", "one for each request")
         parameters = response.infer_response.parameters
         # Other servers may answer a request several times, and mark the last answer.
-        more = _FINAL in parameters and not parameters[_FINAL].bool_param
+        more = FINAL_RESPONSE in parameters and not parameters[FINAL_RESPONSE].bool_param
         started_ns = self._times_ns[0] if more else self._times_ns.popleft()
         return decode_in_stream(response, CallInfo(server=server, round_trip_ns=time.perf_counter_ns() - started_ns))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,7 +23,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tests.edge.commands import SECONDS, Done
 from tests.edge.conftest import ORACLE
 
-EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "deploy" / "examples"
 CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
 QUESTION = "3 - -4 + 2"
 
@@ -68,6 +70,18 @@ def test_an_error_is_one_line(name: str, nobody: str) -> None:
     assert done.stderr.startswith(f"{name}: ")
     assert "UNAVAILABLE" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("page", ["README.md", "edge/README.md"])
+def test_curl(http_url: str, page: str) -> None:
+    (command,) = re.findall(r"^curl [^']+'[^']+'$", (ROOT / page).read_text(), re.MULTILINE)
+    command = command.replace("127.0.0.1:8000", http_url).replace("calculator-gate", ORACLE)
+    done = run("sh", "-c", f"{command} --silent --fail-with-body")
+    assert done.returncode == 0, done.stdout
+    shown = json.loads(done.stdout)
+    assert shown["outputs"][0]["data"] == [9]
+    assert shown["parameters"]["compute_infer_ns"] > 0
 
 
 def test_what_grpcurl_does(url: str, channel: grpc.Channel) -> None:
