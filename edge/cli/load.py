@@ -1,4 +1,4 @@
-"""The open loop of ``fewheads bench``: its options, and what it prints."""
+"""The open loop of ``fewheads bench``: its options and its output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ _OPTIONS = (
     ),
     _option("--priority", metavar="LEVEL[=PARTS],...", help="[default: the server's]"),
     _option("--policy", metavar="NAME[=PARTS],...", help="Policies or tiers.  [default: the server's]"),
-    _option("--texts", type=click.Path(path_type=Path), help="Lines to ask in place of the golden inputs."),
+    _option(
+        "--texts",
+        type=click.Path(path_type=Path),
+        help="File of texts, by line, to send in place of the golden inputs; also without --rate, for a name at --url.",
+    ),
     _option("--channels", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Connections."),
     _option(
         "--patience",
@@ -100,6 +104,7 @@ def is_open(ctx: click.Context) -> bool:
     given = [each for each in ctx.command.params if ctx.get_parameter_source(each.name or "") is _GIVEN]
     names = {each.opts[0] for each in given if isinstance(each, _LoadOption)}
     if not names & {"--rate", "--trace"}:
+        names -= {"--texts"}  # also for names of models at --url
         if names:
             subject, expected = min(names), "--rate or --trace beside it"
             raise UsageError(subject, given=Literally("it alone"), expected=expected, fix="Say when requests come.")

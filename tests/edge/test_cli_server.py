@@ -240,6 +240,23 @@ def test_bench_against_a_running_server(url: str) -> None:
     assert requests_of(url) - before == 60 + 6  # a tenth of them before, to warm up
 
 
+def test_bench_of_a_served_model_without_its_bundle(url: str, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("1 + 1\n2 - 3\n")
+    run = ("bench", "--url", url, "--requests", 20, "--json")
+    for arguments in ((ORACLE,), (ORACLE, "--texts", tmp_path / "texts", "--rows", 2), ("echo-int64", "--rows", 3)):
+        before = requests_of(url)
+        (shown,) = json.loads(answer(fewheads(*run, *arguments)))
+        assert (shown["model"], shown["in_process"], shown["overhead_ratio"]) == (arguments[0], None, None)
+        assert shown["served"]["count"] == 20
+        assert 0 < shown["served"]["p50_ms"] <= shown["served"]["p99_ms"]
+        assert requests_of(url) - before == (22 if arguments[0] == ORACLE else 0)
+    told = refusal(fewheads(*run, "echo-bytes"), 2)
+    assert "inputs of echo-bytes: got in_bytes BYTES [-1], expected numbers of a fixed shape. Give lines" in told
+    assert "got 'zz', expected a bundle directory" in refusal(fewheads(*run, "zz", "--rate", 10), 2)
+    assert "got it with a bundle" in refusal(fewheads(*run, ORACLE_BUNDLE, "--texts", tmp_path / "texts"), 2)
+    assert "NOT_FOUND" in refusal(fewheads(*run, "zz"), 7)
+
+
 def requests_of(url: str) -> int:
     latency = json.loads(answer(fewheads("info", "--url", url, "--json")))["latency"]
     return int(latency[f"{ORACLE}:1"]["request"]["count"])
