@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 
 from edge.bundles.expression import tokenize
 from edge.client import Client, Credentials, InferFailure, InferRequest, InferResult, text
+from edge.client.aio import AsyncClient
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import ServerError, UsageError
 from edge.launch import running_server
@@ -93,6 +95,26 @@ def test_versions_outputs_and_tiers(client: Client) -> None:
 def test_inputs_that_are_no_tensors(client: Client, array: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         client.infer(ORACLE, {"x": array})
+
+
+def test_arguments_that_make_no_sense(client: Client, url: str) -> None:
+    with pytest.raises(TypeError, match="teir"):
+        client.infer(ORACLE, {"expression": text(["1"])}, teir="full")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match=r"server of a request in a stream: got '.*', expected none. Give server="):
+        next(client.infer_stream([asked(1, server=url)]))
+    (result,) = client.infer_stream([asked(1)], server=url)
+    assert isinstance(result, InferResult)
+    assert result.trip is result.call
+
+
+@pytest.mark.parametrize(
+    "method", ["infer", "metadata", "index", "load", "unload", "telemetry", "infer_stream", "watch"]
+)
+def test_both_clients_are_called_and_explained_alike(method: str) -> None:
+    one, other = getattr(Client, method), getattr(AsyncClient, method)
+    assert list(inspect.signature(one).parameters) == list(inspect.signature(other).parameters)
+    assert one.__doc__
+    assert one.__doc__ == other.__doc__ or f":meth:`edge.client.Client.{method}`" in (other.__doc__ or "")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])

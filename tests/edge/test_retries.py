@@ -226,64 +226,64 @@ def test_servers_that_are_none(urls: list[str]) -> None:
 
 
 def test_a_failure_puts_a_server_out_for_longer_each_time() -> None:
-    rotation = RoundRobin(2)
+    round_robin = RoundRobin(2)
     now, outs = 0.0, []
     for _ in range(12):
-        assert rotation.refused(0, LOST, now)
-        rotation.connected(0)
-        lasted = next(step for step in np.arange(0.05, 20, 0.05) if rotation.are_in(now + step + 1e-9)[0])
+        assert round_robin.refused(0, LOST, now)
+        round_robin.connected(0)
+        lasted = next(step for step in np.arange(0.05, 20, 0.05) if round_robin.are_in(now + step + 1e-9)[0])
         outs.append(float(lasted))
         now += lasted + 1e-6
     assert outs[0] == pytest.approx(FIRST_OUT)
     assert outs[1] == pytest.approx(2 * FIRST_OUT)
     assert outs[-1] == pytest.approx(LONGEST_OUT)
-    rotation.answered(0)
-    assert rotation.are_in(now) == [True, True]
+    round_robin.answered(0)
+    assert round_robin.are_in(now) == [True, True]
 
 
 def test_many_requests_that_fail_together_are_one_failure() -> None:
-    rotation = RoundRobin(1)
+    round_robin = RoundRobin(1)
     for _ in range(100):
-        rotation.refused(0, LOST, 5.0)
-    rotation.connected(0)
-    assert rotation.are_in(5.0 + FIRST_OUT + 1e-9) == [True]
+        round_robin.refused(0, LOST, 5.0)
+    round_robin.connected(0)
+    assert round_robin.are_in(5.0 + FIRST_OUT + 1e-9) == [True]
 
 
 def test_a_lost_connection_is_waited_for() -> None:
-    rotation = RoundRobin(2)
-    rotation.refused(0, LOST, 0.0)
-    assert rotation.are_in(LONGEST_OUT) == [False, True]
-    rotation.connected(0)
-    assert rotation.are_in(FIRST_OUT / 2) == [False, True]
-    assert rotation.are_in(FIRST_OUT + 1e-9) == [True, True]
+    round_robin = RoundRobin(2)
+    round_robin.refused(0, LOST, 0.0)
+    assert round_robin.are_in(LONGEST_OUT) == [False, True]
+    round_robin.connected(0)
+    assert round_robin.are_in(FIRST_OUT / 2) == [False, True]
+    assert round_robin.are_in(FIRST_OUT + 1e-9) == [True, True]
 
 
 def test_late_answers_in_a_row_put_a_server_out() -> None:
-    rotation = RoundRobin(2)
+    round_robin = RoundRobin(2)
     for _ in range(MISSES - 1):
-        assert not rotation.refused(0, LATE, 0.0)
-    rotation.answered(0)
+        assert not round_robin.refused(0, LATE, 0.0)
+    round_robin.answered(0)
     for miss in range(MISSES):
-        assert rotation.are_in(0.0)[0], miss
-        rotation.refused(0, LATE, 0.0)
-    assert rotation.are_in(0.0) == [False, True]
-    assert rotation.are_in(FIRST_OUT + 1e-9) == [True, True]  # its connection was never lost
+        assert round_robin.are_in(0.0)[0], miss
+        round_robin.refused(0, LATE, 0.0)
+    assert round_robin.are_in(0.0) == [False, True]
+    assert round_robin.are_in(FIRST_OUT + 1e-9) == [True, True]  # its connection was never lost
 
 
 def test_the_servers_that_are_left_share_the_load() -> None:
-    rotation = RoundRobin(3)
-    rotation.refused(1, LOST, 0.0)
-    turns = [rotation.turn(0.0) for _ in range(100)]
+    round_robin = RoundRobin(3)
+    round_robin.refused(1, LOST, 0.0)
+    turns = [round_robin.turn(0.0) for _ in range(100)]
     assert all(turn.is_in for turn in turns)
     assert Counter(turn.server for turn in turns) == {0: 50, 2: 50}
 
 
 def test_where_all_are_out_the_first_to_come_back_is_asked() -> None:
-    rotation = RoundRobin(2)
-    rotation.refused(0, LOST, 0.0)
-    rotation.refused(1, LOST, 0.05)
-    assert rotation.turn(0.06) == (0, False)
-    assert rotation.turn(0.06, avoid={0}) == (1, False)
+    round_robin = RoundRobin(2)
+    round_robin.refused(0, LOST, 0.0)
+    round_robin.refused(1, LOST, 0.05)
+    assert round_robin.turn(0.06) == (0, False)
+    assert round_robin.turn(0.06, avoid={0}) == (1, False)
 
 
 def test_a_budget_is_earned() -> None:
