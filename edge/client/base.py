@@ -1,4 +1,4 @@
-"""What the blocking client and the asyncio client have in common: servers, connections, and who watches lost ones."""
+"""Common base of the blocking and the asyncio client: arguments, connections, and the watch over lost ones."""
 
 from __future__ import annotations
 
