@@ -5,7 +5,8 @@
   - BundleError            a bundle directory breaks its format, or cannot be read or written
   - GoldenError            a model does not reproduce the golden outputs of its bundle
   - BackendError           a runtime is missing, or refuses or fails to build a model
-  - ServerError            the server cannot be reached or refused a client's call
+  - ServerError            the server cannot be reached, or gives no usable answer
+    - ServerRefused        the server refused a client's call
   - DeviceFailed           the server computes nothing any more; only a new process helps
   - RunStuck               a run of the server does not end
   - DrainTimeout           a shutdown did not end in time
@@ -35,12 +36,23 @@ _MAX_GIVEN_CHARS = 160
 
 def shown(value: object) -> str:
     """Return ``repr(value)``, cut so that a huge or hostile value cannot flood a message or a log."""
+    if isinstance(value, Whole):
+        return value
     text = value if isinstance(value, Literally) else repr(value)
     return text if len(text) <= _MAX_GIVEN_CHARS else f"{text[:_MAX_GIVEN_CHARS]}… ({len(text)} characters)"
 
 
+def printable(text: str) -> str:
+    """Return text of unknown origin on one line, with control and formatting characters escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 class Literally(str):
     """Text for ``given`` that is a description, not a value, and is shown without quotes."""
+
+
+class Whole(Literally):
+    """A description that is never cut; its author has already limited its length."""
 
 
 class FewheadsError(Exception):
@@ -92,17 +104,17 @@ class BackendError(FewheadsError):
 
 
 class ServerError(FewheadsError):
-    """The server cannot be reached, refused a client's call, or gave an answer that makes no sense.
+    """The server cannot be reached, failed, or gave an answer that makes no sense.
 
     Args:
-        subject: as of every error, and so on.
+        subject: what is wrong; this and the next three are as in every error.
         given: the value found.
         expected: what would have been right.
         fix: what to do next.
-        code: gRPC's name of the status; empty where it was none.
-        server: which server it was; empty where none was asked.
-        attempts: how often servers were asked.
-        retry_after_ms: when there may be room, as the server says; 0 where it does not.
+        code: gRPC's name of the status; empty if the call did not end with one.
+        server: address of the server; empty if no server was called.
+        attempts: number of attempts, on all servers together.
+        retry_after_ms: the server's hint when to try again; 0 if it gave none.
     """
 
     exit_code = 6
@@ -124,6 +136,12 @@ class ServerError(FewheadsError):
         self.server = server
         self.attempts = attempts
         self.retry_after_ms = retry_after_ms
+
+
+class ServerRefused(ServerError):
+    """The server refused a client's call: sending the same call again does not help, or not yet."""
+
+    exit_code = 7
 
 
 class DeviceFailed(FewheadsError):

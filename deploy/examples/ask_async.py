@@ -1,4 +1,4 @@
-"""Ask a model many questions at once with asyncio, and give up those that take too long.
+"""Send a model many requests at once with asyncio, each with a time limit.
 
 python deploy/examples/ask_async.py calculator-oracle 127.0.0.1:8001 "3 - -4 + 2" "1 + 1" ...
 """
@@ -14,10 +14,10 @@ from edge.errors import FewheadsError, ServerError
 
 
 async def main(model: str, server: str, *questions: str) -> None:
-    """Print an answer, or what was wrong, for each question."""
+    """Print the answer or the error of each question."""
     async with AsyncClient(server) as client:
         calls = [client.infer(model, {"expression": text([each])}, timeout_seconds=2) for each in questions]
-        # A task that is cancelled is cancelled at the server too, as all of these are when one of them raises.
+        # Cancelling a task cancels its call at the server too.
         for question, answer in zip(questions, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(answer, ServerError):
                 print(f"{question} = {answer.code} after {answer.attempts} attempts")

@@ -1,7 +1,8 @@
-"""``fewheads bench``: what serving a bundle costs on this machine, and what becomes of requests that do not wait."""
+"""``fewheads bench``: latency of bundles in process and served, and an open loop of requests."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ _DEFAULT_REQUESTS = 2000
 
 @click.command(cls=BenchCommand)
 @click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE...")
-@click.option("--url", help="A server that serves them.  [default: one is started on a free port]")
+@click.option("--url", help="A server that serves them.  [default: starts one on a free port]")
 @click.option(
     "--requests",
     type=click.IntRange(min=10),
@@ -29,7 +30,9 @@ _DEFAULT_REQUESTS = 2000
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1, show_default=True)
 @click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True, help="Batch size of each request.")
 @click.option("--target", default="auto", show_default=True, help="Backend, as `fewheads build --target`.")
-@click.option("--cache", type=click.Path(path_type=Path), help="Where built models lie.  [default: ~/.cache/fewheads]")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), help="Directory of built models.  [default: ~/.cache/fewheads]"
+)
 @connection_options
 @load_options
 @json_option
@@ -47,13 +50,20 @@ def bench(
 ) -> None:
     """Time each BUNDLE in process and through a server, in turns, and show the ratio.
 
-    With --rate, ask all of them in an open loop instead: requests come at times that no answer delays, latency counts
-    from when each was due, and the report says how every one of them ended.
+    With --url, BUNDLE may also be the name of a served model. Then only the server is timed, with made-up numbers, or
+    with lines of --texts for models of text.
+
+    With --rate, send requests to all of them in an open loop instead: at times that no answer delays, with latency
+    counted from when each request was due, and a report of how every one of them ended.
     """
     if credentials and not url:
         fix = "Leave out TLS and the token: a server that is started for this listens on loopback, for anybody."
         raise UsageError("--url", given=Literally("none, with credentials"), expected="a server to show them", fix=fix)
+    names = [path for path in bundles if url and not path.exists()]
     if is_open(click.get_current_context()):
+        if names:
+            fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
+            raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
         run_load(
             bundles,
             url=url,
@@ -66,26 +76,32 @@ def bench(
             **options,
         )
         return
-    from edge.load import bench as benchmark
+    if options["texts"] and len(names) < len(bundles):
+        given = Literally("it with a bundle, without --rate or --trace")
+        fix = "Leave it out for the golden inputs."
+        raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
+    from edge.load.bench import bench as bench_bundle
+    from edge.load.served import bench_served
+    from edge.load.workload import read_texts
 
     requests = requests or _DEFAULT_REQUESTS
+    texts = read_texts(options["texts"]) if options["texts"] else ()
     reports = []
     with progress() as bar:
         for path in bundles:
             task = bar.add_task(path.name, total=5, note="")
-            reports.append(
-                benchmark.bench(
-                    path,
-                    url=url,
-                    requests=requests,
-                    concurrency=concurrency,
-                    rows=rows,
-                    target=target,
-                    cache=cache,
-                    credentials=credentials,
-                    advanced=lambda task=task: bar.advance(task),  # type: ignore[misc]
-                )
-            )
+            same: dict[str, Any] = {
+                "url": url,
+                "requests": requests,
+                "concurrency": concurrency,
+                "rows": rows,
+                "credentials": credentials,
+                "advanced": partial(bar.advance, task),
+            }
+            if path in names:
+                reports.append(bench_served(str(path), texts=texts, **same))
+            else:
+                reports.append(bench_bundle(path, target=target, cache=cache, **same))
     if as_json:
         print_json(reports)
         return
@@ -99,5 +115,6 @@ def bench(
                 ("in process", report.in_process, 1.0),
                 ("served", report.served, report.overhead_ratio),
             )
+            if latency
         ],
     )

@@ -1,4 +1,4 @@
-"""How commands reach a server that wants TLS or a token: the options, written once."""
+"""The options by which commands connect with TLS and a token."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(path_type=Path)
 _OPTIONS = (
-    click.option("--tls", is_flag=True, help="Connect by TLS; known authorities vouch for the server."),
-    click.option("--tls-ca", type=_FILE, metavar="PEM", help="Connect by TLS; the authorities in it vouch."),
+    click.option("--tls", is_flag=True, help="Connect with TLS; the server's certificate is from a public authority."),
+    click.option("--tls-ca", type=_FILE, metavar="PEM", help="Connect with TLS; trust the authorities in this file."),
     click.option(
-        "--tls-certificate", type=_FILE, metavar="PEM", help="The client's own, where the server asks for it."
+        "--tls-certificate", type=_FILE, metavar="PEM", help="Client certificate, if the server asks for one."
     ),
-    click.option("--tls-key", type=_FILE, metavar="PEM", help="The key of --tls-certificate."),
-    click.option("--token-file", type=_FILE, help="Holds the bearer token to send, readable by its owner only."),
+    click.option("--tls-key", type=_FILE, metavar="PEM", help="Private key of --tls-certificate."),
+    click.option("--token-file", type=_FILE, help="File with the bearer token to send; only its owner may read it."),
 )
 
 
 def connection_options(command: F) -> F:
-    """Add the options of TLS and tokens to a command, which gets all of them as the argument ``credentials``."""
+    """Add the options for TLS and tokens to a command, which receives them as the argument ``credentials``."""
 
     @wraps(command)
     def with_credentials(

@@ -1,4 +1,4 @@
-"""``fewheads goodput``: what elastic tiers are worth under an overload."""
+"""``fewheads goodput``: answers in time under overload, by tier policy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--factor", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Load, of its capacity.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Of each burst.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Bursts of each policy.")
-@click.option("--deadline-ms", type=click.FloatRange(min=1), help="[default: 20 times what a request takes, or 50]")
+@click.option(
+    "--factor",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Load, as a multiple of the full tier's capacity.",
+)
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Length of each burst.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of bursts of each policy."
+)
+@click.option(
+    "--deadline-ms", type=click.FloatRange(min=1), help="[default: 20 times the latency of one request, at least 50]"
+)
 @click.option(
     "--policy",
     "policies",
@@ -25,7 +35,9 @@ from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
     show_default=True,
 )
 @click.option("--target", default="auto", show_default=True, help="Backend, as `fewheads build --target`.")
-@click.option("--cache", type=click.Path(path_type=Path), help="Where built models lie.  [default: ~/.cache/fewheads]")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), help="Directory of built models.  [default: ~/.cache/fewheads]"
+)
 @json_option
 def goodput(
     bundle: Path,
@@ -38,7 +50,7 @@ def goodput(
     cache: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask more of a BUNDLE with tiers than its full tier can do, by each policy, and count the answers in time."""
+    """Send a BUNDLE with tiers more requests than its full tier can answer, and count the answers in time by policy."""
     from edge.load import goodput as measurement
 
     with progress() as bar:

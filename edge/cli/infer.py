@@ -1,8 +1,9 @@
-"""``fewheads infer``: ask a served model once."""
+"""``fewheads infer``: send one request to a served model."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,24 +15,83 @@ import numpy as np
 from edge.cli.connection import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Literally, UsageError, printable
 
 if TYPE_CHECKING:
     from edge.client import InferResult
     from edge.client.connection import Credentials
 
 _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_ns")
+#: Text that begins with a minus, as against an option.
+_MINUS = re.compile(r"-[\d\s(.]")
+#: Put before such text while click parses; no argument of a process can hold it.
+_MARK = "\0"
+_EPILOG = """\b
+Examples:
+  fewheads infer calculator-gate "3 - -4 + 2"
+  fewheads infer sts-b "A man plays." --text-pair "Somebody plays."
+  fewheads infer digits --input image=@image.npy
+  fewheads infer feedback "a delightful film" --policy deadline --deadline-ms 5
+
+TEXT may begin with a minus and a number, a space or a parenthesis. Text that looks like an option goes after --.
+
+\b
+A model with several tiers also returns tier_reason, why this tier computed the answer:
+  requested  --tier names it
+  pinned     the policy always takes the full tier
+  router     the policy takes the lean tier, and the full one where the lean one was not sure
+  deadline   the policy chose a leaner tier, because the full one would have been too late
+  load       the policy chose a leaner tier, because requests were waiting
+  full       the policy could choose, and took the full tier
+
+Exit codes: 7 if the server refuses the request, 6 if no server answers.
+"""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+class _TextCommand(click.Command):
+    """A command whose arguments may be text that begins with a minus, and whose unknown options are errors."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, with text that begins with a minus hidden from click's search for options."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.is_flag]
+        with_value = {name for option in options for name in option.opts}
+        marked: list[str] = []
+        is_value = False
+        for position, argument in enumerate(args):
+            if argument == "--" and not is_value:
+                marked += args[position:]
+                break
+            is_text = not is_value and _MINUS.match(argument)
+            marked.append(f"{_MARK}{argument}" if is_text else argument)
+            is_value = not is_value and argument in with_value
+        rest = super().parse_args(ctx, marked)
+        for name, value in ctx.params.items():
+            if isinstance(value, str):
+                ctx.params[name] = value.removeprefix(_MARK)
+            elif name == "texts":
+                ctx.params[name] = tuple(text.removeprefix(_MARK) for text in value)
+        return rest
+
+
+@click.command(cls=_TextCommand, epilog=_EPILOG)
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
-    "--text-pair", "pairs", multiple=True, metavar="TEXT", help="The second text, for models of two; one for each TEXT."
+    "--text-pair", "pairs", multiple=True, metavar="TEXT", help="Second text, for models of two; one for each TEXT."
 )
-@click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@file.npy reads a file.")
+@click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@FILE.npy reads a file.")
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
-@click.option("--tier", default="", help="Which tier shall answer.  [default: the server's choice]")
+@click.option("--tier", default="", help="Tier to compute on.  [default: the server's choice]")
+@click.option(
+    "--policy",
+    default="",
+    help="How the server chooses the tier: pinned, router, deadline or load.  [default: the server's]",
+)
+@click.option(
+    "--deadline-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Deadline of the request, which --policy deadline takes into account.  [default: --timeout]",
+)
 @click.option(
     "--url",
     "urls",
@@ -40,7 +100,7 @@ _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_n
     show_default="127.0.0.1:8001",
     help="The server's gRPC address; several take turns, and stand in for each other.",
 )
-@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait for each call.")
 @connection_options
 @json_option
 def infer(
@@ -50,27 +110,31 @@ def infer(
     tensors: tuple[str, ...],
     model_version: str,
     tier: str,
+    policy: str,
+    deadline_ms: float | None,
     urls: tuple[str, ...],
     timeout: float,
     credentials: Credentials | None,
     as_json: bool,
 ) -> None:
-    r"""Ask MODEL for TEXT, for pairs of texts, or for tensors, and show the answer and where the time went.
-
-    \b
-    fewheads infer calculator-gate "3 - -4 + 2"
-    fewheads infer sts-b "A man plays." --text-pair "Somebody plays."
-    fewheads infer calculator-gate --input x='[[3,0,-4,1,2,.5,.5,.5,.5,.5,.5,.5,.5,.5,.5]]'
-    """
+    """Send TEXT, pairs of texts, or tensors to MODEL, and show the answer and where the time went."""
     from edge.client import Client
 
     with Client(urls, timeout, credentials=credentials) as client:
         specs, _ = client.metadata(model, model_version)
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
-        # The first call opens the connection; time the second, at the same server.
-        first = client.infer(model, inputs, version=model_version, tier=tier)
-        server = first.trip.server
-        result = client.infer(model, inputs, version=model_version, tier=tier, timings=True, server=server)
+        # The first request warms up a server; the second, at the same server, is measured and has the deadline.
+        first = client.infer(model, inputs, version=model_version, tier=tier, policy=policy)
+        result = client.infer(
+            model,
+            inputs,
+            version=model_version,
+            tier=tier,
+            policy=policy,
+            timings=True,
+            timeout_seconds=deadline_ms / 1e3 if deadline_ms else None,
+            server=first.call.server,
+        )
     _show(model, [texts, pairs], result, as_json)
 
 
@@ -89,19 +153,37 @@ def _inputs(
         inputs[name] = _tensor(name, value, specs[name])
     if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
-        inputs |= {name: text(column) for name, column in zip(names, _checked(model, names, columns), strict=True)}
+        columns = _checked(model, names, columns, specs)
+        inputs |= {name: text(column) for name, column in zip(names, columns, strict=True)}
     if not inputs:
-        fix = f'Try: fewheads infer {model} "3 - -4 + 2"'
-        raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=fix)
+        raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs))
     return inputs
 
 
-def _checked(model: str, names: Sequence[str], columns: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+def _example(model: str, specs: dict[str, TensorSpec]) -> str:
+    """Return a command that suits the inputs of a model."""
+    texts = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
+    if texts == ["expression"]:
+        arguments = '"3 - -4 + 2"'
+    elif len(texts) == 1:
+        arguments = '"some text"'
+    elif len(texts) == 2:
+        arguments = '"first text" --text-pair "second text"'
+    else:
+        arguments = " ".join(f"--input {printable(name)}=@{printable(name)}.npy" for name in specs)
+        shapes = ", ".join(f"{spec.datatype} {list(spec.shape)}" for spec in specs.values())
+        return f"Try: fewheads infer {model} {arguments} (NumPy: {printable(shapes)})"
+    return f"Try: fewheads infer {model} {arguments}"
+
+
+def _checked(
+    model: str, names: Sequence[str], columns: Sequence[tuple[str, ...]], specs: dict[str, TensorSpec]
+) -> Sequence[tuple[str, ...]]:
     """Return a column of texts for each text input of the model, all of one length."""
     options = ("TEXT", "--text-pair")
     subject, found = f"TEXT for {model}", Literally(f"{len(names)} text inputs")
     if not 1 <= len(names) <= len(options):
-        raise UsageError(subject, given=found, expected="one or two", fix="Send tensors with --input.")
+        raise UsageError(subject, given=found, expected="one or two", fix=_example(model, specs))
     wanted, further = columns[: len(names)], columns[len(names) :]
     if any(further):
         fix = "Leave --text-pair out; this model reads one text at a time."
@@ -133,7 +215,7 @@ def _encoded(item: object) -> bytes:
 
 def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, as_json: bool) -> None:
     outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
-    # Servers of other makers send no stage times; then all of it is transport.
+    # Other servers send no stage times; then all of the time counts as transport.
     stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
     times_ms = {stage.removesuffix("_ns"): duration / 1e6 for stage, duration in stages_ns.items()}
     times_ms["transport"] = (result.round_trip_ns - sum(stages_ns.values())) / 1e6
@@ -145,7 +227,7 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
                 "version": result.model_version,
                 "tier": result.tier,
                 "tier_reason": result.tier_reason,
-                "server": result.trip.server,
+                "server": result.call.server,
                 "outputs": outputs,
                 "times_ms": times_ms,
             }
@@ -155,7 +237,7 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
     texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
     tier = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
     print_table(
-        f"{model} version {result.model_version}{tier}, from {result.trip.server}",
+        f"{model} version {result.model_version}{tier}, from {result.call.server}",
         [*texts, *outputs],
         [[_cell(values, row) for values in (*texts.values(), *outputs.values())] for row in range(rows)],
     )
@@ -163,7 +245,7 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
 
 
 def _plain(array: Array) -> Array:
-    """Return BYTES as text, with what is no UTF-8 escaped, and numbers as they are."""
+    """Return BYTES as text, with what is not UTF-8 escaped, and numbers unchanged."""
     if array.dtype.kind != "O":
         return array
     return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))

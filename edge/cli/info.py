@@ -1,4 +1,4 @@
-"""``fewheads info``: what a bundle holds, or what a server serves."""
+"""``fewheads info``: the contents of bundles, or the models and measurements of a server."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest
 from edge.cli.connection import connection_options
-from edge.cli.output import json_option, print_json, print_table
-from edge.errors import Literally, UsageError
+from edge.cli.output import json_option, print_json, print_table, stderr
+from edge.errors import Literally, ServerRefused, UsageError
+from edge.protocol import TELEMETRY
+from edge.security.scopes import RPC_SCOPES, TELEMETRY_GET
 
 if TYPE_CHECKING:
+    from edge.client import Client
     from edge.client.connection import Credentials
+    from edge.telemetry.window import Reading
 
 
 @click.command()
 @click.argument("bundles", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]...")
-@click.option("--url", help="Ask a server instead, for example 127.0.0.1:8001.")
+@click.option("--url", help="Show a server instead, for example 127.0.0.1:8001.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of manifest.json.")
 @connection_options
 @json_option
 def info(
     bundles: tuple[Path, ...], url: str | None, schema: bool, credentials: Credentials | None, as_json: bool
 ) -> None:
-    """Check BUNDLEs and show what they hold; or show what the server at --url serves."""
+    """Check BUNDLEs and show what they hold; or show what the server at --url serves.
+
+    On a server with tokens, the models need a token of any scope, latency and memory one of the scope `metrics`.
+    """
     if schema:
         print_json(manifests.schema())
     elif url:
@@ -93,19 +100,17 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
     from edge.client import Client
 
     with Client(url, credentials=credentials) as client:
-        models, reading = client.index(), client.telemetry()
-    memory = {sample.kind: sample.size_bytes for sample in reading.memory}
-    latency = {
-        f"{model.name}:{model.version}": {
-            stage.stage: {"count": stage.count, "p50_ns": stage.p50_ns, "p95_ns": stage.p95_ns, "p99_ns": stage.p99_ns}
-            for stage in model.stages
-        }
-        for model in reading.models
-    }
+        models = client.index()
+        reading, left_out = _reading(client)
+    memory = {sample.kind: sample.size_bytes for sample in reading.memory} if reading else None
+    latency = _latency(reading) if reading else None
     if as_json:
-        print_json({"url": url, "models": models, "memory_bytes": memory, "latency": latency})
+        print_json({"url": url, "models": models, "memory_bytes": memory, "latency": latency, "left_out": left_out})
         return
     print_table(url, ["model", "version", "state", "reason"], [list(model.values()) for model in models])
+    if latency is None or memory is None:
+        stderr.print(left_out, highlight=False, markup=False, soft_wrap=True)
+        return
     rows = [
         [name, stage, times["count"], *(times[key] / 1e6 for key in ("p50_ns", "p95_ns", "p99_ns"))]
         for name, stages in latency.items()
@@ -114,3 +119,27 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
     ]
     print_table("latency", ["model", "stage", "count", "p50 ms", "p95 ms", "p99 ms"], rows)
     print_table("memory", ["kind", "MiB"], [[kind, size / 2**20] for kind, size in memory.items()])
+
+
+def _reading(client: Client) -> tuple[Reading | None, str]:
+    """Return a reading; or None, and why latency and memory are left out."""
+    try:
+        return client.telemetry(), ""
+    except ServerRefused as error:
+        if error.code == "UNIMPLEMENTED":
+            return None, f"Left out: latency and memory. This server has no {TELEMETRY}."
+        if error.code != "PERMISSION_DENIED":
+            raise
+        scopes = " or ".join(sorted(RPC_SCOPES[TELEMETRY_GET]))
+        return None, f"Left out: latency and memory. A token of the scope {scopes} shows them."
+
+
+def _latency(reading: Reading) -> dict[str, dict[str, dict[str, int]]]:
+    """Return count and percentiles of each stage of each model."""
+    return {
+        f"{model.name}:{model.version}": {
+            stage.stage: {"count": stage.count, "p50_ns": stage.p50_ns, "p95_ns": stage.p95_ns, "p99_ns": stage.p99_ns}
+            for stage in model.stages
+        }
+        for model in reading.models
+    }

@@ -1,4 +1,4 @@
-"""The open loop of ``fewheads bench``: its options, and what it prints."""
+"""The open loop of ``fewheads bench``: its options and its output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEPS = 100
 
 
 class _LoadOption(click.Option):
-    """An option that only the open loop knows."""
+    """An option of the open loop."""
 
 
 _option = partial(click.option, cls=_LoadOption)
@@ -40,23 +40,35 @@ _OPTIONS = (
         "--trace", type=click.Path(path_type=Path), help="In place of --rate: a file of times in seconds, by line."
     ),
     _option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True),
-    _option("--warm-up", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Seconds before."),
+    _option(
+        "--warm-up",
+        type=click.FloatRange(min=0),
+        default=1.0,
+        show_default=True,
+        help="Seconds before the measurement.",
+    ),
     _option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
     _option("--burst-period", type=float, default=1.0, show_default=True, help="Seconds from burst to burst."),
-    _option("--burst-share", type=float, default=0.5, show_default=True, help="The part of it in which requests come."),
+    _option(
+        "--burst-share", type=float, default=0.5, show_default=True, help="Share of the period in which requests come."
+    ),
     _option("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
-    _option("--deadline-ms", metavar="MS[=PARTS],...", help="From when a request is due.  [default: none]"),
+    _option("--deadline-ms", metavar="MS[=PARTS],...", help="Counted from when a request is due.  [default: none]"),
     _option(
         "--deadline-by",
         "enforcer",
         type=click.Choice(_ENFORCERS),
         default="client",
         show_default=True,
-        help="Who ends what is late: the client's gRPC, or the server, by the parameter `timeout`.",
+        help="Whether the client's gRPC ends late requests, or the server, by the parameter `timeout`.",
     ),
     _option("--priority", metavar="LEVEL[=PARTS],...", help="[default: the server's]"),
     _option("--policy", metavar="NAME[=PARTS],...", help="Policies or tiers.  [default: the server's]"),
-    _option("--texts", type=click.Path(path_type=Path), help="Lines to ask in place of the golden inputs."),
+    _option(
+        "--texts",
+        type=click.Path(path_type=Path),
+        help="File of texts, by line, to send in place of the golden inputs; also without --rate, for a name at --url.",
+    ),
     _option("--channels", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Connections."),
     _option(
         "--patience",
@@ -80,10 +92,10 @@ def load_options(command: F) -> F:
 
 
 class BenchCommand(click.Command):
-    """A command whose help lists the options of the open loop by themselves."""
+    """A command whose help lists the options of the open loop separately."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write two lists in place of one."""
+        """Write the options of the two loops as separate lists."""
         parameters = self.get_params(ctx)
         for title, kind in (("Options", False), ("Open loop, with --rate or --trace", True)):
             records = [each.get_help_record(ctx) for each in parameters if isinstance(each, _LoadOption) is kind]
@@ -92,7 +104,7 @@ class BenchCommand(click.Command):
 
 
 def is_open(ctx: click.Context) -> bool:
-    """Say whether the open loop is asked for, by ``--rate`` or ``--trace``.
+    """Return whether ``--rate`` or ``--trace`` selects the open loop.
 
     Raises:
         UsageError: an option of the one loop is given to the other, or both ways to say when requests come.
@@ -100,6 +112,7 @@ def is_open(ctx: click.Context) -> bool:
     given = [each for each in ctx.command.params if ctx.get_parameter_source(each.name or "") is _GIVEN]
     names = {each.opts[0] for each in given if isinstance(each, _LoadOption)}
     if not names & {"--rate", "--trace"}:
+        names -= {"--texts"}  # also for names of models at --url
         if names:
             subject, expected = min(names), "--rate or --trace beside it"
             raise UsageError(subject, given=Literally("it alone"), expected=expected, fix="Say when requests come.")

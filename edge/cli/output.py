@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from edge.errors import printable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Progress and remarks go to stderr, so that stdout holds nothing but the result.
@@ -33,7 +35,7 @@ def print_json(result: object) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers are right-aligned."""
-    stdout.print(Text(title, style="bold"))
+    stdout.print(Text(printable(title), style="bold"))
     stdout.print(table(columns, rows))
 
 
@@ -43,7 +45,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     made = Table()
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        made.add_column(Text(printable(column)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         # Text, not str: a name in brackets is no markup.
         made.add_row(*(Text(_cell(value)) for value in row))
@@ -53,7 +55,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def progress() -> Progress:

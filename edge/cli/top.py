@@ -1,4 +1,4 @@
-"""``fewheads top``: what a server does, live."""
+"""``fewheads top``: live throughput, latency and load of a server."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rich.text import Text
 from edge.cli.connection import connection_options
 from edge.cli.output import stderr, stdout
 from edge.cli.view import view
-from edge.errors import Literally, ServerError
+from edge.errors import Literally, ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from edge.client.connection import Credentials
     from edge.telemetry.window import Reading, Window
 
-#: Between two attempts to reach a server that has gone.
+#: Between two attempts to reach a server that is gone.
 _RETRY_SECONDS = 1.0
-#: A server that says nothing for so long after a reading is due has gone.
+#: A server whose reading is overdue by this much is gone.
 _PATIENCE_SECONDS = 5.0
 
 Show = Callable[["Reading", "Window"], None]
-#: Tells that the server has gone, or with an empty text that it is back.
+#: Reports why the server is gone, or with an empty text that it is back.
 Tell = Callable[[str], None]
 
 
@@ -43,8 +43,9 @@ Tell = Callable[[str], None]
 def top(url: str, interval: float, once: bool, credentials: Credentials | None, as_json: bool) -> None:
     """Show throughput, latency, tiers, queue, memory and sensors of the server at --url until Ctrl-C.
 
-    Rates and percentiles are of the last five seconds, or of the last interval where that is longer. In a terminal the
-    view is drawn anew each time; into a pipe or file go plain tables. A server that goes away is waited for.
+    Rates and percentiles cover the last five seconds, or the last interval if that is longer. A terminal shows one view
+    that is updated; a pipe or file gets plain tables. If the server goes away, the command waits for it.
+    On a server with tokens, it needs a token of the scope `metrics`.
     """
     try:
         with _output(url, as_json, live=stdout.is_terminal and not once) as (show, tell):
@@ -67,9 +68,10 @@ def _watch(url: str, interval: float, once: bool, credentials: Credentials | Non
                 show(reading, recent.add(reading))
                 if once:
                     return
-            gone = f"{url} has ended the stream"
+            gone = f"{url} ended the stream"
         except ServerError as error:
-            if not reached:
+            # A server that refuses, for example because the token was revoked, does so again; a full one may not.
+            if not reached or (isinstance(error, ServerRefused) and not error.retry_after_ms):
                 raise
             gone = str(error)
         tell(f"waiting for the server: {gone}")
@@ -77,7 +79,7 @@ def _watch(url: str, interval: float, once: bool, credentials: Credentials | Non
 
 
 def _readings(url: str, interval: float, credentials: Credentials | None) -> Iterator[Reading]:
-    """Yield readings until the server goes, or says nothing for so long that it must have gone."""
+    """Yield readings until the server ends the stream, or sends nothing for too long."""
     from edge.client import Client
 
     patience = interval + _PATIENCE_SECONDS
@@ -90,7 +92,7 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
 
         readings = client.watch(round(interval * 1000))
         while True:
-            # A board that has lost its power ends no connection; closing the client does.
+            # A board without power does not end the connection; closing the client does.
             silence = threading.Timer(patience, give_up)
             silence.daemon = True
             silence.start()
@@ -99,7 +101,7 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
             except ServerError:
                 if not given_up.is_set():
                     raise
-                given, fix = Literally(f"nothing for {patience:g} s"), "See whether it runs, and is connected."
+                given, fix = Literally(f"nothing for {patience:g} s"), "Check that it runs and is connected."
                 raise ServerError(f"telemetry at {url}", given=given, expected="a reading", fix=fix) from None
             finally:
                 silence.cancel()
@@ -110,7 +112,7 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
 
 @contextmanager
 def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Tell]]:
-    """Give what shows a reading, and what tells whether the server is there."""
+    """Yield a function that shows a reading, and one that reports whether the server is there."""
     if as_json or not live:
         yield _print_json if as_json else _print_tables(url), _Remarks().tell
         return
@@ -140,7 +142,7 @@ def _print_tables(url: str) -> Show:
 
 
 class _Remarks:
-    """Says on stderr that the server has gone and that it is back, each of it once."""
+    """Reports on stderr that the server is gone and that it is back, each once."""
 
     def __init__(self) -> None:
         self._gone = False

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.cli.output import table
+from edge.errors import printable
 
 if TYPE_CHECKING:
     from edge.telemetry.window import Reading, StageWindow, Window
@@ -22,18 +23,18 @@ _UNITS = {"celsius": ("°C", 1.0), "watts": ("W", 1.0), "ratio": ("%", 100.0), "
 
 
 def view(url: str, reading: Reading, window: Window, width: int, remark: str = "") -> Group:
-    """Return what happened in a window, and what the machine and the queue are like now.
+    """Return the view: what happened in a window, and the present state of the machine and the queue.
 
     Args:
-        url: which server it is.
-        reading: the newest one.
-        window: what lies between it and an earlier one.
+        url: address of the server.
+        reading: the latest reading.
+        window: the difference between it and an earlier one.
         width: of the terminal, in characters.
-        remark: shown below the title, for what is wrong with the connection.
+        remark: shown below the title, for example about the connection.
     """
     span = "since the start" if window.since_start else f"last {window.seconds:.3g} s"
-    title = Text(f"{url}  up {duration(reading.uptime_seconds)}  {span}", style="bold")
-    warnings = [Text(text, style="bold red") for text in (remark, *reading.problems) if text]
+    title = Text(f"{printable(url)}  up {duration(reading.uptime_seconds)}  {span}", style="bold")
+    warnings = [Text(printable(text), style="bold red") for text in (remark, *reading.problems) if text]
     return Group(title, *warnings, *_tables(window, narrow=width < _NARROW), _machine(reading))
 
 
@@ -116,13 +117,13 @@ def _machine(reading: Reading) -> Table:
     lines.add_row("queue", Text(waiting))
     lines.add_row("streams", str(reading.streams))
     memory = ", ".join(f"{sample.kind.replace('_', ' ')} {_size(sample.size_bytes)}" for sample in reading.memory)
-    lines.add_row("memory", Text(memory))
+    lines.add_row("memory", Text(printable(memory)))
     kinds: dict[str, list[str]] = {}
     for sensor in reading.sensors:
         unit, factor = _UNITS.get(sensor.unit, (sensor.unit, 1.0))
         kinds.setdefault(sensor.kind, []).append(f"{sensor.name} {sensor.value * factor:.4g} {unit}")
     for kind, values in kinds.items():
-        lines.add_row(Text(kind), Text(", ".join(values)))
+        lines.add_row(Text(printable(kind)), Text(printable(", ".join(values))))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""One connection of a client, blocking or asyncio: how it is made, and what goes along with each call."""
+"""Connections of a client, blocking or asyncio: channels, credentials, and calls by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc
 
+from edge.errors import UsageError
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.security.credentials import call_metadata
@@ -15,33 +16,35 @@ from edge.security.credentials import call_metadata
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A server that is back is found soon; gRPC would wait for up to two minutes.
+    # gRPC's default is up to two minutes, too long for a server that has restarted.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # How long a connection may take to be made, in spite of its name. A board without power answers nothing; there is
-    # time for one lost packet.
+    # In spite of its name, the time limit of a connection attempt. A board without power answers nothing; two seconds
+    # allow for one lost packet.
     ("grpc.min_reconnect_backoff_ms", 2000),
-    # When something is sent again is decided by edge.client.retries, not by whoever runs the name server.
+    # edge.client.retries decides about retries, not a service config from the name server.
     ("grpc.service_config_disable_resolution", 1),
 )
 _TELEMETRY = ("Get", "Watch")
 _PATIENCE_SECONDS = 30.0
+#: Schemes of other programs' addresses. gRPC's own, such as dns: and unix:, stay possible.
+_SCHEMES: Final = ("http", "https", "grpc", "grpcs", "tcp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What a client shows to its servers, and what it believes of them. No secret is in its ``repr``.
+    """TLS settings and token of a client. Its ``repr`` holds no secret.
 
     Attributes:
-        tls: as :func:`edge.security.credentials.channel_credentials` makes it; None is a connection without TLS.
-        token: is sent with each call; empty sends none. Without TLS, whoever is on the way can read it.
+        tls: from :func:`edge.security.credentials.channel_credentials`; None connects without TLS.
+        token: sent with each call; empty sends none. Without TLS it can be read on the network.
     """
 
     tls: grpc.ChannelCredentials | None = field(default=None, repr=False)
     token: str = field(default="", repr=False)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what goes along with each call."""
+        """Return the metadata of each call."""
         return call_metadata(self.token)
 
 
@@ -51,7 +54,16 @@ def open_channel(
     transport: Any,
     options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS,
 ) -> Any:
-    """Return a channel to a server; ``transport`` is :mod:`grpc` or :mod:`grpc.aio`."""
+    """Return a channel to a server; ``transport`` is :mod:`grpc` or :mod:`grpc.aio`.
+
+    Raises:
+        UsageError: the address has a scheme.
+    """
+    scheme, found, address = server.partition("://")
+    if found and scheme.lower() in _SCHEMES:
+        address = address.rstrip("/")
+        tls = " TLS is an option of its own: --tls." if scheme.lower() in ("https", "grpcs") else ""
+        raise UsageError("url", given=server, expected="HOST:PORT without a scheme", fix=f"Give {address}.{tls}")
     if credentials and credentials.tls:
         return transport.secure_channel(server, credentials.tls, options=options)
     return transport.insecure_channel(server, options=options)
@@ -62,11 +74,11 @@ class Connection:
 
     Args:
         server: ``host:port``.
-        credentials: None shows nothing, without TLS.
+        credentials: TLS and a token; None uses neither.
         transport: :mod:`grpc`, or :mod:`grpc.aio`.
 
     Attributes:
-        channel: of gRPC.
+        channel: gRPC's channel.
     """
 
     def __init__(self, server: str, credentials: Credentials | None, transport: Any) -> None:
@@ -76,16 +88,16 @@ class Connection:
         self._telemetry = telemetry_pb2_grpc.TelemetryStub(self.channel)  # type: ignore[no-untyped-call]
 
     def call(self, method: str, request: Any, timeout_seconds: float | None) -> Any:
-        """Call an RPC by the name that its ``.proto`` gives it; blocks, or is to be awaited, or iterated over."""
+        """Call an RPC by its name; depending on RPC and transport, return an answer, an awaitable or an iterator."""
         stub = self._telemetry if method in _TELEMETRY else self._inference
         return getattr(stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
 
-    def when_it_stands(self, then: Callable[[], None]) -> None:
+    def when_connected(self, then: Callable[[], None]) -> None:
         """Call ``then``, on a thread of gRPC's or in the event loop, once the server answers anything at all.
 
-        After half a minute without an answer it is called too, and when the channel is closed.
+        It is also called after half a minute without an answer, and when the channel is closed.
         """
         live = self._inference.ServerLive
-        live = getattr(live, "future", live)  # blocking stubs have it; those of asyncio do not wait anyway
+        live = getattr(live, "future", live)  # blocking stubs have a future; asyncio's do not block
         call = live(pb.ServerLiveRequest(), timeout=_PATIENCE_SECONDS, wait_for_ready=True, metadata=self._metadata)
         call.add_done_callback(lambda _: then())

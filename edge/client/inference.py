@@ -1,40 +1,45 @@
-"""What a client asks and what it gets: NumPy to the messages of the protocol and back, without a transport."""
+"""Requests and answers of a client: NumPy to the messages of the protocol and back, without a transport."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from edge.client.refusals import EXHAUSTED, RETRY_AFTER_PARAMETER, malformed
+from edge.client.refusals import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
+from edge.protocol import STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
 _MAX_RANK = 32  # NumPy 1's limit
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class InferRequest:
-    """One question.
+    """One request. :meth:`Client.infer` takes the same arguments.
 
     Attributes:
-        model: its name.
-        inputs: by name; text as arrays of ``bytes`` or ``str``.
+        model: name of the model.
+        inputs: input tensors by name; text as arrays of ``bytes`` or ``str``, see :func:`text`.
         version: of the model; empty for the highest.
-        outputs: which to send back; none means all of them.
-        request_id: comes back with the answer, and stands in the server's log.
-        priority: from 1, the highest, to 10; 0 is the server's default.
-        tier: which tier shall answer; empty leaves it open.
-        policy: how the server shall choose the tier; empty for its own way.
-        timings: whether to send the stage times too.
-        timeout_seconds: how long to wait; None is the client's default, and no limit in a stream.
+        outputs: names of the outputs to return; none for all of them.
+        request_id: returned with the answer, and written to the server's log.
+        priority: from 1, the highest, to 10; 0 for the server's default.
+        tier: name of the tier to compute on; empty for the server's choice.
+        policy: how the server chooses the tier, for example ``deadline``; empty for its default.
+        timings: whether to return the server's stage times.
+        timeout_seconds: time limit, all attempts and pauses together. None is the client's default, and no limit in a
+            stream.
+        server: the only server to call; empty lets the servers take turns. A stream has one server for all its
+            requests, so this is empty there.
     """
 
     model: str
     inputs: Mapping[str, Array]
+    _: KW_ONLY
     version: str = ""
     outputs: Sequence[str] = ()
     request_id: str = ""
@@ -43,16 +48,17 @@ class InferRequest:
     policy: str = ""
     timings: bool = False
     timeout_seconds: float | None = None
+    server: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trip:
-    """How an answer came.
+class CallInfo:
+    """Which server answered a call, and what it took.
 
     Attributes:
-        server: that gave it.
-        attempts: how often servers were asked for it; see :mod:`edge.client.retries`.
-        round_trip_ns: what the client saw of the attempt that was answered.
+        server: address of the server that answered.
+        attempts: number of attempts; see :mod:`edge.client.retries`.
+        round_trip_ns: time of the answered attempt, as the client measured it.
     """
 
     server: str
@@ -65,14 +71,14 @@ class InferResult:
     """One answer.
 
     Attributes:
-        outputs: the output tensors by name; they may share memory with the message, and cannot be written to then.
-        model: which answered.
-        model_version: of the model.
-        request_id: as it was asked.
-        tier: which tier answered; empty for a model of one.
-        tier_reason: why it was that one.
-        timings_ns: the server's stage times, when they were asked for.
-        trip: which server, after how many attempts, and the time that the client saw.
+        outputs: the output tensors by name; read-only where they share memory with the message.
+        model: name of the model.
+        model_version: version of the model.
+        request_id: as in the request.
+        tier: the tier that computed the answer; empty if the model has only one.
+        tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
+        timings_ns: the server's stage times, if the request has ``timings``.
+        call: server, attempts and round-trip time.
     """
 
     outputs: dict[str, Array]
@@ -82,12 +88,17 @@ class InferResult:
     tier: str
     tier_reason: str
     timings_ns: dict[str, int]
-    trip: Trip
+    call: CallInfo
 
     @property
     def round_trip_ns(self) -> int:
-        """What the client saw of the attempt that was answered."""
-        return self.trip.round_trip_ns
+        """Time of the answered attempt, as the client measured it."""
+        return self.call.round_trip_ns
+
+    @property
+    def trip(self) -> CallInfo:
+        """The former name of ``call``."""
+        return self.call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,28 +106,30 @@ class InferFailure:
     """The answer in a stream to a request that failed; the stream goes on.
 
     Attributes:
-        request_id: as it was asked.
-        model: as it was asked.
-        message: what the server says.
-        retry_after_ms: when there may be room; 0 where nothing is known.
-        trip: which server it was, and the time that the client saw.
+        request_id: as in the request.
+        model: as in the request.
+        message: the server's error message.
+        retry_after_ms: the server's hint when to try again; 0 if it gave none.
+        call: server and round-trip time.
     """
 
     request_id: str
     model: str
     message: str
     retry_after_ms: int
-    trip: Trip
+    call: CallInfo
 
     def error(self) -> ServerError:
-        """Return the error that a call of its own would have raised; streams tell no status."""
+        """Return the error that a separate call would have raised. Streams carry no status, so its code is empty
+        unless the server gave a ``retry_after_ms``.
+        """
         return ServerError(
-            f"model {self.model!r} at {self.trip.server}, in a stream",
-            given=Literally(self.message),
+            f"model {self.model!r} at {self.call.server}, in a stream",
+            given=Literally("a failure"),
             expected="an answer",
-            fix="Send it again later." if self.retry_after_ms else "Correct the request.",
+            fix=quoted(self.message),
             code=EXHAUSTED if self.retry_after_ms else "",
-            server=self.trip.server,
+            server=self.call.server,
             retry_after_ms=self.retry_after_ms,
         )
 
@@ -124,21 +137,25 @@ class InferFailure:
 def text(values: Sequence[str]) -> Array:
     """Return texts as a BYTES tensor of shape (len(values), 1)."""
     array = np.empty((len(values), 1), np.object_)
-    # What came from a command line and is no UTF-8 is sent as it was, and the server says so.
+    # Bytes of a command line that are not UTF-8 are sent unchanged; the server refuses them.
     array[:, 0] = [value.encode(errors="surrogateescape") for value in values]
     return array
 
 
 def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRequest:
-    """Return the message for a question.
+    """Return the protocol's message for a request.
 
     Args:
-        request: the question.
-        in_stream: whether its time limit has to travel with it; the deadline of a call does that otherwise.
+        request: the request.
+        in_stream: whether it is part of a stream: its time limit is then a parameter, not the deadline of a call.
 
     Raises:
-        UsageError: an input is no tensor of the protocol, or the time limit is no time.
+        UsageError: an input is not a tensor of the protocol, the time limit is out of range, or a request of a stream
+            names a server.
     """
+    if in_stream and request.server:
+        fix = "Give server= to infer_stream."
+        raise UsageError("server of a request in a stream", given=request.server, expected="none", fix=fix)
     message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.request_id)
     for name, array in request.inputs.items():
         datatype = _datatype(name, array)
@@ -159,19 +176,19 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
 
 
 def infer_request(model: str, inputs: Mapping[str, Array], *, version: str = "") -> pb.ModelInferRequest:
-    """Return the message that asks a model and nothing else; as :func:`encode`."""
-    return encode(InferRequest(model=model, inputs=inputs, version=version))
+    """Return the message of a request without parameters; as :func:`encode`."""
+    return encode(InferRequest(model, inputs, version=version))
 
 
 def checked_timeout(seconds: float) -> float:
-    """Return a time limit that can be sent.
+    """Return ``seconds`` if it is a time limit.
 
     Raises:
-        UsageError: it is not above 0, or is no number.
+        UsageError: it is not a finite number above 0.
     """
     if not 0 < seconds < 1e9:
-        fix = "Give the seconds that you can wait."
-        raise UsageError("timeout_seconds", given=seconds, expected="more than 0, and less than for ever", fix=fix)
+        fix = "Give the seconds to wait."
+        raise UsageError("timeout_seconds", given=seconds, expected="a finite number above 0", fix=fix)
     return seconds
 
 
@@ -193,7 +210,7 @@ def _datatype(name: str, array: Array) -> str:
     return datatype
 
 
-def decode(response: pb.ModelInferResponse, trip: Trip) -> InferResult:
+def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
     """Read an answer.
 
     Raises:
@@ -203,12 +220,12 @@ def decode(response: pb.ModelInferResponse, trip: Trip) -> InferResult:
     raw = response.raw_output_contents
     if raw and len(raw) != len(response.outputs):
         given, expected = f"{len(raw)} raw_output_contents", f"{len(response.outputs)}, one for each output"
-        raise malformed(subject, trip.server, given, expected)
+        raise malformed(subject, call.server, given, expected)
     outputs: dict[str, Array] = {}
     for index, tensor in enumerate(response.outputs):
         if tensor.name in outputs:
-            raise malformed(subject, trip.server, f"output {tensor.name!r} twice", "each output once")
-        outputs[tensor.name] = _tensor(tensor, raw[index] if raw else None, f"{subject}, output {tensor.name!r},", trip)
+            raise malformed(subject, call.server, f"output {tensor.name!r} twice", "each output once")
+        outputs[tensor.name] = _tensor(tensor, raw[index] if raw else None, f"{subject}, output {tensor.name!r},", call)
     parameters = response.parameters
     return InferResult(
         outputs=outputs,
@@ -218,29 +235,29 @@ def decode(response: pb.ModelInferResponse, trip: Trip) -> InferResult:
         tier=parameters["tier"].string_param if "tier" in parameters else "",
         tier_reason=parameters["tier_reason"].string_param if "tier_reason" in parameters else "",
         timings_ns={name: value.int64_param for name, value in parameters.items() if name.endswith("_ns")},
-        trip=trip,
+        call=call,
     )
 
 
-def _tensor(tensor: pb.ModelInferResponse.InferOutputTensor, raw: bytes | None, subject: str, trip: Trip) -> Array:
+def _tensor(tensor: pb.ModelInferResponse.InferOutputTensor, raw: bytes | None, subject: str, call: CallInfo) -> Array:
     shape = tuple(tensor.shape)
     if tensor.datatype not in NUMPY_TYPES:
         given, expected = f"the datatype {tensor.datatype!r}", f"one of {', '.join(NUMPY_TYPES)}"
-        raise malformed(subject, trip.server, given, expected)
+        raise malformed(subject, call.server, given, expected)
     if len(shape) > _MAX_RANK or any(size < 0 for size in shape):
-        raise malformed(subject, trip.server, f"the shape {list(shape)}", "a shape of 0 or more in each dimension")
+        raise malformed(subject, call.server, f"the shape {list(shape)}", "a shape of 0 or more in each dimension")
     try:
-        # Most servers answer raw. Those that answer typed leave raw_output_contents out altogether.
+        # Servers answer either all outputs raw, or all of them typed with no raw_output_contents at all.
         if raw is None:
             return from_typed(tensor.contents, tensor.datatype, shape, "contents")
         return from_raw(raw, tensor.datatype, shape, "raw_output_contents")
     except InvalidRequest as error:
-        raise malformed(subject, trip.server, str(error.given), error.expected) from None
-    except (ValueError, OverflowError) as error:  # a shape that NumPy cannot make, or a number that does not fit
-        raise malformed(subject, trip.server, str(error), f"{tensor.datatype} {list(shape)}") from None
+        raise malformed(subject, call.server, str(error.given), error.expected) from None
+    except (ValueError, OverflowError) as error:  # a shape beyond NumPy's limits, or a number out of range
+        raise malformed(subject, call.server, str(error), f"{tensor.datatype} {list(shape)}") from None
 
 
-def decode_in_stream(response: pb.ModelStreamInferResponse, trip: Trip) -> InferResult | InferFailure:
+def decode_in_stream(response: pb.ModelStreamInferResponse, call: CallInfo) -> InferResult | InferFailure:
     """Read an answer of a stream.
 
     Raises:
@@ -248,12 +265,12 @@ def decode_in_stream(response: pb.ModelStreamInferResponse, trip: Trip) -> Infer
     """
     inner = response.infer_response
     if not response.error_message:
-        return decode(inner, trip)
-    after = inner.parameters[RETRY_AFTER_PARAMETER].int64_param if RETRY_AFTER_PARAMETER in inner.parameters else 0
+        return decode(inner, call)
+    after = inner.parameters[STREAM_RETRY_AFTER_MS].int64_param if STREAM_RETRY_AFTER_MS in inner.parameters else 0
     return InferFailure(
         request_id=inner.id,
         model=inner.model_name,
         message=response.error_message,
         retry_after_ms=max(after, 0),
-        trip=trip,
+        call=call,
     )

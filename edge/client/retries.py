@@ -1,13 +1,12 @@
-"""When a call is sent again: which refusals may be tried once more, where, after how long, and how often in all.
+"""Retries: which failed calls are sent again, to which server, after which pause, and how often.
 
-Only two kinds of refusal say that nothing was computed for good: UNAVAILABLE, where no answer came back, and
-RESOURCE_EXHAUSTED with a time after which there may be room. An inference changes nothing at the server, so one that
-was cut off may be repeated. Bad input stays bad, and a deadline that passed has passed.
+Only two kinds of failure are transient: UNAVAILABLE, where no answer came back, and RESOURCE_EXHAUSTED with a hint when
+to try again. An inference changes nothing at the server, so one whose connection broke may be sent again.
 
-gRPC has retries and a round robin of its own, in its service config. They are not used: its retries obey another
-trailer than the servers of this protocol send, wait where the next server could be asked at once, and end at five; its
-round robin wants one TLS name for all servers; and neither tells which server answered, after how many attempts. What
-gRPC repeats by itself, unseen, is only what never left this machine or was refused before it was read.
+gRPC's own retries and round robin are not used: its retries ignore the ``retry-after-ms`` trailer of this protocol's
+servers, pause where another server could be called at once, and stop at five attempts; its round robin needs one TLS
+name for all servers; and neither reports which server answered, or after how many attempts. The only calls that gRPC
+itself repeats are those that never left this machine or that the server refused unread.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ import time
 from dataclasses import dataclass
 
 from edge.client.refusals import EXHAUSTED, UNAVAILABLE, Refusal
-from edge.client.rotation import Rotation
+from edge.client.round_robin import RoundRobin
 from edge.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How often, and after how long.
+    """Limits of the retries of one client.
 
     Attributes:
-        attempts: of one call at most, the first one included; 1 never sends anything again.
-        first_seconds: the longest first pause; each further one may be twice as long. A pause is a random part of that
-            (full jitter), so that clients that were refused together do not come back together.
-        longest_seconds: the longest pause, unless the server asks for a longer one.
-        budget: how many retries all calls of a client have together.
-        earned: by how much a call refills the budget. So a lasting overload is made worse by this part, and no more.
+        attempts: maximum number of attempts of one call, the first one included; 1 disables retries.
+        first_seconds: upper limit of the first pause, doubled with each retry. A pause is a random part of its limit
+            (full jitter), so that clients that failed together do not return together.
+        longest_seconds: upper limit of every pause, unless the server asks for a longer one.
+        budget: number of retries that all calls of a client share.
+        earned: retries that each call adds to the budget: the share by which a lasting overload grows at most.
     """
 
     attempts: int = 4
@@ -42,13 +41,13 @@ class Retries:
     earned: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check every value.
+        """Check the values.
 
         Raises:
             UsageError: one is out of range.
         """
         if self.attempts < 1:
-            fix = "1 sends everything once."
+            fix = "Give 1 for no retries."
             raise UsageError("attempts", given=self.attempts, expected="1 or more", fix=fix)
         for name in ("first_seconds", "longest_seconds", "budget", "earned"):
             value = getattr(self, name)
@@ -61,12 +60,12 @@ class Retries:
 
 
 DEFAULT_RETRIES = Retries()
-#: For measurements: what a server refuses is refused.
+#: No retries, for measurements.
 ONCE = Retries(attempts=1)
 
 
 class Budget:
-    """A bucket of retries: each call puts a part of one in, each retry takes a whole one. Safe to share."""
+    """Token bucket of retries: a call adds a fraction, a retry takes one. Safe to share between threads."""
 
     def __init__(self, retries: Retries) -> None:
         self._lock = threading.Lock()
@@ -79,7 +78,7 @@ class Budget:
             self._left = min(self._left + self._earned, self._most)
 
     def spend(self) -> bool:
-        """Take a retry, if there is one."""
+        """Take a retry from the bucket; False if it is empty."""
         with self._lock:
             if self._left < 1:
                 return False
@@ -88,24 +87,24 @@ class Budget:
 
 
 class Attempts:
-    """One call, from its first attempt to its last: whose turn it is, and how much time is left.
+    """Attempts of one call: the server of the current one, and the time left.
 
     Args:
-        rotation: the servers.
-        retries: how often.
-        budget: of the client.
+        round_robin: of the servers.
+        retries: limits of the retries.
+        budget: shared by all calls of the client.
         repeatable: whether the call may be sent twice.
-        timeout_seconds: for all attempts and pauses together; None has no end.
-        server: the only one to ask; None takes them in turns.
+        timeout_seconds: time limit of all attempts and pauses together; None for no limit.
+        server: the only server to call; None lets them take turns.
 
     Attributes:
-        server: to ask now.
-        count: attempts until now, this one included.
+        server: index of the server to call now.
+        count: number of attempts, the current one included.
     """
 
     def __init__(
         self,
-        rotation: Rotation,
+        round_robin: RoundRobin,
         retries: Retries,
         budget: Budget,
         *,
@@ -115,30 +114,30 @@ class Attempts:
     ) -> None:
         now = time.monotonic()
         self.count = 1
-        self._rotation, self._retries, self._budget = rotation, retries, budget
+        self._round_robin, self._retries, self._budget = round_robin, retries, budget
         self._repeatable = repeatable
         self._deadline = None if timeout_seconds is None else now + timeout_seconds
         self._only = server
-        self._asked: set[int] = set()
+        self._tried: set[int] = set()
         self._room_at: dict[int, float] = {}
         budget.earn()
         self._take(now)
 
     def remaining(self) -> float | None:
-        """Return the seconds until the deadline, 0 at least; None without one."""
+        """Return the seconds until the deadline, at least 0; None without a deadline."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
     def answered(self) -> None:
-        """Note that the server answered."""
-        self._rotation.answered(self.server)
+        """Record that the server answered."""
+        self._round_robin.answered(self.server)
 
     def refused(self, refusal: Refusal) -> float | None:
-        """Choose the next server.
+        """Record a failed attempt and choose the next server.
 
-        One that has not been asked yet, and is in, is asked at once; another one after a pause.
+        A server that works and has not been tried for this call is called at once, any other after a pause.
 
         Returns:
-            Seconds to wait before the next attempt; None where there shall be none.
+            Seconds to wait before the next attempt; None if there is none.
         """
         now = time.monotonic()
         if not self._repeatable or self.count >= self._retries.attempts:
@@ -148,15 +147,15 @@ class Attempts:
         elif refusal.code != UNAVAILABLE:
             return None
         was_in = self._is_in
-        self._asked.add(self.server)
+        self._tried.add(self.server)
         self._take(now)
-        fresh = self._is_in and self.server not in self._asked
+        fresh = self._is_in and self.server not in self._tried
         pause = 0.0
         if not fresh:
             pause = max(self._room_at.get(self.server, now) - now, 0.0) + self._retries.pause(self.count - 1)
         if self._deadline is not None and now + pause >= self._deadline:
             return None
-        # Requests that were on their way to a server when it went move on at once, and need no budget.
+        # Requests that a failing server had accepted move to another one at once, and take nothing from the budget.
         moves = fresh and was_in and refusal.code == UNAVAILABLE
         if not moves and not self._budget.spend():
             return None
@@ -167,5 +166,5 @@ class Attempts:
         if self._only is not None:
             self.server, self._is_in = self._only, True
             return
-        all_asked = len(self._asked) == self._rotation.count
-        self.server, self._is_in = self._rotation.turn(now, {self.server} if all_asked else self._asked)
+        all_tried = len(self._tried) == self._round_robin.count
+        self.server, self._is_in = self._round_robin.turn(now, {self.server} if all_tried else self._tried)

@@ -1,127 +1,214 @@
-"""The calls of a client as data: which method, what to send, how to read the answer, and whether it may be repeated.
+"""The client's calls as data: method, message, how to read the answer, and whether the call may be repeated.
 
-The blocking client and the asyncio one differ in how they wait, and in nothing that is said here.
+Each function here describes a method of :class:`~edge.client.Client` and :class:`~edge.client.aio.AsyncClient`, which
+take over its parameters and its docstring. The two clients differ only in how they wait.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from edge.client.inference import InferFailure, InferRequest, InferResult, Trip, decode, decode_in_stream, encode
+from edge.client.inference import CallInfo, InferFailure, InferRequest, InferResult, decode, decode_in_stream, encode
 from edge.client.refusals import malformed
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
+from edge.protocol import FINAL_RESPONSE
 
+P = ParamSpec("P")
 R = TypeVar("R")
-#: What an answer in a stream may be.
+Method = TypeVar("Method", bound=Callable[..., Any])
+#: One answer of a stream.
 StreamAnswer = InferResult | InferFailure
 STREAM_INFER, WATCH = "ModelStreamInfer", "Watch"
-_FINAL = "triton_final_response"
 #: Inputs and outputs of a model.
 Specs = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rpc(Generic[R]):
     """One call.
 
     Attributes:
-        method: its name.
-        request: the message.
-        subject: what it is about, for errors.
-        read: the answer from the message.
-        repeatable: whether a server that got it twice would be as after once, and the client told the same.
+        method: name of the RPC.
+        request: its message.
+        subject: what the call is about, for errors.
+        read: makes the client's answer of the server's.
+        timeout_seconds: time limit, all attempts together; None is the client's default.
+        server: the only server to call; empty lets the servers take turns.
+        repeatable: whether a second delivery would change nothing, at the server and in the answer.
+        changes_server: whether the call changes the server, so that it must be clear which one is meant.
     """
 
     method: str
     request: Any
     subject: str
-    read: Callable[[Any, Trip], R]
+    read: Callable[[Any, CallInfo], R]
+    timeout_seconds: float | None = None
+    server: str = ""
     repeatable: bool = True
+    changes_server: bool = False
 
 
-def infer(request: InferRequest) -> Rpc[InferResult]:
-    """Ask a model."""
-    return Rpc("ModelInfer", encode(request), f"model {request.model!r}", decode)
+def as_method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[[Method], Method]:
+    """Return a decorator that gives a client's method the name, signature and docstring of the call that it makes."""
+
+    def decorate(method: Method) -> Method:
+        named: Any = method
+        named.__name__ = rpc.__name__
+        named.__doc__ = rpc.__doc__
+        parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+        parameters += inspect.signature(rpc).parameters.values()
+        named.__signature__ = inspect.Signature(parameters)
+        return method
+
+    return decorate
 
 
-def metadata(model: str, version: str) -> Rpc[Specs]:
-    """Ask for a model's inputs and outputs."""
-    return Rpc("ModelMetadata", pb.ModelMetadataRequest(name=model, version=version), f"model {model!r}", _specs)
+def _infer(make: Callable[P, InferRequest]) -> Callable[P, Rpc[InferResult]]:
+    """Return the call that sends a request; its parameters are those of ``make``, which makes the request."""
+
+    def infer(*arguments: P.args, **options: P.kwargs) -> Rpc[InferResult]:
+        """Send one request and return the answer.
+
+        The arguments are the attributes of :class:`InferRequest`.
+
+        Raises:
+            ServerError: no server can be reached; the error holds status, server and number of attempts.
+            ServerRefused: a server refused the request.
+            UsageError: an input is not a tensor of the protocol, or an argument is out of range.
+        """
+        request = make(*arguments, **options)
+        return Rpc(
+            method="ModelInfer",
+            request=encode(request),
+            subject=f"model {request.model!r}",
+            read=decode,
+            timeout_seconds=request.timeout_seconds,
+            server=request.server,
+        )
+
+    infer.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
+    return infer
 
 
-def _specs(response: pb.ModelMetadataResponse, trip: Trip) -> Specs:
+infer = _infer(InferRequest)
+
+
+def metadata(model: str, version: str = "", *, server: str = "") -> Rpc[Specs]:
+    """Return the inputs and the outputs of a model.
+
+    Raises:
+        ServerError: as :meth:`infer`.
+    """
+    request = pb.ModelMetadataRequest(name=model, version=version)
+    return Rpc(method="ModelMetadata", request=request, subject=f"model {model!r}", read=_specs, server=server)
+
+
+def _specs(response: pb.ModelMetadataResponse, call: CallInfo) -> Specs:
     def read(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
 
     return read(response.inputs), read(response.outputs)
 
 
-def index() -> Rpc[list[dict[str, str]]]:
-    """Ask for name, version, state and reason of every bundle."""
-    return Rpc("RepositoryIndex", pb.RepositoryIndexRequest(), "repository", _models)
+def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
+    """Return name, version, state and reason of every model in the repository of one server.
+
+    Raises:
+        ServerError: as :meth:`infer`.
+    """
+    request = pb.RepositoryIndexRequest()
+    return Rpc(method="RepositoryIndex", request=request, subject="repository", read=_models, server=server)
 
 
-def _models(response: pb.RepositoryIndexResponse, trip: Trip) -> list[dict[str, str]]:
+def _models(response: pb.RepositoryIndexResponse, call: CallInfo) -> list[dict[str, str]]:
     return [
         {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
         for model in response.models
     ]
 
 
-def load_model(model: str) -> Rpc[None]:
-    """Ask to load a model, or to load it again."""
+def load(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
+    """Load or reload a model. The call is never repeated: after a broken connection it may have been carried out.
+
+    Raises:
+        ServerError: as :meth:`infer`.
+        UsageError: the client has several servers, and ``server`` names none of them.
+    """
     request = pb.RepositoryModelLoadRequest(model_name=model)
-    return Rpc("RepositoryModelLoad", request, f"model {model!r}", _nothing, repeatable=False)
+    return _control("RepositoryModelLoad", request, model, timeout_seconds, server)
 
 
-def unload_model(model: str) -> Rpc[None]:
-    """Ask to unload a model."""
+def unload(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
+    """Unload a model. The call is never repeated.
+
+    Raises:
+        ServerError: as :meth:`infer`.
+        UsageError: as :meth:`load`.
+    """
     request = pb.RepositoryModelUnloadRequest(model_name=model)
-    return Rpc("RepositoryModelUnload", request, f"model {model!r}", _nothing, repeatable=False)
+    return _control("RepositoryModelUnload", request, model, timeout_seconds, server)
 
 
-def _nothing(response: Any, trip: Trip) -> None:
-    return None
+def _control(method: str, request: Any, model: str, timeout_seconds: float | None, server: str) -> Rpc[None]:
+    return Rpc(
+        method=method,
+        request=request,
+        subject=f"model {model!r}",
+        read=lambda response, call: None,
+        timeout_seconds=timeout_seconds,
+        server=server,
+        repeatable=False,
+        changes_server=True,
+    )
 
 
-def ready(model: str, version: str) -> Rpc[bool]:
-    """Ask whether a model is ready, or the server as a whole. Not to be repeated: no answer is one too."""
-    if not model:
-        return Rpc("ServerReady", pb.ServerReadyRequest(), "server", _ready, repeatable=False)
-    request = pb.ModelReadyRequest(name=model, version=version)
-    return Rpc("ModelReady", request, f"model {model!r}", _ready, repeatable=False)
+def ready(model: str, version: str, server: str) -> Rpc[bool]:
+    """Return whether a model, or the server as a whole, is ready. Not repeated: a failed call means not ready."""
+    request: Any
+    if model:
+        method, request = "ModelReady", pb.ModelReadyRequest(name=model, version=version)
+    else:
+        method, request = "ServerReady", pb.ServerReadyRequest()
+    subject = f"model {model!r}" if model else "server"
+    return Rpc(method=method, request=request, subject=subject, read=_ready, server=server, repeatable=False)
 
 
-def _ready(response: Any, trip: Trip) -> bool:
+def _ready(response: Any, call: CallInfo) -> bool:
     return bool(response.ready)
 
 
-def telemetry() -> Rpc[telemetry_pb2.Reading]:
-    """Ask for one reading."""
-    return Rpc("Get", telemetry_pb2.GetRequest(), "telemetry", _reading)
+def telemetry(*, server: str = "") -> Rpc[telemetry_pb2.Reading]:
+    """Return one telemetry reading of one server.
+
+    Raises:
+        ServerError: as :meth:`infer`.
+    """
+    request = telemetry_pb2.GetRequest()
+    return Rpc(method="Get", request=request, subject="telemetry", read=_reading, server=server)
 
 
-def _reading(response: telemetry_pb2.Reading, trip: Trip) -> telemetry_pb2.Reading:
+def _reading(response: telemetry_pb2.Reading, call: CallInfo) -> telemetry_pb2.Reading:
     return response
 
 
 def watch(interval_ms: int) -> telemetry_pb2.WatchRequest:
-    """Return what asks for readings."""
+    """Return the message that requests a reading after every interval."""
     return telemetry_pb2.WatchRequest(interval_ms=interval_ms)
 
 
-class Sent:
-    """The questions of one stream that have no answer yet.
+class PendingRequests:
+    """Requests of one stream that have no answer yet.
 
     Attributes:
-        failure: what the caller's own iterator of questions raised, if it did. gRPC would hide that; here it is raised
-            where the answers are read, once those to the questions before it have come.
+        failure: what the caller's iterator of requests raised, if it did. gRPC would hide it; the client raises it
+            after the answers to the requests before it.
     """
 
     def __init__(self) -> None:
@@ -129,7 +216,7 @@ class Sent:
         self._times_ns: deque[int] = deque()
 
     def encode(self, request: InferRequest) -> pb.ModelInferRequest:
-        """Return the message for a question that is being sent."""
+        """Return the message of a request that is about to be sent."""
         message = encode(request, in_stream=True)
         self._times_ns.append(time.perf_counter_ns())
         return message
@@ -138,12 +225,12 @@ class Sent:
         """Read the next answer.
 
         Raises:
-            ServerError: it contradicts itself or the protocol, or nobody asked for it.
+            ServerError: it contradicts itself or the protocol, or belongs to no request.
         """
         if not self._times_ns:
             raise malformed("a stream", server, "one more answer", "one for each request")
         parameters = response.infer_response.parameters
-        # Servers of other makers may answer a request several times, and mark the last one.
-        more = _FINAL in parameters and not parameters[_FINAL].bool_param
+        # Other servers may answer a request several times, and mark the last answer.
+        more = FINAL_RESPONSE in parameters and not parameters[FINAL_RESPONSE].bool_param
         started_ns = self._times_ns[0] if more else self._times_ns.popleft()
-        return decode_in_stream(response, Trip(server=server, round_trip_ns=time.perf_counter_ns() - started_ns))
+        return decode_in_stream(response, CallInfo(server=server, round_trip_ns=time.perf_counter_ns() - started_ns))

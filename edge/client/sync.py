@@ -1,66 +1,56 @@
-"""The blocking client: NumPy in, NumPy out, where the time went, and which server answered.
+"""The blocking client: NumPy arrays in, NumPy arrays out.
 
-Several servers are asked in turns; :mod:`edge.client.retries` says what is sent again, and
-:mod:`edge.client.rotation` which servers are left out. :class:`edge.client.aio.AsyncClient` is the same for asyncio.
+Several servers take turns; see :mod:`edge.client.retries` for what is sent again, and :mod:`edge.client.round_robin`
+for the servers that are left out. :class:`edge.client.aio.AsyncClient` is the same for asyncio.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
 from edge.client import rpcs
-from edge.client.connection import Connection, Credentials
-from edge.client.fleet import DEFAULT_URL, Fleet
-from edge.client.inference import InferRequest, InferResult
+from edge.client.base import BaseClient
+from edge.client.inference import InferRequest
 from edge.client.refusals import Refusal
-from edge.client.retries import DEFAULT_RETRIES, Retries
-from edge.client.rpcs import Rpc, Sent, Specs, StreamAnswer
-from edge.datatypes import Array
+from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
 from edge.errors import ServerError
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Client:
-    """A connection to one server, or to several of the same models. Safe to share between threads.
+def _blocking(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[Client, P], R]:
+    """Return the method that makes a call and waits for its answer."""
 
-    Make one in each process: it cannot be used after a fork, and says so.
+    @rpcs.as_method_of(rpc)
+    def method(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return self._call(rpc(*arguments, **options))
 
-    Args:
-        url: ``host:port``, or several of them, which are asked in turns.
-        timeout_seconds: the time for a call, all its attempts together.
-        retries: how often something is sent again; :data:`ONCE` never does.
-        credentials: TLS and a token, the same for all servers; None uses neither.
+    return method
 
-    Attributes:
-        servers: as they were named.
 
-    Raises:
-        UsageError: there is no server, or one twice; or the time is none.
+class Client(BaseClient):
+    """Blocking client of one server, or of several; :class:`BaseClient` lists its arguments.
+
+    Safe to share between threads. It cannot be used after a fork: make one in each process.
     """
 
-    def __init__(
-        self,
-        url: str | Sequence[str] = DEFAULT_URL,
-        timeout_seconds: float = 10.0,
-        *,
-        retries: Retries = DEFAULT_RETRIES,
-        credentials: Credentials | None = None,
-    ) -> None:
-        self._fleet = Fleet(url, timeout_seconds, retries, self._watch)
-        self.servers = self._fleet.urls
-        self._connections = [Connection(server, credentials, grpc) for server in self.servers]
-        self._watched: set[int] = set()
-        self._lock = threading.Lock()
+    _transport = grpc
+
+    infer = _blocking(rpcs.infer)
+    metadata = _blocking(rpcs.metadata)
+    index = _blocking(rpcs.index)
+    load = _blocking(rpcs.load)
+    unload = _blocking(rpcs.unload)
+    telemetry = _blocking(rpcs.telemetry)
 
     def __enter__(self) -> Client:
         return self
@@ -70,164 +60,81 @@ class Client:
     ) -> None:
         self.close()
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Array],
-        *,
-        version: str = "",
-        outputs: Sequence[str] = (),
-        request_id: str = "",
-        priority: int = 0,
-        tier: str = "",
-        policy: str = "",
-        timings: bool = False,
-        timeout_seconds: float | None = None,
-        server: str = "",
-    ) -> InferResult:
-        """Ask a model.
-
-        Args:
-            model: its name.
-            inputs: its inputs by name; text as arrays of ``bytes`` or ``str``, see :func:`text`.
-            version: empty for the highest.
-            outputs: which to send back; none means all of them.
-            request_id: comes back with the answer.
-            priority: from 1, the highest, to 10; 0 is the server's default.
-            tier: which tier shall answer; empty leaves it open.
-            policy: how the server shall choose the tier; empty for its own way.
-            timings: ask for the stage times too.
-            timeout_seconds: for this call, all attempts together; None is the client's.
-            server: the only one to ask; empty for the next in turn.
-
-        Raises:
-            ServerError: no server can be reached, or one refused; it holds status, server and attempts.
-            UsageError: an input is no tensor of the protocol, or an argument makes no sense.
-        """
-        request = InferRequest(
-            model=model,
-            inputs=inputs,
-            version=version,
-            outputs=outputs,
-            request_id=request_id,
-            priority=priority,
-            tier=tier,
-            policy=policy,
-            timings=timings,
-        )
-        return self._call(rpcs.infer(request), timeout_seconds, server)
-
     def infer_stream(
         self, requests: Iterable[InferRequest], *, timeout_seconds: float | None = None, server: str = ""
     ) -> Iterator[StreamAnswer]:
-        """Ask many questions on one connection, and yield the answers in the order of the questions.
+        """Send many requests on one stream, and yield the answers in the order of the requests.
 
-        A thread of gRPC takes the questions from the iterator, as fast as the server takes them. The stream stays with
-        one server, and nothing of it is sent again. Closing the iterator cancels what is on its way; nothing is sent
-        before its first answer is asked for.
+        A thread of gRPC takes the requests from the iterator as fast as the server accepts them. The stream stays with
+        one server, and nothing of it is sent again. Nothing is sent before the first answer is awaited; closing the
+        iterator cancels the stream.
 
         Args:
-            requests: the questions.
-            timeout_seconds: for the whole stream; None has no end.
-            server: which to ask; empty for the next in turn.
+            requests: the requests.
+            timeout_seconds: time limit of the whole stream; None for no limit.
+            server: the server to call; empty for the next in turn.
 
         Yields:
-            An :class:`InferFailure` where the server refused one question; the stream goes on after it.
+            An :class:`InferResult` for each request, or an :class:`InferFailure` if the server refused that request;
+            the stream goes on after it.
 
         Raises:
-            ServerError: the stream broke; what was not answered by then will not be.
-            Exception: what ``requests`` raised, once the questions before that are answered.
+            ServerError: the stream broke; requests without an answer get none.
+            Exception: what ``requests`` raised, after the answers to the requests before it.
         """
-        sent = Sent()
+        pending = PendingRequests()
 
         def messages() -> Iterator[pb.ModelInferRequest]:
             try:
                 for request in requests:
-                    yield sent.encode(request)
+                    yield pending.encode(request)
             except Exception as error:  # raised below, on the caller's thread
-                sent.failure = error
+                pending.failure = error
 
         with closing(self._stream(rpcs.STREAM_INFER, messages(), timeout_seconds, server)) as responses:
-            for response, asked in responses:
-                yield sent.decode(response, asked)
-        if sent.failure:
-            raise sent.failure
-
-    def metadata(self, model: str, version: str = "", *, server: str = "") -> Specs:
-        """Return a model's inputs and outputs.
-
-        Raises:
-            ServerError: as :meth:`infer`.
-        """
-        return self._call(rpcs.metadata(model, version), None, server)
-
-    def index(self, *, server: str = "") -> list[dict[str, str]]:
-        """Return name, version, state and reason of every bundle of one server.
-
-        Raises:
-            ServerError: as :meth:`infer`.
-        """
-        return self._call(rpcs.index(), None, server)
-
-    def load(self, model: str, *, timeout_seconds: float | None = None, server: str = "") -> None:
-        """Load a model, or load it again. It is asked for once: whether a call that broke was done is not known.
-
-        Raises:
-            ServerError: as :meth:`infer`.
-            UsageError: there are several servers, and none is named.
-        """
-        self._call(rpcs.load_model(model), timeout_seconds, self._fleet.the_one(server, "load"))
-
-    def unload(self, model: str, *, timeout_seconds: float | None = None, server: str = "") -> None:
-        """Unload a model; as :meth:`load`."""
-        self._call(rpcs.unload_model(model), timeout_seconds, self._fleet.the_one(server, "unload"))
+            for response, answering in responses:
+                yield pending.decode(response, answering)
+        if pending.failure:
+            raise pending.failure
 
     def ready(self, model: str = "", version: str = "", *, server: str = "") -> bool:
-        """Say whether any server, or the one that is named, is ready; one that cannot be reached is not.
+        """Return whether any server, or the one named, is ready. A server that cannot be reached is not.
 
         Args:
-            model: ask about this model; empty asks about the server as a whole.
+            model: name of a model; empty for the server as a whole.
             version: of the model; empty for the highest.
-            server: the only one to ask.
+            server: the only server to call.
         """
         return any(self._ready(model, version, one) for one in ([server] if server else self.servers))
 
     def _ready(self, model: str, version: str, server: str) -> bool:
         try:
-            return self._call(rpcs.ready(model, version), None, server)
+            return self._call(rpcs.ready(model, version, server))
         except ServerError:
             return False
-
-    def telemetry(self, *, server: str = "") -> telemetry_pb2.Reading:
-        """Return one telemetry reading of one server.
-
-        Raises:
-            ServerError: as :meth:`infer`.
-        """
-        return self._call(rpcs.telemetry(), None, server)
 
     def watch(self, interval_ms: int = 0, *, server: str = "") -> Iterator[telemetry_pb2.Reading]:
         """Yield a telemetry reading of one server now and after every interval, until the iterator is closed.
 
         Args:
-            interval_ms: 100 at least; 0 is the server's default.
-            server: which to ask; empty for the next in turn.
+            interval_ms: at least 100; 0 for the server's default.
+            server: the server to call; empty for the next in turn.
 
         Raises:
-            ServerError: it cannot be reached, refused, or went.
+            ServerError: the server cannot be reached, refuses, or goes away.
         """
         with closing(self._stream(rpcs.WATCH, rpcs.watch(interval_ms), None, server)) as readings:
             for reading, _ in readings:
                 yield reading
 
     def close(self) -> None:
-        """Close the connections; calls that are on their way end with CANCELLED."""
-        self._fleet.close()
+        """Close the connections; calls in progress end with CANCELLED."""
+        self._pool.close()
         for connection in self._connections:
             connection.channel.close()
 
-    def _call(self, rpc: Rpc[R], timeout_seconds: float | None, server: str) -> R:
-        attempts = self._fleet.call(rpc.repeatable, timeout_seconds, server)
+    def _call(self, rpc: Rpc[R]) -> R:
+        attempts = self._pool.call(rpc)
         while True:
             refusal, started_ns = None, time.perf_counter_ns()
             try:
@@ -236,18 +143,18 @@ class Client:
             except grpc.RpcError as error:
                 refusal = Refusal.of(error)
             except ValueError:
-                self._fleet.check()  # gRPC's word for a channel that another thread has closed
+                self._pool.check()  # grpc raises it if another thread has closed the channel
                 raise
             if refusal is None:
-                return rpc.read(response, self._fleet.trip(attempts, started_ns))
-            time.sleep(self._fleet.refused(attempts, refusal, rpc.subject))
-            self._fleet.check()
+                return rpc.read(response, self._pool.answered(attempts, started_ns))
+            time.sleep(self._pool.refused(attempts, refusal, rpc.subject))
+            self._pool.check()
 
     def _stream(
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> Generator[tuple[Any, str], None, None]:
-        """Yield the answers, each with the server that gave it."""
-        attempts = self._fleet.stream(timeout_seconds, server)
+        """Yield the answers, each with the address of the server that gave it."""
+        attempts = self._pool.stream(timeout_seconds, server)
         call = self._connections[attempts.server].call(method, request, attempts.remaining())
         try:
             for response in call:
@@ -258,19 +165,4 @@ class Client:
             refusal = Refusal.of(error)
         finally:
             call.cancel()
-        self._fleet.refused(attempts, refusal, method)
-
-    def _watch(self, server: int) -> None:
-        with self._lock:
-            if server in self._watched:
-                return
-            self._watched.add(server)
-
-        def stands() -> None:
-            self._watched.discard(server)
-            self._fleet.rotation.connected(server)
-
-        try:
-            self._connections[server].when_it_stands(stands)
-        except ValueError:  # gRPC's word for a channel that another thread has closed
-            stands()
+        self._pool.refused(attempts, refusal, method)

@@ -22,7 +22,8 @@ from edge.launch import running_server
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 
-_ROUNDS = 5
+#: A measurement is divided into so many series.
+ROUNDS = 5
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -36,25 +37,31 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class BenchReport(msgspec.Struct, frozen=True):
-    """One comparison.
+    """Latency of one model.
 
     Attributes:
-        in_process: preprocessing and the runner, called directly.
-        served: what clients of the server saw.
-        overhead_ratio: the served median over the in-process one. With several clients it includes their waiting
-            for each other.
+        model: its name.
+        platform: runtime of the in-process side; empty without one.
+        rows: batch size of each request.
+        concurrency: number of clients.
+        in_process: preprocessing and the runner, called directly; None without the bundle.
+        served: as clients of the server see it.
+        overhead_ratio: the served median over the in-process one; None without the latter. With several clients it
+            includes the time that they wait for each other.
     """
 
     model: str
     platform: str
     rows: int
     concurrency: int
-    in_process: Latency
+    in_process: Latency | None
     served: Latency
-    overhead_ratio: float
+    overhead_ratio: float | None
 
 
-class _Series(NamedTuple):
+class Series(NamedTuple):
+    """Durations of single calls, and the wall time of all of them."""
+
     durations_ns: list[int]
     wall_ns: int
 
@@ -91,7 +98,7 @@ def bench(
     loaded = load_runner(bundle, target, cache)
     direct = direct_inputs(bundle, rows)
     local = _in_process(bundle, loaded.runner)
-    per_round = max(requests // _ROUNDS, concurrency)
+    per_round = max(requests // ROUNDS, concurrency)
     alone, served = [], []
     try:
         with (
@@ -104,13 +111,13 @@ def bench(
 
             for call in (local, remote):
                 series(call, direct, max(requests // 10, concurrency), concurrency if call is remote else 1)
-            for _ in range(_ROUNDS):  # in turns, so that a noisy neighbour disturbs both alike
+            for _ in range(ROUNDS):  # in turns, so that a noisy neighbour disturbs both alike
                 alone.append(series(local, direct, per_round, 1))
                 served.append(series(remote, direct, per_round, concurrency))
                 advanced()
     finally:
         loaded.runner.close()
-    one, other = _latency(alone), _latency(served)
+    one, other = latency(alone), latency(served)
     ratio = other.p50_ms / one.p50_ms
     return BenchReport(bundle.manifest.name, loaded.runner.platform, rows, concurrency, one, other, ratio)
 
@@ -165,7 +172,7 @@ def _in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], 
 
 def series(
     call: Callable[[dict[str, Array]], None], inputs: list[dict[str, Array]], count: int, concurrency: int
-) -> _Series:
+) -> Series:
     """Call ``count`` times from ``concurrency`` threads; the first error of any of them is raised."""
     durations: list[int] = []
     failures: list[BaseException] = []
@@ -191,10 +198,11 @@ def series(
             thread.join()
     if failures:
         raise failures[0]
-    return _Series(durations, time.perf_counter_ns() - begun)
+    return Series(durations, time.perf_counter_ns() - begun)
 
 
-def _latency(parts: list[_Series]) -> Latency:
+def latency(parts: list[Series]) -> Latency:
+    """Return the percentiles of several series together."""
     durations = np.array([duration for part in parts for duration in part.durations_ns]) / 1e6
     p50, p95, p99 = (float(value) for value in np.percentile(durations, [50, 95, 99]))
     return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.wall_ns for part in parts) / 1e9))

@@ -188,19 +188,34 @@ def _check_choice(choice: str, bundle: Bundle, tiers: list[str]) -> None:
 
 def _bodies(bundle: Bundle, rows: int, texts: Sequence[str]) -> list[bytes]:
     name, version = bundle.manifest.name, str(bundle.manifest.version)
-    inputs = _text_inputs(bundle, rows, texts) if texts else direct_inputs(bundle, rows)
-    return [infer_request(name, each, version=version).SerializeToString() for each in inputs[:_MAX_MESSAGES]]
+    inputs = _golden_or_texts(bundle, rows, texts)[:_MAX_MESSAGES]
+    return [infer_request(name, each, version=version).SerializeToString() for each in inputs]
 
 
-def _text_inputs(bundle: Bundle, rows: int, texts: Sequence[str]) -> list[dict[str, Array]]:
-    """Return requests of ``rows`` successive lines each, from the first again after the last."""
+def _golden_or_texts(bundle: Bundle, rows: int, texts: Sequence[str]) -> list[dict[str, Array]]:
+    if not texts:
+        return direct_inputs(bundle, rows)
     step = bundle.manifest.preprocess
-    names = [spec.name for spec in step.inputs] if step else []
+    return text_inputs(bundle.manifest.name, [spec.name for spec in step.inputs] if step else [], rows, texts)
+
+
+def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str]) -> list[dict[str, Array]]:
+    """Return requests of ``rows`` successive lines each, starting over after the last line.
+
+    Args:
+        model: its name, for errors.
+        names: of its text inputs.
+        rows: of each request.
+        texts: lines, with a tab between the texts of a pair.
+
+    Raises:
+        UsageError: a line has more or fewer texts than the model has text inputs.
+    """
     columns = [line.split("\t") for line in texts]
     wrong = next((line for line in columns if len(line) != len(names)), None)
     if wrong is not None:
         given = Literally(f"a line of {len(wrong)}, {chr(9).join(wrong)[:40]!r}")
-        expected = f"{len(names)}, separated by tabs" if names else f"none, since {bundle.manifest.name} takes no text"
+        expected = f"{len(names)}, separated by tabs" if names else f"none, since {model} takes no text"
         raise UsageError("--texts", given=given, expected=expected, fix="Leave it out for the golden inputs.")
     picks = [[columns[(start + row) % len(columns)] for row in range(rows)] for start in range(len(columns))]
     return [

@@ -37,10 +37,15 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.file))
 
     def issue(
-        self, name: str = "server", *, not_before: datetime | None = None, not_after: datetime | None = None
+        self,
+        name: str = "server",
+        *,
+        hosts: Sequence[str] = (HOST, "localhost"),
+        not_before: datetime | None = None,
+        not_after: datetime | None = None,
     ) -> Pair:
-        """Write ``<name>.pem`` and ``<name>.key``, in place of those that are there."""
-        leaf = self._ca.issue_cert(HOST, "localhost", common_name=name, not_before=not_before, not_after=not_after)
+        """Write ``<name>.pem`` and ``<name>.key``, replacing those that exist."""
+        leaf = self._ca.issue_cert(*hosts, common_name=name, not_before=not_before, not_after=not_after)
         pair = (self._directory / f"{name}.pem", self._directory / f"{name}.key")
         pair[1].unlink(missing_ok=True)
         pair[1].touch(0o600)

@@ -41,7 +41,7 @@ async def test_many_questions_at_once(url: str) -> None:
         calls = [client.infer(ORACLE, {"expression": text([f"{number} + 1"])}, timings=True) for number in range(30)]
         results = await asyncio.gather(*calls)
     assert [float(result.outputs["value"][0, 0]) for result in results] == [number + 1 for number in range(30)]
-    assert all(result.trip.server == url and result.timings_ns for result in results)
+    assert all(result.call.server == url and result.timings_ns for result in results)
 
 
 async def test_the_rest_of_the_protocol(url: str) -> None:
@@ -125,24 +125,24 @@ async def test_a_server_that_goes_and_comes_back() -> None:
     with peer() as stays:
         with peer() as goes:
             client = AsyncClient([stays.url, goes.url])
-            assert {(await client.infer("m", x())).trip.server for _ in range(2)} == {stays.url, goes.url}
+            assert {(await client.infer("m", x())).call.server for _ in range(2)} == {stays.url, goes.url}
         async with client:
             results = await asyncio.gather(*(client.infer("m", x(number)) for number in range(40)))
             assert [float(result.outputs["y"][0]) for result in results] == [2 * number for number in range(40)]
-            assert (await client.infer("m", x())).trip.attempts == 1
+            assert (await client.infer("m", x())).call.attempts == 1
             with peer(port=int(goes.url.split(":")[1])):
                 for _ in range(200):
-                    if (await client.infer("m", x())).trip.server == goes.url:
+                    if (await client.infer("m", x())).call.server == goes.url:
                         break
                     await asyncio.sleep(0.02)
-                assert {(await client.infer("m", x())).trip.server for _ in range(2)} == {stays.url, goes.url}
+                assert {(await client.infer("m", x())).call.server for _ in range(2)} == {stays.url, goes.url}
 
 
 async def test_attempts_and_deadlines() -> None:
     retries = Retries(attempts=100, first_seconds=0.001, longest_seconds=0.01, budget=100)
     with peer(refusing(UNAVAILABLE, times=2)) as one:
         async with AsyncClient(one.url, retries=retries) as client:
-            assert (await client.infer("m", x())).trip.attempts == 3
+            assert (await client.infer("m", x())).call.attempts == 3
             one.behave = refusing(UNAVAILABLE)
             begun = time.monotonic()
             with pytest.raises(ServerError) as caught:

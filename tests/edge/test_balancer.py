@@ -62,10 +62,10 @@ class Asked:
     failures: list[tuple[float, float, ServerError]] = field(default_factory=list)
 
     def retried(self) -> int:
-        return sum(result.trip.attempts > 1 for _, _, result in self.answers)
+        return sum(result.call.attempts > 1 for _, _, result in self.answers)
 
     def servers(self, since: float) -> Counter[str]:
-        return Counter(result.trip.server for begun, _, result in self.answers if begun >= since)
+        return Counter(result.call.server for begun, _, result in self.answers if begun >= since)
 
     def longest(self) -> float:
         return max(ended - begun for begun, ended, _ in self.answers)
@@ -271,10 +271,10 @@ def test_without_a_balancer(fleet: list[Board]) -> None:
         restart(fleet[0])
         started = time.monotonic()
         until(lambda: asked.servers(restarted)[urls[0]] > 20)
-    first = min(begun for begun, _, result in asked.answers if begun > restarted and result.trip.server == urls[0])
+    first = min(begun for begun, _, result in asked.answers if begun > restarted and result.call.server == urls[0])
     print(f"three addresses: {asked.told()}; longest {asked.longest():.2f} s; back after {first - started:.2f} s")
     assert not asked.failures
     assert set(asked.servers(0.0)) == set(urls)
-    moved = [begun - killed for begun, _, result in asked.answers if result.trip.attempts > 1 and begun < restarted]
+    moved = [begun - killed for begun, _, result in asked.answers if result.call.attempts > 1 and begun < restarted]
     assert len(moved) <= 2 * THREADS, moved  # a thread may meet it twice before it is known to be gone
     assert max(moved) < NEWS_SECONDS, moved

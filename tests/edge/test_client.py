@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 
 from edge.bundles.expression import tokenize
 from edge.client import Client, Credentials, InferFailure, InferRequest, InferResult, text
+from edge.client.aio import AsyncClient
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import ServerError, UsageError
 from edge.launch import running_server
@@ -50,7 +52,7 @@ def test_an_answer_and_where_it_came_from(client: Client, url: str) -> None:
     result = client.infer(ORACLE, {"expression": text(["1 + 2", "-5"])}, request_id="mine", priority=1, timings=True)
     assert result.outputs["value"].tolist() == [[3], [-5]]
     assert (result.model, result.model_version, result.request_id) == (ORACLE, "1", "mine")
-    assert (result.trip.server, result.trip.attempts) == (url, 1)
+    assert (result.call.server, result.call.attempts) == (url, 1)
     assert 0 < result.timings_ns["compute_infer_ns"] < result.timings_ns["request_ns"] < result.round_trip_ns
     assert client.infer(ORACLE, {"expression": text(["1"])}).timings_ns == {}
 
@@ -93,6 +95,26 @@ def test_versions_outputs_and_tiers(client: Client) -> None:
 def test_inputs_that_are_no_tensors(client: Client, array: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         client.infer(ORACLE, {"x": array})
+
+
+def test_arguments_that_make_no_sense(client: Client, url: str) -> None:
+    with pytest.raises(TypeError, match="teir"):
+        client.infer(ORACLE, {"expression": text(["1"])}, teir="full")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match=r"server of a request in a stream: got '.*', expected none. Give server="):
+        next(client.infer_stream([asked(1, server=url)]))
+    (result,) = client.infer_stream([asked(1)], server=url)
+    assert isinstance(result, InferResult)
+    assert result.trip is result.call
+
+
+@pytest.mark.parametrize(
+    "method", ["infer", "metadata", "index", "load", "unload", "telemetry", "infer_stream", "watch"]
+)
+def test_both_clients_are_called_and_explained_alike(method: str) -> None:
+    one, other = getattr(Client, method), getattr(AsyncClient, method)
+    assert list(inspect.signature(one).parameters) == list(inspect.signature(other).parameters)
+    assert one.__doc__
+    assert one.__doc__ == other.__doc__ or f":meth:`edge.client.Client.{method}`" in (other.__doc__ or "")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
@@ -162,7 +184,7 @@ def test_a_stream_answers_in_order_and_tells_errors_in_their_turn(client: Client
     assert [isinstance(each, InferResult) for each in answers] == [True, True, False, False, True]
     results = [each for each in answers if isinstance(each, InferResult)]
     assert [float(each.outputs["value"][0, 0]) for each in results] == [-1, 0, 3]
-    assert all(each.trip.server == url and each.round_trip_ns > 0 for each in answers if isinstance(each, InferResult))
+    assert all(each.call.server == url and each.round_trip_ns > 0 for each in answers if isinstance(each, InferResult))
     assert results[1].timings_ns
     failure = answers[2]
     assert isinstance(failure, InferFailure)
@@ -170,7 +192,10 @@ def test_a_stream_answers_in_order_and_tells_errors_in_their_turn(client: Client
     assert "'1 +'" in failure.message
     error = failure.error()
     assert isinstance(error, ServerError)
-    assert f"model {ORACLE!r} at {url}, in a stream: got expression" in str(error)
+    assert (
+        f"model {ORACLE!r} at {url}, in a stream: got a failure, expected an answer. The server says: {failure.message}"
+        in str(error)
+    )
 
 
 def test_a_time_limit_of_one_question_of_a_stream(client: Client) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge import errors
 from edge.__main__ import cli
-from edge.errors import FewheadsError, Literally, RequestError, shown
+from edge.errors import FewheadsError, Literally, RequestError, Whole, printable, shown
 from edge.rpc.methods import STATUS_CODES
 
 #: The base alone means "failed"; the kinds of request error share one code, because a command reports them alike.
@@ -46,7 +46,9 @@ def make(kind: type[FewheadsError] = FewheadsError, value: object = 3, expected:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_exit_codes(kind: type[FewheadsError]) -> None:
-    if issubclass(kind, RequestError):
+    if kind is errors.ServerRefused:  # what the server calls a RequestError, seen from the client
+        assert kind.exit_code == EXIT_CODES[RequestError]
+    elif issubclass(kind, RequestError):
         assert kind.exit_code == EXIT_CODES[RequestError]
         assert kind is RequestError or "exit_code" not in vars(kind)
     else:
@@ -118,6 +120,11 @@ def test_what_is_shown_is_short_and_begins_as_the_value_does(value: object) -> N
     assert len(text) < 200
     assert text.startswith(repr(value)[:160])
     assert "\n" not in text  # a value cannot forge a line of a log
+
+
+def test_text_of_unknown_origin_is_safe_for_a_terminal() -> None:
+    assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"
+    assert "y" * 10**4 in str(make(value=Whole("y" * 10**4)))
 
 
 def test_a_value_at_the_limit_is_whole() -> None:

@@ -1,9 +1,10 @@
-"""Every example of deploy/examples, as a reader would start it, against a real server."""
+"""The examples of deploy/examples and of the READMEs, run against a real server as a reader would run them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import grpc
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from edge.__main__ import cli
 from tests.edge.commands import SECONDS, Done
 from tests.edge.conftest import ORACLE
 
-EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "deploy" / "examples"
 CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
 QUESTION = "3 - -4 + 2"
 
@@ -68,6 +72,18 @@ def test_an_error_is_one_line(name: str, nobody: str) -> None:
     assert done.stderr.startswith(f"{name}: ")
     assert "UNAVAILABLE" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("page", ["README.md", "edge/README.md"])
+def test_curl(http_url: str, page: str) -> None:
+    (command,) = re.findall(r"^curl [^']+'[^']+'$", (ROOT / page).read_text(), re.MULTILINE)
+    command = command.replace("127.0.0.1:8000", http_url).replace("calculator-gate", ORACLE)
+    done = run("sh", "-c", f"{command} --silent --fail-with-body")
+    assert done.returncode == 0, done.stdout
+    shown = json.loads(done.stdout)
+    assert shown["outputs"][0]["data"] == [9]
+    assert shown["parameters"]["compute_infer_ns"] > 0
 
 
 def test_what_grpcurl_does(url: str, channel: grpc.Channel) -> None:
@@ -116,3 +132,42 @@ def test_cpp(url: str, nobody: str, tmp_path: Path) -> None:
     assert "status 3: expression: got '3 -'" in wrong.stderr
     assert "status 14" in run(ask, nobody, ORACLE, QUESTION).stderr
     assert run(ask).returncode == 2
+
+
+# What the READMEs say of the commands
+
+PAGES = ("README.md", "edge/README.md")
+#: Options of other programs.
+FOREIGN = {"--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+
+
+def options_of(command: str) -> set[str]:
+    """All options of a command, also the negative ones of flags."""
+    context = click.Context(cli)
+    found = cli.get_command(context, command)
+    assert found, f"fewheads {command}"
+    parameters = found.get_params(context)
+    return {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    return {command: options_of(command) for command in cli.list_commands(click.Context(cli))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_of_a_page_exists(page: str, options: dict[str, set[str]]) -> None:
+    text = (ROOT / page).read_text()
+    assert set(_OPTION.findall(text)) <= FOREIGN.union(*options.values())
+    # Within one line of code, they are options of that command.
+    for code in re.findall(r"`([^`\n]+)`|^(fewheads .+)$", text, re.MULTILINE):
+        words = "".join(code).partition("#")[0].split()
+        if len(words) > 1 and words[0] == "fewheads" and words[1] in options:
+            assert set(_OPTION.findall(" ".join(words))) <= options[words[1]], words
+
+
+def test_the_readme_and_the_help_explain_the_same_exit_codes() -> None:
+    explained = " ".join((cli.epilog or "").partition("\n\n")[0].split())
+    assert explained.startswith("Exit codes: 0 done, ")
+    assert explained in " ".join((ROOT / "README.md").read_text().split())

@@ -32,7 +32,7 @@ async def test_a_full_server_answers_all_in_the_end(url: str) -> None:
         calls = (client.infer("busy", {"steps": np.array([1 + number % 9])}) for number in range(96))
         results = await asyncio.gather(*calls)
     assert [int(result.outputs["done"][0]) for result in results] == [1 + number % 9 for number in range(96)]
-    assert max(result.trip.attempts for result in results) > 1
+    assert max(result.call.attempts for result in results) > 1
 
 
 async def test_a_deadline_holds_at_a_full_server(url: str) -> None:
@@ -96,10 +96,10 @@ def test_no_request_is_lost_when_a_server_is_killed(bundles: list[Path]) -> None
                 thread.join()
     assert not failures
     first, second = results[:before], results[before + 50 :]
-    counts = Counter(result.trip.server for result in first)
+    counts = Counter(result.call.server for result in first)
     assert min(counts[url] for url in urls) > 0.45 * len(first)
-    assert {result.trip.server for result in second} == {urls[0]}
-    moved = [result for result in results if result.trip.attempts > 1]
+    assert {result.call.server for result in second} == {urls[0]}
+    moved = [result for result in results if result.call.attempts > 1]
     assert 1 <= len(moved) <= 100
     print(f"{len(results)} answers, {len(moved)} of them moved, none lost")
 
@@ -113,11 +113,11 @@ def test_a_server_that_restarts_is_asked_again(bundles: list[Path]) -> None:
             pass
         urls = [f"127.0.0.1:{ready.grpc_port}" for ready in (stays, first)]
         with Client(urls) as client:
-            assert {client.infer(ORACLE, question).trip.server for _ in range(20)} == {urls[0]}
+            assert {client.infer(ORACLE, question).call.server for _ in range(20)} == {urls[0]}
             with running_server(only, arguments=[f"--grpc-port={first.grpc_port}"]):
                 begun = time.monotonic()
-                while client.infer(ORACLE, question).trip.server != urls[1]:
+                while client.infer(ORACLE, question).call.server != urls[1]:
                     assert time.monotonic() - begun < 10
                     time.sleep(0.01)
                 print(f"asked again after {time.monotonic() - begun:.2f} s")
-                assert {client.infer(ORACLE, question).trip.server for _ in range(2)} == set(urls)
+                assert {client.infer(ORACLE, question).call.server for _ in range(2)} == set(urls)

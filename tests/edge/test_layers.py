@@ -361,6 +361,11 @@ def test_models_and_commands_load_without_grpc() -> None:
         "edge.repository.repository",
         "edge.__main__",
     } <= set(free)
-    assert {"edge.client.inference", "edge.client.retries", "edge.client.rotation", "edge.client.fleet"} <= set(free)
+    assert {
+        "edge.client.inference",
+        "edge.client.retries",
+        "edge.client.round_robin",
+        "edge.client.server_pool",
+    } <= set(free)
     assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
     assert "grpc" not in imported_by(*free)

@@ -14,12 +14,24 @@ import pytest
 from edge.client import ONCE, Client, Retries
 from edge.client.refusals import Refusal
 from edge.client.retries import Budget
-from edge.client.rotation import FIRST_OUT, LONGEST_OUT, MISSES, Rotation
-from edge.errors import ServerError, UsageError
+from edge.client.round_robin import FIRST_OUT, LONGEST_OUT, MISSES, RoundRobin
+from edge.errors import ServerError, ServerRefused, UsageError
 from tests.edge.gauges import wait_until
 from tests.edge.peers import doubled, peer, refusing, x
 
 QUICK = Retries(first_seconds=0.01)
+#: Statuses of calls that the server refused; the others are failures.
+REFUSED = {
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "UNAUTHENTICATED",
+}
 LOST, LATE = Refusal("UNAVAILABLE", "gone"), Refusal("DEADLINE_EXCEEDED", "late")
 EXHAUSTED, UNAVAILABLE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
 
@@ -47,19 +59,25 @@ def test_what_no_second_attempt_would_mend_is_sent_once(code: grpc.StatusCode) -
         assert len(one.asked) == 1
     error = caught.value
     assert (error.code, error.server, error.attempts, error.retry_after_ms) == (code.name, one.url, 1, 0)
-    assert f"model 'm' at {one.url}: got {code.name} (as the test says), expected an answer. " in str(error)
+    told = f"model 'm' at {one.url}: got {code.name}"
+    if code.name in REFUSED:
+        assert str(error).startswith(f"{told}, expected an answer. The server says: as the test says.")
+        assert (type(error), error.exit_code) == (ServerRefused, 7)
+    else:
+        assert str(error).startswith(f"{told} (as the test says), expected an answer. ")
+        assert (type(error), error.exit_code) == (ServerError, 6)
 
 
 def test_unavailable_is_sent_again() -> None:
     with peer(refusing(UNAVAILABLE, times=2)) as one, Client(one.url, retries=QUICK) as client:
         result = client.infer("m", x(3))
-    assert (result.outputs["y"], result.trip.attempts, len(one.asked)) == (6, 3, 3)
+    assert (result.outputs["y"], result.call.attempts, len(one.asked)) == (6, 3, 3)
 
 
 def test_the_time_that_a_full_server_asks_for_is_waited() -> None:
     with peer(refusing(EXHAUSTED, after_ms=80, times=2)) as one, Client(one.url, retries=QUICK) as client:
         begun = time.monotonic()
-        assert client.infer("m", x()).trip.attempts == 3
+        assert client.infer("m", x()).call.attempts == 3
         assert time.monotonic() - begun >= 0.16
 
 
@@ -145,29 +163,29 @@ def test_wrong_retries(wrong: dict[str, float]) -> None:
 
 def test_servers_take_turns() -> None:
     with peer() as one, peer() as other, Client([one.url, other.url]) as client:
-        servers = Counter(client.infer("m", x(number)).trip.server for number in range(10))
+        servers = Counter(client.infer("m", x(number)).call.server for number in range(10))
     assert servers == {one.url: 5, other.url: 5}
 
 
 def test_one_server_can_be_named() -> None:
     with peer() as one, peer() as other, Client([one.url, other.url]) as client:
-        assert {client.infer("m", x(), server=other.url).trip.server for _ in range(5)} == {other.url}
+        assert {client.infer("m", x(), server=other.url).call.server for _ in range(5)} == {other.url}
         assert not one.asked
         with pytest.raises(UsageError, match="server: got 'elsewhere'"):
             client.infer("m", x(), server="elsewhere")
-        with pytest.raises(UsageError, match="load: got 2 servers, expected one of them"):
+        with pytest.raises(UsageError, match="server for model 'm': got 2 servers, expected one of them"):
             client.load("m")
 
 
 def test_a_server_that_is_down_costs_one_attempt(closed_port: str) -> None:
     with peer() as one, Client([closed_port, one.url]) as client:
-        attempts = [client.infer("m", x()).trip.attempts for _ in range(6)]
+        attempts = [client.infer("m", x()).call.attempts for _ in range(6)]
     assert attempts == [2, 1, 1, 1, 1, 1]
 
 
 def test_a_full_server_passes_its_requests_on_at_once() -> None:
     with peer(refusing(EXHAUSTED, after_ms=60_000)) as full, peer() as free, Client([full.url, free.url]) as client:
-        trips = [client.infer("m", x()).trip for _ in range(4)]
+        trips = [client.infer("m", x()).call for _ in range(4)]
     assert {trip.server for trip in trips} == {free.url}
     assert len(full.asked) == 2  # it may have room for the next one, so it is asked again
 
@@ -187,15 +205,15 @@ def test_no_request_is_lost_when_a_server_goes_and_it_is_asked_again_when_it_is_
     with peer() as stays:
         with peer(slow) as goes:  # type: ignore[arg-type]
             client = Client([stays.url, goes.url])
-            assert {client.infer("m", x()).trip.server for _ in range(2)} == {stays.url, goes.url}
+            assert {client.infer("m", x()).call.server for _ in range(2)} == {stays.url, goes.url}
         with client:
             for number in range(50):
                 assert client.infer("m", x(number)).outputs["y"] == 2 * number
-            assert client.infer("m", x()).trip.attempts == 1
+            assert client.infer("m", x()).call.attempts == 1
             with peer(port=int(goes.url.split(":")[1])):
-                servers = (client.infer("m", x(), timeout_seconds=1).trip.server for _ in iter(time.time, None))
+                servers = (client.infer("m", x(), timeout_seconds=1).call.server for _ in iter(time.time, None))
                 assert wait_until(lambda: goes.url in [next(servers), next(servers)])
-                assert {client.infer("m", x()).trip.server for _ in range(2)} == {stays.url, goes.url}
+                assert {client.infer("m", x()).call.server for _ in range(2)} == {stays.url, goes.url}
 
 
 @pytest.mark.parametrize("urls", [[], [""], ["a:1", "a:1"]])
@@ -208,64 +226,64 @@ def test_servers_that_are_none(urls: list[str]) -> None:
 
 
 def test_a_failure_puts_a_server_out_for_longer_each_time() -> None:
-    rotation = Rotation(2)
+    round_robin = RoundRobin(2)
     now, outs = 0.0, []
     for _ in range(12):
-        assert rotation.refused(0, LOST, now)
-        rotation.connected(0)
-        lasted = next(step for step in np.arange(0.05, 20, 0.05) if rotation.are_in(now + step + 1e-9)[0])
+        assert round_robin.refused(0, LOST, now)
+        round_robin.connected(0)
+        lasted = next(step for step in np.arange(0.05, 20, 0.05) if round_robin.are_in(now + step + 1e-9)[0])
         outs.append(float(lasted))
         now += lasted + 1e-6
     assert outs[0] == pytest.approx(FIRST_OUT)
     assert outs[1] == pytest.approx(2 * FIRST_OUT)
     assert outs[-1] == pytest.approx(LONGEST_OUT)
-    rotation.answered(0)
-    assert rotation.are_in(now) == [True, True]
+    round_robin.answered(0)
+    assert round_robin.are_in(now) == [True, True]
 
 
 def test_many_requests_that_fail_together_are_one_failure() -> None:
-    rotation = Rotation(1)
+    round_robin = RoundRobin(1)
     for _ in range(100):
-        rotation.refused(0, LOST, 5.0)
-    rotation.connected(0)
-    assert rotation.are_in(5.0 + FIRST_OUT + 1e-9) == [True]
+        round_robin.refused(0, LOST, 5.0)
+    round_robin.connected(0)
+    assert round_robin.are_in(5.0 + FIRST_OUT + 1e-9) == [True]
 
 
 def test_a_lost_connection_is_waited_for() -> None:
-    rotation = Rotation(2)
-    rotation.refused(0, LOST, 0.0)
-    assert rotation.are_in(LONGEST_OUT) == [False, True]
-    rotation.connected(0)
-    assert rotation.are_in(FIRST_OUT / 2) == [False, True]
-    assert rotation.are_in(FIRST_OUT + 1e-9) == [True, True]
+    round_robin = RoundRobin(2)
+    round_robin.refused(0, LOST, 0.0)
+    assert round_robin.are_in(LONGEST_OUT) == [False, True]
+    round_robin.connected(0)
+    assert round_robin.are_in(FIRST_OUT / 2) == [False, True]
+    assert round_robin.are_in(FIRST_OUT + 1e-9) == [True, True]
 
 
 def test_late_answers_in_a_row_put_a_server_out() -> None:
-    rotation = Rotation(2)
+    round_robin = RoundRobin(2)
     for _ in range(MISSES - 1):
-        assert not rotation.refused(0, LATE, 0.0)
-    rotation.answered(0)
+        assert not round_robin.refused(0, LATE, 0.0)
+    round_robin.answered(0)
     for miss in range(MISSES):
-        assert rotation.are_in(0.0)[0], miss
-        rotation.refused(0, LATE, 0.0)
-    assert rotation.are_in(0.0) == [False, True]
-    assert rotation.are_in(FIRST_OUT + 1e-9) == [True, True]  # its connection was never lost
+        assert round_robin.are_in(0.0)[0], miss
+        round_robin.refused(0, LATE, 0.0)
+    assert round_robin.are_in(0.0) == [False, True]
+    assert round_robin.are_in(FIRST_OUT + 1e-9) == [True, True]  # its connection was never lost
 
 
 def test_the_servers_that_are_left_share_the_load() -> None:
-    rotation = Rotation(3)
-    rotation.refused(1, LOST, 0.0)
-    turns = [rotation.turn(0.0) for _ in range(100)]
+    round_robin = RoundRobin(3)
+    round_robin.refused(1, LOST, 0.0)
+    turns = [round_robin.turn(0.0) for _ in range(100)]
     assert all(turn.is_in for turn in turns)
     assert Counter(turn.server for turn in turns) == {0: 50, 2: 50}
 
 
 def test_where_all_are_out_the_first_to_come_back_is_asked() -> None:
-    rotation = Rotation(2)
-    rotation.refused(0, LOST, 0.0)
-    rotation.refused(1, LOST, 0.05)
-    assert rotation.turn(0.06) == (0, False)
-    assert rotation.turn(0.06, avoid={0}) == (1, False)
+    round_robin = RoundRobin(2)
+    round_robin.refused(0, LOST, 0.0)
+    round_robin.refused(1, LOST, 0.05)
+    assert round_robin.turn(0.06) == (0, False)
+    assert round_robin.turn(0.06, avoid={0}) == (1, False)
 
 
 def test_a_budget_is_earned() -> None:

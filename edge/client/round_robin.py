@@ -1,9 +1,8 @@
-"""Several servers that answer the same requests, taken in turns: which comes next, and which are out for now.
+"""Round robin over several servers, which leaves out those that fail.
 
-A server goes out when it cannot be reached or says that it is not ready, or when several requests in a row got no
-answer in time. It comes back once its time is over, which doubles with each failure in a row, and, where its connection
-was lost, once that stands again, so that no request is spent on finding out. While all of them are out, all are asked:
-one may be up again by now.
+A server is taken out when it cannot be reached, says that it is not ready, or misses several deadlines in a row. It
+returns after a time that doubles with each failure in a row and, if its connection was lost, only once the connection
+is back, so that no request is spent on finding out. While all servers are out, all of them are tried.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Final, NamedTuple
 
 from edge.client.refusals import EXPIRED, UNAVAILABLE, Refusal
 
-#: Seconds for which a server is out after its first failure, and at most.
+#: Seconds that a server is out after its first failure, and after many.
 FIRST_OUT: Final = 0.1
 LONGEST_OUT: Final = 10.0
-#: Requests in a row that got no answer in time, after which a server is out: a board without power refuses nothing.
+#: Missed deadlines in a row that take a server out: a board without power sends no error.
 MISSES: Final = 3
-_MOST_FAILURES = 16  # counted; the time has long reached its limit
+_MOST_FAILURES = 16  # limits the exponent; the time has reached its maximum long before
 
 
 @dataclass
@@ -35,20 +34,20 @@ class _Standing:
 
 
 class Turn(NamedTuple):
-    """Whose turn it is, and whether that server is known to be out."""
+    """The next server, and whether it is believed to work."""
 
     server: int
     is_in: bool
 
 
-class Rotation:
-    """The servers of one client. Safe to share between threads.
+class RoundRobin:
+    """Chooses the next server of a client. Safe to share between threads.
 
     Args:
-        count: of the servers; they are known by their index.
+        count: number of servers; each is known by its index.
 
     Attributes:
-        count: of the servers.
+        count: number of servers.
     """
 
     def __init__(self, count: int) -> None:
@@ -58,32 +57,32 @@ class Rotation:
         self._next = 0
 
     def turn(self, now: float, avoid: Collection[int] = ()) -> Turn:
-        """Return the next server that is in; where none is, the one that comes back first.
+        """Return the next server that is in; if none is, the one that returns first.
 
         Args:
             now: ``time.monotonic()`` seconds.
-            avoid: servers to take only if there is no other.
+            avoid: servers to use only if there is no other.
         """
         with self._lock:
             order = [(self._next + step) % self.count for step in range(self.count)]
             order = [server for server in order if server not in avoid] or order
             found = next((server for server in order if self._standings[server].is_in(now)), None)
             server = min(order, key=lambda one: self._standings[one].out_until) if found is None else found
-            # Not by a second attempt: it would put the next request's first one before the same closed door.
+            # Only first attempts advance the turn; a retry would send the next request to the server that just failed.
             if not avoid:
                 self._next = (server + 1) % self.count
             return Turn(server, found is not None)
 
     def answered(self, server: int) -> None:
-        """Note that a server answered, whatever it said: it is in."""
+        """Record an answer, whatever its status: the server works."""
         with self._lock:
             self._standings[server] = _Standing()
 
     def refused(self, server: int, refusal: Refusal, now: float) -> bool:
-        """Note the end of a call without an answer.
+        """Record a failed call.
 
         Returns:
-            Whether its connection is to be watched: the server is out until :meth:`connected` is called.
+            Whether the connection was lost: the server is then out until :meth:`connected` is called.
         """
         with self._lock:
             standing = self._standings[server]
@@ -94,7 +93,7 @@ class Rotation:
             elif refusal.code != UNAVAILABLE:
                 self._standings[server] = _Standing()
                 return False
-            # Many requests that were on their way when it went are one failure.
+            # Concurrent requests that fail together count as one failure.
             if now >= standing.out_until:
                 standing.out_until = now + min(FIRST_OUT * 2**standing.failures, LONGEST_OUT)
                 standing.failures = min(standing.failures + 1, _MOST_FAILURES)
@@ -102,11 +101,11 @@ class Rotation:
             return standing.lost
 
     def connected(self, server: int) -> None:
-        """Note that the connection to a server stands, or that it is time to try."""
+        """Record that a connection is back, or that it is time to try it."""
         with self._lock:
             self._standings[server].lost = False
 
     def are_in(self, now: float) -> list[bool]:
-        """Say of each server whether it is in."""
+        """Return for each server whether it is in."""
         with self._lock:
             return [standing.is_in(now) for standing in self._standings]
