@@ -140,12 +140,13 @@ class ModelControl:
                 if paths:
                     known = True
                     failures |= await self._synchronise(actual, paths, paths)
+        subject = f"failed to load {name!r}"  # the words that clients of Triton look for
         if not known:
-            raise self._repository.unknown(name, fix="Put its bundle into the repository first.")
+            raise self._repository.unknown(subject, fix="Put its bundle into the repository first.")
         if failures:
             given = Literally("; ".join(f"{directory}: {reason}" for directory, reason in failures.items()))
             fix = "RepositoryIndex gives the reason. What was served before still is."
-            raise LoadFailed(f"model {name!r}", given=given, expected="bundles that can be served", fix=fix)
+            raise LoadFailed(subject, given=given, expected="bundles that can be served", fix=fix)
 
     async def _actual_names(self, name: str) -> list[str]:
         """Return a name, and those of the bundles that could not be read before and were listed under it."""

@@ -76,7 +76,8 @@ class Repository:
             raise InvalidRequest(f"version of model {name!r}", given=version, expected=expected, fix=fix)
         readable = [entry for entry in self.named(name) if entry.version]
         if not readable:
-            raise self.unknown(name, fix="RepositoryIndex lists what there is.")
+            # Clients of Triton look for these words.
+            raise self.unknown(f"Request for unknown model {name!r}", fix="RepositoryIndex lists what there is.")
         found = [entry for entry in readable if entry.version == str(int(version))] if version else readable
         if not found:
             expected = f"one of: {', '.join(entry.version for entry in readable)}"
@@ -103,10 +104,11 @@ class Repository:
             raise ModelNotReady(f"model {name!r}", given=entry.state, expected="READY", fix=fix)
         return entry, model
 
-    def unknown(self, name: str, *, fix: str) -> NotFound:
+    def unknown(self, subject: str, *, fix: str) -> NotFound:
         """Return the error for a name that no bundle has."""
         known = ", ".join(sorted({entry.name for entry in self})) or "none at all"
-        return NotFound(f"model {name!r}", given="an unknown name", expected=f"one of: {known}", fix=fix)
+        given = Literally("a name that no bundle has")
+        return NotFound(subject, given=given, expected=f"one of: {known}", fix=fix)
 
     def paths_of(self, name: str, keys: Mapping[Path, Key | FewheadsError]) -> list[Path]:
         """Return the directories of a model.

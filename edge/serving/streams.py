@@ -111,10 +111,11 @@ class Streams:
 
     async def _infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelStreamInferResponse:
         response = pb.ModelStreamInferResponse()
+        request_id = request.id
         try:
             response.infer_response.CopyFrom(await self._service.infer(request, deadline))
         except RequestError as error:
-            log.debug("request %r of a stream to %r: %s", request.id, request.model_name, error)
+            log.debug("request %r of a stream to %r: %s", request_id, request.model_name, error)
             response.error_message = str(error)
             if isinstance(error, Overloaded) and error.retry_after_ms:
                 response.infer_response.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
@@ -122,7 +123,7 @@ class Streams:
             log.exception("a request of a stream failed")
             response.error_message = INTERNAL
         if response.error_message:
-            response.infer_response.id = request.id
+            response.infer_response.id = request_id
             response.infer_response.model_name = request.model_name
             response.infer_response.model_version = request.model_version
         response.infer_response.parameters[FINAL_RESPONSE].bool_param = True

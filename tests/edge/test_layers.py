@@ -91,10 +91,9 @@ FOR_EXPORT = (
     "files",
     "runner",
     "bundles",
-    "programs",
     "runtimes",
     "instruments",
-    "scheduling",
+    "programs",
     "cli",
 )
 

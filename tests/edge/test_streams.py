@@ -97,7 +97,7 @@ def test_an_error_tells_its_request_and_the_stream_goes_on(stub: Stub) -> None:
     wrong.model_name = "zz"
     first, second, third = stub.ModelStreamInfer(iter([numbered(1), wrong, numbered(3)]))
     assert (value_of(first), value_of(third)) == (0, 2)
-    assert second.error_message.startswith("model 'zz': got 'an unknown name'")
+    assert second.error_message.startswith("Request for unknown model 'zz': got a name that no bundle has")
     assert (second.infer_response.id, second.infer_response.model_name) == ("request 2", "zz")
     assert not second.infer_response.raw_output_contents
     assert second.infer_response.parameters["triton_final_response"].bool_param
