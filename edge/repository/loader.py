@@ -11,8 +11,8 @@ from edge.errors import FewheadsError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
-from edge.runtimes.backends import choose
 from edge.runtimes.build import Loaded, load_runner
+from edge.runtimes.table import choose
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 
@@ -27,7 +27,7 @@ class Loader:
 
     Args:
         device: where models are loaded and run.
-        target: the backend, as ``fewheads build --target`` takes it.
+        target: the runtime, as ``fewheads build --target`` takes it.
         cache: where built models lie.
         options: what holds for all models.
         budget: refuses what the memory has no room for; None refuses nothing.
@@ -58,8 +58,7 @@ class Loader:
         """
         if not self._budget:
             return self._load(bundle)
-        runtime = "tensorrt" if choose(self._target).name.startswith("tensorrt") else "onnxruntime"
-        with self._budget.reserved(bundle, runtime):
+        with self._budget.reserved(bundle, choose(self._target).artifact_runtime):
             model = self._load(bundle)
         if model.runner.device == "CPU":  # what a GPU takes does not show in the size of the process
             self._budget.learn(bundle, model.load_memory_bytes)

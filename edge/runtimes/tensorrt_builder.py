@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -19,43 +19,18 @@ import msgspec
 from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, Literally
+from edge.runtimes.runtime import EngineReport, Progress
 from edge.runtimes.tensorrt_attention import Attention, attention_blocks, describe
 
 log = logging.getLogger(__name__)
 
 Flavor = Literal["tensorrt", "tensorrt_rtx"]
-#: Called with the name of the innermost phase that goes on, its finished steps and all its steps. It must not raise.
-Progress = Callable[[str, int, int], None]
 
 _INSTALL = {
     "tensorrt": "Install JetPack's python3-libnvinfer; a wheel from an index does not support the Orin's GPU.",
     "tensorrt_rtx": "Install the extra 'rtx' on an x86-64 machine.",
 }
 _KEPT_MESSAGES = 20
-
-
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build told.
-
-    Attributes:
-        builder: ``tensorrt`` or ``tensorrt_rtx``.
-        version: its version.
-        layers: of the network as it was parsed; an engine's own layers can be inspected only on its GPU.
-        attention_blocks: how many softmaxes stand between two matrix products.
-        attention_fused: whether the engine holds a fused attention kernel; None where there is no attention.
-        attention: both, and the reason where it is known, for people.
-        seconds: how long it took.
-        warnings: the last warnings and errors of TensorRT's log.
-    """
-
-    builder: str
-    version: str
-    layers: int
-    attention_blocks: int
-    attention_fused: bool | None
-    attention: str
-    seconds: float
-    warnings: tuple[str, ...]
 
 
 class CompiledEngine(msgspec.Struct, frozen=True):
