@@ -40,7 +40,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option("--cache", type=click.Path(path_type=Path), help="Where built models lie.  [default: ~/.cache/fewheads]")
+@click.option("--cache", type=click.Path(path_type=Path), help="The cache of builds.  [default: ~/.cache/fewheads]")
 @json_option
 @click.pass_context
 def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:

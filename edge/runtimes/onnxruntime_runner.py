@@ -41,10 +41,10 @@ class OnnxRuntimeRunner:
 
     Args:
         model: the bytes of the ONNX file; bytes, so that what was hashed is what runs.
-        subject: how errors call the model.
+        subject: the name of the model in errors.
         threads: intra-op threads. One by default: on few cores more threads cost more than they give for small models.
         cuda: run on the GPU.
-        optimized_path: where ONNX Runtime shall write the graph as it optimised it.
+        optimized_path: the file to which ONNX Runtime writes the graph as it optimised it.
 
     Raises:
         BundleError: the bytes are no ONNX model that this runtime can run, or it keeps weights in other files.

@@ -68,15 +68,15 @@ def compile_onnx(
     subject: str,
     progress: Progress | None = None,
 ) -> CompiledEngine:
-    """Build an engine. The network is strongly typed: what the ONNX file says is what computes.
+    """Build an engine. The network is strongly typed: it computes in the datatypes of the ONNX file.
 
     Args:
         model: the bytes of the ONNX file, weights included.
         profile: input to the shapes that it may take, for every input with a dynamic dimension.
-        flavor: which TensorRT.
+        flavor: the package of TensorRT.
         compute_capability: the GPU to compile for, such as ``SM86``; None is the one in this machine.
-        subject: how errors call the model.
-        progress: is told how far the build is.
+        subject: the name of the model in errors.
+        progress: called during the build.
 
     Raises:
         BundleError: the model is no ONNX, or keeps weights in other files.
@@ -132,10 +132,10 @@ def _parse(trt: Any, model: bytes, network: Any, logger: Any, subject: str) -> N
     if parsed and network.num_outputs:
         return
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    told = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
+    found = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
     raise BackendError(
         subject,
-        given=Literally("; ".join(told) or "a graph without outputs"),
+        given=Literally("; ".join(found) or "a graph without outputs"),
         expected=f"an ONNX model that {trt.__name__} {trt.__version__} parses",
         fix="Export it again with standard ONNX operators, or serve it with --target onnxruntime.",
     )
@@ -149,7 +149,7 @@ def _config(
     trt: Any, builder: Any, profile: Mapping[str, Profile], compute_capability: str | None, subject: str
 ) -> Any:
     config = builder.create_builder_config()
-    # FP32 shall be FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
+    # FP32 must stay FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
     config.clear_flag(trt.BuilderFlag.TF32)
     if profile:
         shapes = builder.create_optimization_profile()
