@@ -38,7 +38,9 @@ def choose(target: str = "auto") -> Runtime:
     runtime = RUNTIMES.get(name)
     if runtime is None or (colon and not runtime.parameter):
         raise UsageError("--target", given=target, expected=targets(), fix="Take auto if in doubt.")
-    return runtime(parameter)
+    chosen = runtime(parameter)
+    chosen.version()  # a missing package is an error of the target, not of each model
+    return chosen
 
 
 def _automatic() -> Runtime:

@@ -40,6 +40,7 @@ NAME, DEVICE = ("onnxruntime-cuda", "GPU") if CUDA else ("onnxruntime", "CPU")
 MODEL = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
 RELEASE = "# R36 (release), REVISION: 4.3, GCID: 12345, BOARD: generic\n"
 
+with_cuda = pytest.mark.skipif(not CUDA, reason="needs CUDA in ONNX Runtime")
 without_cuda = pytest.mark.skipif(CUDA, reason="this ONNX Runtime has CUDA")
 without_tensorrt = pytest.mark.skipif(find_spec("tensorrt") is not None, reason="this machine has TensorRT")
 without_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is not None, reason="tensorrt_rtx is installed")
@@ -94,7 +95,7 @@ def test_auto_never_considers_what_does_not_compute_here():
     ("target", "device", "artifact_runtime", "thread_bound"),
     [
         ("onnxruntime", "CPU", "onnxruntime", False),
-        ("onnxruntime-cuda", "GPU", "onnxruntime", True),
+        pytest.param("onnxruntime-cuda", "GPU", "onnxruntime", True, marks=with_cuda),
         ("simulated:1", "GPU", "onnxruntime", True),
         pytest.param("tensorrt-rtx:SM86", "SM86", "tensorrt", False, marks=with_rtx),
     ],
@@ -125,11 +126,11 @@ def test_help_lists_the_table():
 
 
 @without_cuda
-def test_missing_cuda_provider(tmp_path: Path):
-    bundle = write_oracle_bundle(tmp_path / "oracle")
-    for use in (build, load_runner):
-        with pytest.raises(BackendError, match=r"CUDAExecutionProvider: got .*Install the extra 'cuda'"):
-            use(bundle, "onnxruntime-cuda", tmp_path / "cache")
+def test_missing_cuda_provider():
+    assert RUNTIMES["onnxruntime-cuda"].device == "GPU"
+    assert RUNTIMES["onnxruntime-cuda"].thread_bound
+    with pytest.raises(BackendError, match=r"CUDAExecutionProvider: got .*Install the extra 'cuda'"):
+        choose("onnxruntime-cuda")
 
 
 @with_rtx
