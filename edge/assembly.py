@@ -22,7 +22,7 @@ from edge.repository.repository import Repository
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer
-from edge.runtimes import backends
+from edge.runtimes.table import choose
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from edge.security.access import Access
@@ -180,11 +180,11 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
 
 
 def _scheduler(settings: Settings) -> Scheduler:
-    on_gpu = backends.choose(settings.target).device == "GPU"
+    thread_bound = choose(settings.target).thread_bound
     instances = settings.instances
     if instances is None:
-        instances = 1 if on_gpu else min(len(os.sched_getaffinity(0)), MAX_INSTANCES)
-    if on_gpu and instances > 1:
+        instances = 1 if thread_bound else min(len(os.sched_getaffinity(0)), MAX_INSTANCES)
+    if thread_bound and instances > 1:
         fix = "A GPU gains nothing from rivals: leave it out, and let requests share runs."
         raise UsageError("--instances", given=instances, expected="1 on a GPU", fix=fix)
     return Scheduler(
@@ -192,7 +192,7 @@ def _scheduler(settings: Settings) -> Scheduler:
         max_queue_bytes=settings.max_queue_bytes,
         instances=instances,
         admission=settings.admission,
-        device_bound=on_gpu,
+        device_bound=thread_bound,
     )
 
 

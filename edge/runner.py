@@ -1,19 +1,48 @@
-"""The contract of everything that can compute a model: ONNX Runtime today, TensorRT engines on the device."""
+"""The contract of a loaded model: tensors in, tensors out, each on the host or kept on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from edge.datatypes import Array, TensorSpec
+import numpy as np
+
+from edge.datatypes import Array, TensorSpec, datatype_of
+from edge.errors import InvalidRequest, Literally
+
+
+class Handle(Protocol):
+    """A tensor on a runner's device. It never changes, and is freed with its last reference.
+
+    Attributes:
+        datatype: the protocol's name of its type, such as ``FP32``.
+        shape: its shape.
+    """
+
+    @property
+    def datatype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def numpy(self) -> Array:
+        """Return a copy on the host."""
+        ...
+
+
+#: A tensor on the host or on the device.
+Tensor = Array | Handle
 
 
 class Runner(Protocol):
-    """One loaded model. On the CPU several threads may call it at once; elsewhere the device's thread owns it.
+    """One loaded model.
+
+    Several threads may call it at once, unless its runtime is ``thread_bound``: then only the thread that loaded it
+    may.
 
     Attributes:
         platform: Triton's name for what runs, for example ``onnxruntime_onnx`` or ``tensorrt_plan``.
-        device: where it runs, for example ``CPU`` or ``GPU``.
+        device: where it runs, ``CPU`` or ``GPU``.
         inputs: what :meth:`infer` takes.
         outputs: what it returns.
     """
@@ -38,6 +67,66 @@ class Runner(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Free the device memory; :meth:`infer` must not be called again."""
+    def upload(self, array: Array) -> Handle:
+        """Copy an array to the device.
+
+        Raises:
+            InvalidRequest: the array is BYTES, which exist only on the host.
+        """
         ...
+
+    def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
+        """Compute all outputs like :meth:`infer`, from tensors on either side, and keep some outputs on the device.
+
+        A loop feeds a kept output of one run into the next, and the state never crosses to the host.
+
+        Args:
+            feeds: input name to an array, or to a handle from any runner of the same runtime.
+            keep: the outputs to return as handles.
+
+        Raises:
+            InvalidRequest: an input is missing or unknown, or has the wrong datatype or shape; or ``keep`` names no
+                output.
+            RunnerError: the runtime failed; its text is in the log.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the device memory. Neither the runner nor its handles may be used afterwards."""
+        ...
+
+
+def check_feeds(runner: Runner, feeds: Mapping[str, Tensor], keep: Collection[str], subject: str) -> None:
+    """Check what :meth:`Runner.run` is given against the tensors of its graph.
+
+    Raises:
+        InvalidRequest: they do not fit.
+    """
+    names = [spec.name for spec in runner.inputs]
+    if feeds.keys() != set(names):
+        fix = "Feed each input of the graph once."
+        raise InvalidRequest(f"inputs of {subject}", given=sorted(feeds), expected=str(sorted(names)), fix=fix)
+    for spec in runner.inputs:
+        tensor = feeds[spec.name]
+        datatype = _datatype(tensor)
+        if datatype != spec.datatype or not spec.accepts(tensor.shape):
+            raise InvalidRequest(
+                f"input {spec.name!r} of {subject}",
+                given=Literally(f"{datatype} {list(tensor.shape)}"),
+                expected=f"{spec.datatype} {list(spec.shape)}",
+                fix="Feed an output that has the datatype and shape of this input.",
+            )
+    outputs = [spec.name for spec in runner.outputs]
+    for name in keep:
+        if name not in outputs:
+            fix = "Keep an output of the graph."
+            raise InvalidRequest(f"keep of {subject}", given=name, expected=f"one of {outputs}", fix=fix)
+
+
+def _datatype(tensor: Tensor) -> str:
+    if not isinstance(tensor, np.ndarray):
+        return tensor.datatype
+    try:
+        return datatype_of(tensor)
+    except KeyError:
+        return str(tensor.dtype)

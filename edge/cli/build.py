@@ -1,4 +1,4 @@
-"""``fewheads build``: make what the device will run."""
+"""``fewheads build``: build models for a runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
-from edge.runtimes.backends import TARGETS
+from edge.runtimes.table import targets
 
 if TYPE_CHECKING:
     from edge.runtimes.build import Built
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE...")
-@click.option("--target", default="auto", show_default=True, help=f"One of {TARGETS}.")
-@click.option("--tier", help="Which size of the model.  [default: the full one]")
+@click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
+@click.option("--tier", help="The size of the model.  [default: the full one]")
 @click.option(
-    "--cache", type=click.Path(path_type=Path), help="Where builds go.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]"
+    "--cache", type=click.Path(path_type=Path), help="The cache.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]"
 )
 @json_option
 def build(bundles: tuple[Path, ...], target: str, tier: str | None, cache: Path | None, as_json: bool) -> None:
-    """Build each BUNDLE for a backend, check it against its golden set, and put it into the cache.
+    """Build each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
 
     TensorRT-RTX compiles for a desktop GPU without having one: proof that a model compiles, and whether its attention
     becomes one kernel.
@@ -59,8 +59,8 @@ def build(bundles: tuple[Path, ...], target: str, tier: str | None, cache: Path 
 def _rows(built: Built) -> list[tuple[str, str]]:
     record = built.record
     rows = [
-        ("backend", f"{record.backend.name} {record.backend_version} on {record.backend.device}"),
-        ("why", record.backend.reason),
+        ("runtime", f"{record.runtime} {record.runtime_version} on {record.device}"),
+        ("why", record.reason),
         ("where", str(built.directory / record.file)),
         ("size", f"{record.size_bytes / 1024:.1f} KiB"),
         ("time", "0 s, it was there already" if built.reused else f"{record.seconds:.2f} s"),

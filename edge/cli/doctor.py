@@ -1,4 +1,4 @@
-"""``fewheads doctor``: whether this machine can do its part, and what to do where it cannot."""
+"""``fewheads doctor``: checks what this machine needs, and says how to get what it lacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import platform
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -18,17 +18,15 @@ from edge import __version__
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import FewheadsError
 from edge.instruments.memory import MemorySampler
-from edge.runtimes import backends, tensorrt_builder
 from edge.runtimes.cache import cache_directory
+from edge.runtimes.jetson import jetson_model
+from edge.runtimes.runtime import Runtime
+from edge.runtimes.table import RUNTIMES, choose
 from edge.settings import Settings
 
-#: What the server needs, and what only some machines do.
+#: Packages that the server needs, and one that only some machines do. The runtimes report on their own packages.
 _NEEDED = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "msgspec", "numpy", "prometheus-client", "protobuf")
-_OPTIONAL = {
-    "onnxruntime": "serving without TensorRT needs it: pip install 'fewheads[cpu]'",
-    "onnxruntime-gpu": "only for NVIDIA GPUs: pip install 'fewheads[cuda]'",
-    "torch": "only to train: pip install 'fewheads[export]'",
-}
+_OPTIONAL = {"torch": "only to train: pip install 'fewheads[export]'"}
 _LOW_MEMORY_BYTES = 512 * 2**20
 
 
@@ -42,12 +40,12 @@ class Check(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option("--cache", type=click.Path(path_type=Path), help="Where built models lie.  [default: ~/.cache/fewheads]")
+@click.option("--cache", type=click.Path(path_type=Path), help="The cache of builds.  [default: ~/.cache/fewheads]")
 @json_option
 @click.pass_context
 def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
-    """Check Python, packages, backend, memory, cache and ports; exit with 1 if the server could not run."""
-    checks = [*_python(), *_packages(), *_backend(), *_memory(), *_cache(cache_directory(cache)), *_ports()]
+    """Check Python, packages, runtimes, memory, cache and ports; exit with 1 if the server could not run."""
+    checks = [*_python(), *_packages(), *runtime_checks(), *_memory(), *_cache(cache_directory(cache)), *_ports()]
     if as_json:
         print_json({"version": __version__, "checks": checks})
     else:
@@ -71,18 +69,30 @@ def _packages() -> Iterator[Check]:
         yield Check(name, "ok", found) if found else Check(name, "absent", "", advice)
 
 
-def _backend() -> Iterator[Check]:
-    yield _tried("jetson", lambda: backends.jetson_model() or "no", "")
-    yield _tried("tensorrt", lambda: tensorrt_builder.version("tensorrt"), "absent")
-    yield _tried("tensorrt-rtx", lambda: tensorrt_builder.version("tensorrt_rtx"), "absent")
-    yield _tried("backend", lambda: backends.choose().reason, "failed")
+def runtime_checks(root: Path = Path("/")) -> Iterator[Check]:
+    """Yield each runtime's version, and which of them ``auto`` takes and why.
 
-
-def _tried(name: str, look: Callable[[], str], otherwise: Literal["absent", "failed", ""]) -> Check:
+    Args:
+        root: where the files are that tell a Jetson.
+    """
+    jetson = jetson_model(root)
+    yield Check("jetson", "ok", jetson or "no")
+    yield from map(_installed_runtime, RUNTIMES.values())
     try:
-        return Check(name, "ok", look())
+        chosen = choose()
     except FewheadsError as error:
-        return Check(name, otherwise or "failed", "", error.fix)
+        yield Check("runtime", "failed", "", error.fix)
+        return
+    idle_gpu = jetson is not None and chosen.device == "CPU"
+    advice = "The GPU stays idle. Install an ONNX Runtime with CUDA, such as Jetson AI Lab's wheel." if idle_gpu else ""
+    yield Check("runtime", "warning" if idle_gpu else "ok", chosen.reason, advice)
+
+
+def _installed_runtime(runtime: type[Runtime]) -> Check:
+    try:
+        return Check(runtime.name, "ok", runtime.version())
+    except FewheadsError as error:
+        return Check(runtime.name, "absent", "", error.fix)
 
 
 def _memory() -> Iterator[Check]:

@@ -11,7 +11,7 @@ import msgspec
 
 from edge.cli.output import json_option, stderr
 from edge.instruments.logs import FORMATS, LEVELS
-from edge.runtimes import backends
+from edge.runtimes.table import choose
 from edge.scheduling.elastic import POLICIES
 from edge.security.rate import parse_rate
 from edge.settings import MODEL_CONTROL_MODES, TRANSPORTS, Settings
@@ -169,7 +169,7 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     """
     # Every option bears the name of the setting that it gives.
     settings = Settings(metrics_port=None if no_metrics else metrics_port, **options)
-    backends.choose(settings.target)  # a wrong one ends here, not in each bundle's reason
+    choose(settings.target)  # a wrong one ends here, not in each bundle's reason
     from edge import server  # grpc takes a quarter of a second to import, and `--help` needs none of it
 
     asyncio.run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))

@@ -1,4 +1,4 @@
-"""From a checked bundle to a model that can be asked: every tier, checked and measured."""
+"""Loads a bundle as a model that can serve: every tier, checked and measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge.errors import FewheadsError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
-from edge.runtimes.backends import choose
 from edge.runtimes.build import Loaded, load_runner
+from edge.runtimes.table import choose
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 
@@ -20,17 +20,17 @@ from edge.scheduling.scheduler import Scheduler
 class Loader:
     """Loads models beside those that serve.
 
-    Where runners belong to the device's thread, one tier at a time is its work, and requests run in between. What a
-    request may have to wait for is then the making of one runner, its golden set, and a few runs that measure it: a GPU
-    takes no second thread, and a model that was not checked must not answer. Elsewhere nothing waits, but the processor
-    is shared. A reload needs the memory of both models until the new one has taken over.
+    Where runners belong to the device's thread, that thread loads one tier at a time and runs requests in between. A
+    request then waits at most for the loading of one runner, its golden set, and a few runs that measure it: a GPU
+    takes no second thread, and a model that was not checked must not answer. Elsewhere requests do not wait, but share
+    the processor. A reload needs the memory of both models until the new one has taken over.
 
     Args:
         device: where models are loaded and run.
-        target: the backend, as ``fewheads build --target`` takes it.
-        cache: where built models lie.
-        options: what holds for all models.
-        budget: refuses what the memory has no room for; None refuses nothing.
+        target: the runtime, as ``fewheads build --target`` takes it.
+        cache: the cache of builds.
+        options: the options of all models.
+        budget: refuses models that do not fit into the memory; None refuses nothing.
     """
 
     def __init__(
@@ -53,15 +53,14 @@ class Loader:
         Not for the event loop: it takes seconds.
 
         Raises:
-            LoadFailed: the memory has no room for it.
+            LoadFailed: it does not fit into the memory.
             FewheadsError: as :func:`edge.runtimes.build.load_runner`. Nothing stays loaded.
         """
         if not self._budget:
             return self._load(bundle)
-        runtime = "tensorrt" if choose(self._target).name.startswith("tensorrt") else "onnxruntime"
-        with self._budget.reserved(bundle, runtime):
+        with self._budget.reserved(bundle, choose(self._target).artifact_runtime):
             model = self._load(bundle)
-        if model.runner.device == "CPU":  # what a GPU takes does not show in the size of the process
+        if model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
 
@@ -80,7 +79,7 @@ class Loader:
             for loaded in tiers.values():
                 self._device.call(loaded.runner.close)
             raise
-        give_memory_back()  # what the file and its optimisation took
+        give_memory_back()  # the memory of the file and of its optimisation
         return model
 
     def close(self, model: Model) -> None:

@@ -76,7 +76,7 @@ class Model:
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.optional = {*(spec.name for spec in texts), *(self._preprocess.outputs if self._preprocess else ())}
         self.program = self._program()
-        self.lanes = self._lanes(bundle, options)
+        self.lanes = self._lanes(options)
         self.elastic = Elastic(self.name, self.lanes, options.policy or self._default_policy)
         self._golden = bundle.goldens
 
@@ -136,7 +136,7 @@ class Model:
         program = self.manifest.program
         return Cascade(program, runners) if program else SingleRun(runners)
 
-    def _lanes(self, bundle: Bundle, options: ServingOptions) -> dict[str, Lane]:
+    def _lanes(self, options: ServingOptions) -> dict[str, Lane]:
         joiner = Joiner.of(self.manifest)
         delay_us = (
             self._serving.max_queue_delay_us if options.max_queue_delay_us is None else options.max_queue_delay_us
@@ -145,7 +145,7 @@ class Model:
         lanes = {}
         for name in [*self.tiers, *([AUTO] if program else [])]:
             own = [program.lean, program.full] if program and name == AUTO else [name]
-            joined = options.batching and all(_is_row_by_row(bundle, tier) for tier in own)
+            joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
             lanes[name] = Lane(
                 name,
                 self.program,
@@ -210,11 +210,3 @@ class Model:
 
     def _invalid(self, what: str, given: object, expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"{what} of {self.name!r}", given=given, expected=expected, fix=fix)
-
-
-def _is_row_by_row(bundle: Bundle, tier: str) -> bool:
-    """Say whether a row's answer does not depend on the others of its run.
-
-    ONNX Runtime's dynamic INT8 takes the scale of its activations from the whole run, so a neighbour would change it.
-    """
-    return bundle.artifact("onnxruntime", tier).precision != "int8"

@@ -1,1 +1,1 @@
-"""What computes: ONNX Runtime and TensorRT, how models are built for them, and where built models lie."""
+"""Runtimes: one file for each, the table of them, and the builds that they run."""

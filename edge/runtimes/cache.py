@@ -1,4 +1,4 @@
-"""The cache of built models: one directory for each combination of model, runtime and machine."""
+"""The cache of builds: one directory for each combination of model, runtime and machine."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bundles.golden import GoldenReport
-from edge.bundles.manifest import Manifest
 from edge.bundles.manifest_file import encode
 from edge.errors import BundleError
 from edge.files import read_recorded, read_regular, sha256, write_durably
-from edge.runtimes.backends import Backend
-from edge.runtimes.tensorrt_builder import EngineReport
+from edge.runtimes.runtime import EngineReport, Runtime, Source
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 RECORD_NAME = "build.json"
 _MAX_RECORD_BYTES = 256 * 1024
 
 
 class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was built: the ``build.json`` beside it.
+    """The ``build.json`` beside a built file.
 
     Attributes:
         name: the bundle's name.
         version: the bundle's version.
         tier: the tier's name.
         onnx_sha256: of the bundle's ONNX file that it was built from.
-        backend: what it was built for, and why.
-        backend_version: the version of that runtime.
+        runtime: the name of the runtime that it was built for.
+        runtime_version: its version.
+        device: the runtime's device.
+        reason: why this runtime was chosen.
         machine: the processor architecture.
         fewheads_version: the release that built it.
         file: the file to load, beside this record.
@@ -43,15 +43,17 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         seconds: how long the build took, checks included.
         golden: how the file did on the golden set; None where it could not run.
         golden_skipped: why it could not.
-        engine: what TensorRT told; None for ONNX Runtime.
+        engine: the compiler's report; None for a runtime without one.
     """
 
     name: str
     version: int
     tier: str
     onnx_sha256: str
-    backend: Backend
-    backend_version: str
+    runtime: str
+    runtime_version: str
+    device: str
+    reason: str
     machine: str
     fewheads_version: str
     file: str
@@ -64,7 +66,7 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Cached(NamedTuple):
-    """A build that was found and checked: where, its record, and the bytes of its file."""
+    """A checked build: its directory, its record, and the bytes of its file."""
 
     directory: Path
     record: BuildRecord
@@ -76,12 +78,23 @@ def cache_directory(given: Path | None) -> Path:
     return given or Path(os.environ.get("FEWHEADS_CACHE") or Path.home() / ".cache" / "fewheads")
 
 
-def entry(cache: Path, manifest: Manifest, onnx_sha256: str, backend: Backend, backend_version: str) -> Path:
-    """Return where a build lies. Its name holds all that makes a build unusable, or its record untrue, elsewhere."""
+def entry(given: Path | None, source: Source, runtime: Runtime) -> Path:
+    """Return the directory of a build.
+
+    Its name covers all that makes the build unusable, or its record untrue, elsewhere.
+
+    Args:
+        given: the cache, as :func:`cache_directory` takes it.
+        source: what is built.
+        runtime: what it is built for.
+
+    Raises:
+        BackendError: the runtime is not installed.
+    """
     # The manifest holds the profile that an engine is built for, and the hash of the golden set that it passed.
-    model = (sha256(encode(manifest)), onnx_sha256)
-    parts = (*model, backend.name, backend_version, backend.device, platform.machine(), str(FORMAT_VERSION))
-    return cache / sha256("\n".join(parts).encode())[:16]
+    model = (sha256(encode(source.bundle.manifest)), source.tier.name, source.artifact.role, source.onnx_sha256)
+    parts = (*model, *runtime.cache_key(), platform.machine(), str(FORMAT_VERSION))
+    return cache_directory(given) / sha256("\n".join(parts).encode())[:16]
 
 
 def find(directory: Path, onnx_sha256: str) -> Cached | None:

@@ -1,7 +1,7 @@
-"""Which errors of CUDA leave a process without a device: every later call fails, and only a new process helps.
+"""CUDA errors that leave a process without a device: every later call fails, and only a new process helps.
 
-The numbers, names and texts are those of CUDA's ``cudaError_t`` and ``CUresult``. What a call can be repeated after,
-such as a lack of memory, is none of them.
+The numbers, names and texts are those of CUDA's ``cudaError_t`` and ``CUresult``. Errors after which a call can be
+repeated, such as a lack of memory, are not among them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAMES = (
     "Contained",
     "Unknown",
 )
-#: What the driver says of a device that has gone from the bus.
+#: Messages of the driver about a device that has gone from the bus.
 _LOST = ("gpu is lost", "device is lost", "fallen off the bus")
 _TEXT = re.compile("|".join(map(re.escape, (*_ERRORS.values(), *_LOST))), re.IGNORECASE)
 _NAME = re.compile(rf"\b(?:cudaError|CUDA_ERROR_)(?:{'|'.join(_NAMES)})\b", re.IGNORECASE)
@@ -51,7 +51,7 @@ _NUMBER = re.compile(rf"\bcuda (?:runtime )?(?:failure|error)(?: code)?[ :=]+(?:
 
 
 def is_fatal(text: str) -> bool:
-    """Say whether a message of CUDA, or of a runtime that quotes it, tells of an error that no process outlives."""
+    """Return whether a message of CUDA, or of a runtime that quotes it, reports an error that no process outlives."""
     return any(pattern.search(text) for pattern in (_TEXT, _NAME, _NUMBER))
 
 

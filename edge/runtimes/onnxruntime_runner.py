@@ -1,20 +1,39 @@
-"""ONNX Runtime: the reference on every machine, and the embedded default where there is no TensorRT."""
+"""Models in ONNX Runtime. The only module that imports ``onnxruntime``, inside its functions."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
-from edge.errors import BackendError, BundleError, Literally, RunnerError
+from edge.errors import BackendError, BundleError, InvalidRequest, Literally, RunnerError
+from edge.runner import Tensor, check_feeds
 
 if TYPE_CHECKING:
     import onnxruntime
 
 log = logging.getLogger(__name__)
+
+CUDA_PROVIDER = "CUDAExecutionProvider"
+_CPU_PROVIDER = "CPUExecutionProvider"
+
+
+class OnnxRuntimeHandle:
+    """A tensor in the memory of an ONNX Runtime device; see :class:`edge.runner.Handle`."""
+
+    def __init__(self, value: onnxruntime.OrtValue) -> None:
+        self.value = value
+        self.datatype = ONNX_TYPES[value.data_type()]
+        self.shape: tuple[int, ...] = tuple(value.shape())
+
+    def numpy(self) -> Array:
+        """Return a copy on the host."""
+        return np.array(self.value.numpy())  # on the CPU, ONNX Runtime returns a view in some versions
 
 
 class OnnxRuntimeRunner:
@@ -22,10 +41,10 @@ class OnnxRuntimeRunner:
 
     Args:
         model: the bytes of the ONNX file; bytes, so that what was hashed is what runs.
-        subject: how errors call the model.
+        subject: the name of the model in errors.
         threads: intra-op threads. One by default: on few cores more threads cost more than they give for small models.
         cuda: run on the GPU.
-        optimized_path: where ONNX Runtime shall write the graph as it optimised it.
+        optimized_path: the file to which ONNX Runtime writes the graph as it optimised it.
 
     Raises:
         BundleError: the bytes are no ONNX model that this runtime can run, or it keeps weights in other files.
@@ -40,7 +59,8 @@ class OnnxRuntimeRunner:
         check_self_contained(model, subject)
         ort = import_onnxruntime()
         self.device = "GPU" if cuda else "CPU"
-        provider = "CUDAExecutionProvider" if cuda else "CPUExecutionProvider"
+        self._place = "cuda" if cuda else "cpu"
+        provider = CUDA_PROVIDER if cuda else _CPU_PROVIDER
         if provider not in ort.get_available_providers():
             fix = "Install the extra 'cuda', or build for the CPU."
             raise BackendError(provider, given=ort.get_available_providers(), expected="it among them", fix=fix)
@@ -94,18 +114,75 @@ class OnnxRuntimeRunner:
             assert self._session is not None, "infer after close"
             values = self._session.run(self._output_names, inputs)
         except Exception as error:
-            log.exception("%s failed in ONNX Runtime", self._subject)
-            raise RunnerError(
-                self._subject, given=Literally(type(error).__name__), expected="an answer", fix="See the server's log."
-            ) from error
+            raise self._failed(error) from error
         outputs = dict(zip(self._output_names, values, strict=True))
         for name in self._text_outputs:
             outputs[name] = text.encode(outputs[name])
         return outputs
 
+    def upload(self, array: Array) -> OnnxRuntimeHandle:
+        """Copy an array to the device; see :class:`edge.runner.Runner`.
+
+        Raises:
+            InvalidRequest: the array is BYTES, which ONNX Runtime cannot bind.
+            RunnerError: the runtime failed; its text is in the log.
+        """
+        if array.dtype.kind in "SUO":
+            raise self._unbindable("upload to", "BYTES")
+        try:
+            # An OrtValue on the CPU only refers to the array, so the array must be a copy that nobody else has.
+            value = import_onnxruntime().OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self._place, 0)
+        except Exception as error:
+            raise self._failed(error) from error
+        return OnnxRuntimeHandle(value)
+
+    def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
+        """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
+
+        Raises:
+            InvalidRequest: ``feeds`` or ``keep`` do not fit the graph, or the graph has BYTES, which ONNX Runtime
+                cannot bind.
+            RunnerError: the runtime failed; its text is in the log.
+        """
+        check_feeds(self, feeds, keep, self._subject)
+        if texts := [*self._text_inputs, *self._text_outputs]:
+            raise self._unbindable(f"{texts[0]!r} of", "BYTES")
+        try:
+            assert self._session is not None, "run after close"
+            binding = self._session.io_binding()
+            for name, tensor in feeds.items():
+                if isinstance(tensor, np.ndarray):
+                    binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
+                elif isinstance(tensor, OnnxRuntimeHandle):
+                    binding.bind_ortvalue_input(name, tensor.value)
+                else:
+                    raise self._unbindable(f"input {name!r} of", f"a handle of {type(tensor).__name__}")
+            for name in self._output_names:
+                binding.bind_output(name, self._place if name in keep else "cpu")
+            self._session.run_with_iobinding(binding)
+            values = binding.get_outputs()
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+        return {
+            name: OnnxRuntimeHandle(value) if name in keep else value.numpy()
+            for name, value in zip(self._output_names, values, strict=True)
+        }
+
     def close(self) -> None:
         """Drop the session, and with it its memory."""
         self._session = None
+
+    def _failed(self, error: Exception) -> RunnerError:
+        log.error("%s failed in ONNX Runtime", self._subject, exc_info=error)
+        given = Literally(type(error).__name__)
+        return RunnerError(self._subject, given=given, expected="an answer", fix="See the server's log.")
+
+    def _unbindable(self, what: str, given: str) -> InvalidRequest:
+        expected = "numbers in an array or in a handle of ONNX Runtime"
+        fix = "Call infer for text, and feed handles to the runtime that made them."
+        return InvalidRequest(f"{what} {self._subject}", given=Literally(given), expected=expected, fix=fix)
 
 
 def import_onnxruntime() -> Any:

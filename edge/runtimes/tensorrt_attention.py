@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-#: What fused FP16 attention allows (NVIDIA/TensorRT#2981).
+#: Head dimensions that fused FP16 attention allows (NVIDIA/TensorRT#2981).
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
@@ -16,7 +16,7 @@ class Attention(msgspec.Struct, frozen=True):
 
     Attributes:
         datatype: of the first product, as TensorRT calls it: ``HALF``, ``FLOAT``.
-        query_dim: features of a query and a key in one head; -1 where the network does not tell.
+        query_dim: features of a query and a key in one head; -1 where the network does not fix it.
         value_dim: features of a value in one head; -1 likewise.
     """
 
@@ -50,9 +50,9 @@ def attention_blocks(trt: Any, network: Any) -> list[Attention]:
 
 
 def describe(blocks: list[Attention], fused: bool) -> str:
-    """Say how many blocks there are, whether they were fused, and why not where the rules tell.
+    """Describe how many blocks there are, whether they were fused, and why not where the rules explain it.
 
-    ``fused`` says that at least one was: an engine's bytes do not tell which.
+    ``fused`` means that at least one was: an engine's bytes do not show which.
     """
     if not blocks:
         return "no attention"

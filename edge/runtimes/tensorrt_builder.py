@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -19,43 +19,18 @@ import msgspec
 from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, Literally
+from edge.runtimes.runtime import EngineReport, Progress
 from edge.runtimes.tensorrt_attention import Attention, attention_blocks, describe
 
 log = logging.getLogger(__name__)
 
 Flavor = Literal["tensorrt", "tensorrt_rtx"]
-#: Called with the name of the innermost phase that goes on, its finished steps and all its steps. It must not raise.
-Progress = Callable[[str, int, int], None]
 
 _INSTALL = {
     "tensorrt": "Install JetPack's python3-libnvinfer; a wheel from an index does not support the Orin's GPU.",
     "tensorrt_rtx": "Install the extra 'rtx' on an x86-64 machine.",
 }
 _KEPT_MESSAGES = 20
-
-
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build told.
-
-    Attributes:
-        builder: ``tensorrt`` or ``tensorrt_rtx``.
-        version: its version.
-        layers: of the network as it was parsed; an engine's own layers can be inspected only on its GPU.
-        attention_blocks: how many softmaxes stand between two matrix products.
-        attention_fused: whether the engine holds a fused attention kernel; None where there is no attention.
-        attention: both, and the reason where it is known, for people.
-        seconds: how long it took.
-        warnings: the last warnings and errors of TensorRT's log.
-    """
-
-    builder: str
-    version: str
-    layers: int
-    attention_blocks: int
-    attention_fused: bool | None
-    attention: str
-    seconds: float
-    warnings: tuple[str, ...]
 
 
 class CompiledEngine(msgspec.Struct, frozen=True):
@@ -93,15 +68,15 @@ def compile_onnx(
     subject: str,
     progress: Progress | None = None,
 ) -> CompiledEngine:
-    """Build an engine. The network is strongly typed: what the ONNX file says is what computes.
+    """Build an engine. The network is strongly typed: it computes in the datatypes of the ONNX file.
 
     Args:
         model: the bytes of the ONNX file, weights included.
         profile: input to the shapes that it may take, for every input with a dynamic dimension.
-        flavor: which TensorRT.
+        flavor: the package of TensorRT.
         compute_capability: the GPU to compile for, such as ``SM86``; None is the one in this machine.
-        subject: how errors call the model.
-        progress: is told how far the build is.
+        subject: the name of the model in errors.
+        progress: called during the build.
 
     Raises:
         BundleError: the model is no ONNX, or keeps weights in other files.
@@ -157,10 +132,10 @@ def _parse(trt: Any, model: bytes, network: Any, logger: Any, subject: str) -> N
     if parsed and network.num_outputs:
         return
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    told = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
+    found = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
     raise BackendError(
         subject,
-        given=Literally("; ".join(told) or "a graph without outputs"),
+        given=Literally("; ".join(found) or "a graph without outputs"),
         expected=f"an ONNX model that {trt.__name__} {trt.__version__} parses",
         fix="Export it again with standard ONNX operators, or serve it with --target onnxruntime.",
     )
@@ -174,7 +149,7 @@ def _config(
     trt: Any, builder: Any, profile: Mapping[str, Profile], compute_capability: str | None, subject: str
 ) -> Any:
     config = builder.create_builder_config()
-    # FP32 shall be FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
+    # FP32 must stay FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
     config.clear_flag(trt.BuilderFlag.TF32)
     if profile:
         shapes = builder.create_optimization_profile()

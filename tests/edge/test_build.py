@@ -1,4 +1,4 @@
-"""From a bundle to the cache and from there to a runner."""
+"""Builds: into the cache, and from there to a runner."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from edge.bundles.golden import Golden
 from edge.cli.build import build as command
 from edge.errors import GoldenError, UsageError
 from edge.files import sha256
-from edge.runtimes.backends import choose
-from edge.runtimes.build import build, cached, load_runner
-from edge.runtimes.cache import BuildRecord, cache_directory
+from edge.runtimes import cache
+from edge.runtimes.build import build, load_runner
+from edge.runtimes.cache import BuildRecord, Cached, cache_directory
+from edge.runtimes.runtime import Source
+from edge.runtimes.table import choose
 from tests.edge.marks import with_rtx
 from tests.edge.models import (
     ORACLE_BUNDLE,
@@ -41,12 +43,18 @@ def oracle() -> Bundle:
     return Bundle.open(ORACLE_BUNDLE)
 
 
+def cached(bundle: Bundle, cache_dir: Path) -> Cached | None:
+    source = Source.of(bundle, choose(ORT))
+    return cache.find(cache.entry(cache_dir, source, choose(ORT)), source.onnx_sha256)
+
+
 def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
     built = build(oracle, ORT, tmp_path)
     record = built.record
     assert not built.reused
     assert built.directory.parent == tmp_path
     assert (record.name, record.version, record.tier) == ("calculator-oracle", 1, "full")
+    assert (record.runtime, record.device, record.reason) == (ORT, "CPU", "The target names it.")
     assert record.onnx_sha256 == oracle.manifest.files["model.onnx"].sha256
     assert record.golden is not None
     assert record.golden.max_abs_diff == 0.0
@@ -71,10 +79,10 @@ def test_another_version_with_the_same_weights_is_another_build(oracle: Bundle, 
 
 
 def test_load_from_the_bundle_and_from_the_cache(oracle: Bundle, tmp_path: Path):
-    assert cached(oracle, choose(ORT), tmp_path) is None
+    assert cached(oracle, tmp_path) is None
     straight = load_runner(oracle, ORT, tmp_path)
     built = build(oracle, ORT, tmp_path)
-    found = cached(oracle, choose(ORT), tmp_path)
+    found = cached(oracle, tmp_path)
     assert found is not None
     assert found.record == built.record
     through = load_runner(oracle, ORT, tmp_path)
@@ -115,7 +123,7 @@ def test_flipped_byte_in_a_build_is_found(oracle: Bundle, tmp_path: Path):
     built = build(oracle, ORT, tmp_path)
     path = built.directory / built.record.file
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    assert cached(oracle, choose(ORT), tmp_path) is None
+    assert cached(oracle, tmp_path) is None
 
 
 def test_record_does_not_lead_out_of_the_cache(oracle: Bundle, tmp_path: Path):
@@ -123,7 +131,7 @@ def test_record_does_not_lead_out_of_the_cache(oracle: Bundle, tmp_path: Path):
     (tmp_path / "elsewhere.onnx").write_bytes((built.directory / built.record.file).read_bytes())
     moved = msgspec.structs.replace(built.record, file="../elsewhere.onnx")
     (built.directory / "build.json").write_bytes(msgspec.json.encode(moved))
-    assert cached(oracle, choose(ORT), tmp_path) is None
+    assert cached(oracle, tmp_path) is None
 
 
 def test_cache_that_cannot_be_made(oracle: Bundle, tmp_path: Path):
@@ -214,5 +222,5 @@ def test_command_prints_what_was_built_and_why(tmp_path: Path):
     arguments = [str(ORACLE_BUNDLE), "--target", ORT, "--cache", str(tmp_path)]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert f"building {ORACLE_BUNDLE} for onnxruntime" in result.stderr.replace("\n", "")
-    for text in ("onnxruntime", "on CPU", "It was asked for.", "largest difference 0 in 8 rows"):
+    for text in ("onnxruntime", "on CPU", "The target names it.", "largest difference 0 in 8 rows"):
         assert text in result.stdout

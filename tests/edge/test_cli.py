@@ -206,8 +206,8 @@ def test_doctor(tmp_path: Path) -> None:
     assert shown["version"] == __version__
     checks = {check["name"]: check for check in shown["checks"]}
     assert len(checks) == len(shown["checks"])
-    assert {"python", "grpcio", "numpy", "backend", "memory", "cache"} <= set(checks)
-    assert checks["backend"]["status"] == "ok"
+    assert {"python", "grpcio", "numpy", "runtime", "memory", "cache"} <= set(checks)
+    assert checks["runtime"]["status"] == "ok"
     assert checks["cache"] == {"name": "cache", "status": "ok", "found": str(tmp_path / "cache"), "advice": ""}
     for check in checks.values():
         assert check["status"] in ("ok", "absent", "warning")

@@ -18,6 +18,7 @@ import pytest
 
 import edge
 from edge.runtimes import tensorrt_builder
+from edge.runtimes.table import RUNTIMES
 
 ROOT = Path(edge.__file__).parent.parent
 GENERATED = "edge/pb/"
@@ -82,6 +83,8 @@ OWNERS = {
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
 }
+#: They name packages that have the names of runtimes.
+OWNERS_OF_RUNTIME_PACKAGES = {"edge/runtimes/onnxruntime_runner.py", "edge/runtimes/tensorrt_builder.py"}
 #: The protocol's messages stop where they are translated.
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: All that the workstation needs of the device's half: it hands bundles over, and neither serves nor asks a server.
@@ -244,7 +247,8 @@ def test_imports_by_name() -> None:
         ("edge/runtimes/tensorrt_builder.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
         ("edge/client/__init__.py", "import_module(f'{__name__}.{_HOMES[name]}')"),
-        *((file, call) for file, call in found if call.startswith("np.load(")),
+        # Arrays and models are no modules.
+        *(one for one in found if one[1].startswith(("np.load(", "runtime.load(", "super().load("))),
     }
     assert set(get_args(tensorrt_builder.Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
@@ -265,6 +269,23 @@ def test_nothing_imports_what_stands_above_it() -> None:
         if found.is_of("edge") and there in ORDER and here in ORDER:
             wrong += [found] if ORDER.index(here) < ORDER.index(there) else []
     assert not wrong
+
+
+def test_only_a_runtimes_own_file_names_it() -> None:
+    """A new runtime changes its file and the table, because no other module asks which runtime it has."""
+    own = {f"{runtime.__module__.replace('.', '/')}.py" for runtime in RUNTIMES.values()}
+    own |= OWNERS_OF_RUNTIME_PACKAGES
+    named = [
+        (name_of(path), node.lineno, node.value)
+        for path in WRITTEN
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and names_a_runtime(node.value)
+    ]
+    assert own == {file for file, _, _ in named}
+
+
+def names_a_runtime(text: str) -> bool:
+    return text.partition(":")[0] in RUNTIMES and " " not in text
 
 
 def test_errors_and_datatypes_are_leaves() -> None:

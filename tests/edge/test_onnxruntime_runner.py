@@ -1,4 +1,4 @@
-"""ONNX Runtime: specs, values, and the refusals."""
+"""ONNX Runtime: specs, values, tensors that stay on the device, and the refusals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from edge.datatypes import TensorSpec
-from edge.errors import BackendError, BundleError, RunnerError
+from edge.datatypes import Array, TensorSpec
+from edge.errors import BackendError, BundleError, InvalidRequest, RunnerError
+from edge.runner import Tensor
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
 from tests.edge.models import oracle_golden, oracle_onnx, serialized
+from tests.edge.serving_models import write_echo_bundle
 
 
 @pytest.fixture
@@ -113,3 +115,136 @@ def test_half_precision_and_fixed_shapes_are_told():
     runner = OnnxRuntimeRunner(serialized(graph), subject="relu")
     assert runner.inputs == (TensorSpec("x", "FP16", (2, 3)),)
     assert runner.outputs == (TensorSpec("y", "FP16", (2, 3)),)
+
+
+WIDTH = 6
+
+
+def recurrent_onnx() -> bytes:
+    """One step: x and state [batch, 6] to next = tanh(x @ wx + state @ ws) [batch, 6] and y = next @ wy [batch, 2]."""
+    random = np.random.default_rng(0)
+    weights = {"wx": (WIDTH, WIDTH), "ws": (WIDTH, WIDTH), "wy": (WIDTH, 2)}
+    nodes = [("MatMul", "x wx", "a"), ("MatMul", "state ws", "b"), ("Add", "a b", "c"), ("Tanh", "c", "next")]
+    nodes.append(("MatMul", "next wy", "y"))
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs.split(), [output]) for kind, inputs, output in nodes],
+        "recurrent",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", WIDTH]) for name in ("x", "state")],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width])
+            for name, width in [("y", 2), ("next", WIDTH)]
+        ],
+        [
+            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
+            for name, shape in weights.items()
+        ],
+    )
+    return serialized(graph)
+
+
+@pytest.fixture
+def recurrent() -> OnnxRuntimeRunner:
+    return OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent")
+
+
+@pytest.mark.parametrize("cuda", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_a_loop_through_handles_equals_one_through_numpy(cuda: bool):
+    runner = OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent", cuda=cuda)
+    steps = np.random.default_rng(1).normal(size=(50, 3, WIDTH)).astype(np.float32)
+    start = np.ones((3, WIDTH), np.float32)
+    handle: Tensor = runner.upload(start)
+    start_again, first = start.copy(), handle
+    start[:] = 7  # the handle has a copy
+    state: Array = start_again
+    kept, expected = [], []
+    for x in steps:
+        on_device = runner.run({"x": x, "state": handle}, keep={"next"})
+        on_host = runner.infer({"x": x, "state": state})
+        handle, state = on_device["next"], on_host["next"]
+        assert not isinstance(handle, np.ndarray)
+        assert (handle.datatype, handle.shape) == ("FP32", (3, WIDTH))
+        kept.append(on_device["y"])
+        expected.append(on_host["y"])
+    # Compared at the end: no later run has overwritten what an earlier one returned.
+    np.testing.assert_array_equal(np.array(kept), np.array(expected))
+    assert not isinstance(handle, np.ndarray)
+    copy = handle.numpy()
+    np.testing.assert_array_equal(copy, state)
+    copy[:] = 0
+    np.testing.assert_array_equal(handle.numpy(), state)
+    assert not isinstance(first, np.ndarray)
+    np.testing.assert_array_equal(first.numpy(), start_again)
+
+
+def test_handles_pass_from_one_model_to_another(recurrent: OnnxRuntimeRunner):
+    other = OnnxRuntimeRunner(recurrent_onnx(), subject="other")
+    x = np.ones((2, WIDTH), np.float32)
+    state = other.run({"x": x, "state": x}, keep=["next"])["next"]
+    got = recurrent.run({"x": x[:, ::-1], "state": state})["y"]
+    expected = recurrent.infer({"x": x, "state": other.infer({"x": x, "state": x})["next"]})["y"]
+    np.testing.assert_array_equal(got, expected)
+
+
+class Stranger:
+    """A handle of another runtime."""
+
+    datatype, shape = "FP32", (1, WIDTH)
+
+    def numpy(self) -> Array:
+        return np.zeros(self.shape, np.float32)
+
+
+ROW = np.zeros((1, WIDTH), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("state", "keep", "message"),
+    [
+        (
+            ROW[:, :2],
+            "next",
+            "input 'state' of recurrent: got FP32 [1, 2], expected FP32 [-1, 6]. Feed an output that has the datatype "
+            "and shape of this input.",
+        ),
+        (ROW.astype(np.float64), "next", "input 'state' of recurrent: got FP64 [1, 6], expected FP32 [-1, 6]."),
+        (ROW[0], "next", "input 'state' of recurrent: got FP32 [6], expected FP32 [-1, 6]."),
+        (None, "next", "inputs of recurrent: got ['x'], expected ['state', 'x']. Feed each input of the graph once."),
+        (ROW, "state", "keep of recurrent: got 'state', expected one of ['y', 'next']. Keep an output of the graph."),
+        (
+            Stranger(),
+            "next",
+            "input 'state' of recurrent: got a handle of Stranger, expected numbers in an array or in a handle of ONNX "
+            "Runtime. Call infer for text, and feed handles to the runtime that made them.",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(recurrent: OnnxRuntimeRunner, state: object, keep: str, message: str):
+    uploaded = recurrent.upload(state) if isinstance(state, np.ndarray) else state
+    feeds: dict[str, Tensor] = {"x": ROW} | ({} if uploaded is None else {"state": uploaded})  # type: ignore[dict-item]
+    with pytest.raises(InvalidRequest) as caught:
+        recurrent.run(feeds, [keep])
+    assert str(caught.value).startswith(message)
+    assert recurrent.run({"x": ROW, "state": ROW}, ["next"])["next"].shape == (1, WIDTH)
+
+
+def test_text_stays_on_the_host(recurrent: OnnxRuntimeRunner, tmp_path: Path):
+    text = np.array([b"a"], object)
+    with pytest.raises(InvalidRequest, match="upload to recurrent: got BYTES, expected numbers"):
+        recurrent.upload(text)
+    bundle = write_echo_bundle(tmp_path / "echo", "BYTES")
+    echo = OnnxRuntimeRunner(bundle.read("model.onnx"), subject="echo")
+    with pytest.raises(InvalidRequest, match="'in_bytes' of echo: got BYTES, expected numbers"):
+        echo.run({"in_bytes": text})
+
+
+def test_a_failure_in_run_hides_its_text(caplog: pytest.LogCaptureFixture):
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["m", "n"]) for name in "aby"]
+    runner = OnnxRuntimeRunner(serialized(helper.make_graph(nodes, "product", infos[:2], infos[2:])), subject="product")
+    with pytest.raises(RunnerError, match=r"product: got \w+, expected an answer. See the server's log.") as caught:
+        runner.run({"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 3), np.float32)})
+    assert "dimension" not in str(caught.value)
+    assert "dimension" in caplog.text
+    runner.close()
+    with pytest.raises(RunnerError):
+        runner.run({"a": np.zeros((2, 3), np.float32), "b": np.zeros((3, 2), np.float32)})

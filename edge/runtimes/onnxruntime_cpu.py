@@ -1,0 +1,51 @@
+"""ONNX Runtime on the processor: the reference on every machine."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from edge.bundles.manifest import Artifact
+from edge.files import reserve
+from edge.runner import Runner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner, import_onnxruntime
+from edge.runtimes.runtime import Product, Progress, Runtime, Source, Suitability
+
+
+class OnnxRuntimeCpu(Runtime):
+    """ONNX Runtime with its CPU provider. A build is the graph as ONNX Runtime optimised it."""
+
+    name = "onnxruntime"
+    artifact_runtime = "onnxruntime"
+    device = "CPU"
+    _cuda: ClassVar[bool] = False
+
+    @classmethod
+    def version(cls) -> str:
+        """Return the version of ONNX Runtime; see :meth:`Runtime.version`."""
+        return str(import_onnxruntime().__version__)
+
+    @classmethod
+    def suitability(cls) -> Suitability | None:
+        """Return that it runs everywhere: it comes last of those that ``auto`` considers."""
+        return Suitability(True, f"ONNX Runtime {cls.version()} runs on the CPU.")
+
+    def row_independent(self, artifact: Artifact) -> bool:
+        """Return False for INT8: the scale of dynamic INT8 activations is taken from the whole run."""
+        return artifact.precision != "int8"
+
+    def build(self, source: Source, progress: Progress | None = None) -> Product:
+        """Optimise the graph; see :meth:`Runtime.build`."""
+        model = source.read()
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, "model.onnx")
+            # ONNX Runtime reports a full disk as a broken model. Folded constants seldom double the size of a graph.
+            reserve(Path(scratch, "room"), 2 * len(model))
+            OnnxRuntimeRunner(model, subject=source.subject, cuda=self._cuda, optimized_path=str(path)).close()
+            return Product(path.name, path.read_bytes())
+
+    def load(self, source: Source, built: bytes | None) -> Runner:
+        """Load the optimised graph, or the bundle's; see :meth:`Runtime.load`."""
+        model = source.read() if built is None else built
+        return OnnxRuntimeRunner(model, subject=source.subject, cuda=self._cuda)

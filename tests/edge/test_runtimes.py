@@ -1,0 +1,280 @@
+"""The runtimes: the choice of one, a new one, and the simulated accelerator."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx.reference import ReferenceEvaluator
+
+from edge.cli.build import build as build_command
+from edge.cli.doctor import runtime_checks
+from edge.datatypes import Array, TensorSpec
+from edge.errors import BackendError, UsageError
+from edge.pb import inference_pb2 as pb
+from edge.repository.repository import Repository
+from edge.runner import Handle, Tensor
+from edge.runtimes.build import build, load_runner
+from edge.runtimes.jetson import jetson_model
+from edge.runtimes.runtime import Product, Progress, Runtime, Source
+from edge.runtimes.table import RUNTIMES, choose, targets
+from edge.scheduling.scheduler import Scheduler
+from tests.edge.commands import fewheads, refusal
+from tests.edge.marks import with_rtx
+from tests.edge.models import oracle_golden, write_oracle_bundle
+from tests.edge.processes import served
+
+# The installed ONNX Runtime decides between the two, on a Jetson as anywhere.
+CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+NAME, DEVICE = ("onnxruntime-cuda", "GPU") if CUDA else ("onnxruntime", "CPU")
+MODEL = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
+RELEASE = "# R36 (release), REVISION: 4.3, GCID: 12345, BOARD: generic\n"
+
+with_cuda = pytest.mark.skipif(not CUDA, reason="needs CUDA in ONNX Runtime")
+without_cuda = pytest.mark.skipif(CUDA, reason="this ONNX Runtime has CUDA")
+without_tensorrt = pytest.mark.skipif(find_spec("tensorrt") is not None, reason="this machine has TensorRT")
+without_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is not None, reason="tensorrt_rtx is installed")
+
+
+def root_with(directory: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("files", "model"),
+    [
+        ({}, None),
+        ({"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}, None),
+        ({"proc/device-tree/model": f"{MODEL}\0"}, MODEL),
+        ({"proc/device-tree/model": f"{MODEL}\0", "etc/nv_tegra_release": RELEASE}, MODEL),
+        ({"etc/nv_tegra_release": RELEASE}, "NVIDIA Jetson"),
+    ],
+)
+def test_jetson_model(tmp_path: Path, files: dict[str, str], model: str | None):
+    assert jetson_model(root_with(tmp_path, files)) == model
+
+
+def test_auto_takes_the_first_suitable_runtime_and_says_why():
+    runtime = choose("auto")
+    assert (runtime.name, runtime.device, runtime.thread_bound) == (NAME, DEVICE, CUDA)
+    passed = [] if find_spec("tensorrt") else ["No tensorrt package is installed."]
+    passed += [] if CUDA else ["This ONNX Runtime has no CUDA provider."]
+    assert runtime.reason.startswith(" ".join([*passed, f"ONNX Runtime {onnxruntime.__version__} "]))
+
+
+@without_tensorrt
+def test_auto_passes_over_tensorrt_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    # A stand-in for JetPack's package, of which only the version is read.
+    tensorrt = ModuleType("tensorrt")
+    tensorrt.__version__ = "10.3.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    runtime = choose("auto")
+    assert runtime.name == NAME
+    assert "TensorRT 10.3.0 is installed, but this release does not build engines on the device." in runtime.reason
+
+
+def test_auto_never_considers_what_does_not_compute_here():
+    assert RUNTIMES["simulated"].suitability() is None
+    assert RUNTIMES["tensorrt-rtx"].suitability() is None
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "artifact_runtime", "thread_bound"),
+    [
+        ("onnxruntime", "CPU", "onnxruntime", False),
+        pytest.param("onnxruntime-cuda", "GPU", "onnxruntime", True, marks=with_cuda),
+        ("simulated:1", "GPU", "onnxruntime", True),
+        pytest.param("tensorrt-rtx:SM86", "SM86", "tensorrt", False, marks=with_rtx),
+    ],
+)
+def test_named_targets(target: str, device: str, artifact_runtime: str, thread_bound: bool):
+    runtime = choose(target)
+    assert runtime.name == target.partition(":")[0]
+    assert (runtime.device, runtime.artifact_runtime, runtime.thread_bound) == (device, artifact_runtime, thread_bound)
+    assert runtime.reason.startswith("The target names it.")
+
+
+def test_tensorrt_is_refused_until_it_is_built_on_the_device():
+    with pytest.raises(BackendError, match=r"--target: got 'tensorrt', .* this release does not build engines"):
+        choose("tensorrt")
+
+
+@pytest.mark.parametrize("target", ["", "cuda", "TENSORRT", "onnxruntime:SM86", "auto:"])
+def test_unknown_target(target: str):
+    expected = "auto, tensorrt, onnxruntime-cuda, onnxruntime, tensorrt-rtx:SMxx or simulated:MILLISECONDS"
+    with pytest.raises(UsageError, match=f"--target: got '{target}', expected {expected}. Take auto"):
+        choose(target)
+
+
+def test_help_lists_the_table():
+    shown = " ".join(CliRunner().invoke(build_command, ["--help"], terminal_width=200).output.split())
+    for runtime in RUNTIMES.values():
+        assert runtime.target() in shown
+
+
+@without_cuda
+def test_missing_cuda_provider():
+    assert RUNTIMES["onnxruntime-cuda"].device == "GPU"
+    assert RUNTIMES["onnxruntime-cuda"].thread_bound
+    with pytest.raises(BackendError, match=r"CUDAExecutionProvider: got .*Install the extra 'cuda'"):
+        choose("onnxruntime-cuda")
+
+
+@with_rtx
+@pytest.mark.parametrize("device", ["SM75", "SM80", "SM89", "SM120"])
+def test_compute_capability(device: str):
+    assert choose(f"tensorrt-rtx:{device}").device == device
+
+
+@with_rtx
+@pytest.mark.parametrize(("device", "given"), [("SM87", "'SM87'"), ("CURRENT", "'CURRENT'"), ("", "no compute")])
+def test_unsupported_compute_capability(device: str, given: str):
+    with pytest.raises(UsageError, match=rf"got {given}.*expected :SM75 :SM80 :SM86.*a Jetson Orin .SM87. is none"):
+        choose(f"tensorrt-rtx:{device}")
+
+
+@without_rtx
+def test_missing_tensorrt_rtx():
+    with pytest.raises(BackendError, match=r"tensorrt_rtx: got .*Install the extra 'rtx' on an x86-64 machine"):
+        choose("tensorrt-rtx:SM86")
+
+
+@without_cuda
+def test_doctor_warns_of_a_jetson_whose_gpu_stays_idle(tmp_path: Path):
+    found = {check.name: check for check in runtime_checks(tmp_path)}
+    assert set(found) == {"jetson", "runtime", *RUNTIMES}
+    assert (found["jetson"].found, found["runtime"].status, found["runtime"].advice) == ("no", "ok", "")
+    assert (found["onnxruntime-cuda"].status, found["onnxruntime"].found) == ("absent", onnxruntime.__version__)
+    found = {check.name: check for check in runtime_checks(root_with(tmp_path, {"etc/nv_tegra_release": RELEASE}))}
+    assert (found["jetson"].found, found["runtime"].status) == ("NVIDIA Jetson", "warning")
+    assert found["runtime"].found.endswith("runs on the CPU.")
+    assert found["runtime"].advice.startswith("The GPU stays idle. Install an ONNX Runtime with CUDA")
+
+
+class NumpyHandle:
+    """A tensor on a device that is the host."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.datatype, self.shape = "FP32", array.shape
+
+    def numpy(self) -> Array:
+        return self._array.copy()
+
+
+class ReferenceRunner:
+    """ONNX's own evaluator, in NumPy."""
+
+    platform, device = "reference_onnx", "CPU"
+
+    def __init__(self, model: bytes) -> None:
+        self._evaluator = ReferenceEvaluator(onnx.load_from_string(model))
+        self.inputs = (TensorSpec("x", "FP32", (-1, 15)),)
+        self.outputs = (TensorSpec("value", "FP32", (-1, 1)),)
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {"value": self._evaluator.run(None, dict(feeds))[0]}
+
+    def upload(self, array: Array) -> Handle:
+        return NumpyHandle(array.copy())
+
+    def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
+        host = {name: tensor if isinstance(tensor, np.ndarray) else tensor.numpy() for name, tensor in feeds.items()}
+        return {name: NumpyHandle(array) if name in keep else array for name, array in self.infer(host).items()}
+
+    def close(self) -> None:
+        pass
+
+
+class Reference(Runtime):
+    """The whole of a new runtime, in a file of its own."""
+
+    name = "reference"
+    artifact_runtime = "onnxruntime"
+    device = "CPU"
+
+    @classmethod
+    def version(cls) -> str:
+        return str(onnx.__version__)
+
+    def build(self, source: Source, progress: Progress | None = None) -> Product:
+        return Product("model.reference", source.read())
+
+    def load(self, source: Source, built: bytes | None) -> ReferenceRunner:
+        return ReferenceRunner(source.read() if built is None else built)
+
+
+def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(RUNTIMES, Reference.name, Reference)
+    bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
+    assert targets().endswith("or reference")
+    record = build(bundle, "reference", tmp_path / "cache").record
+    assert (record.runtime, record.runtime_version, record.file) == ("reference", onnx.__version__, "model.reference")
+    assert record.golden is not None
+    assert record.golden.passed
+    scheduler = Scheduler(4, device_bound=choose("reference").thread_bound)
+    repository = Repository(tmp_path / "repository", scheduler, target="reference", cache=tmp_path / "cache")
+    repository.load_all()
+    (entry,) = repository
+    assert entry.model is not None, entry.reason
+    assert entry.model.runner.platform == "reference_onnx"
+    golden = oracle_golden()
+    computed = entry.model.program.compute(golden.inputs, entry.model.lanes["full"].options)
+    np.testing.assert_array_equal(computed.outputs["value"], golden.outputs["value"])
+    repository.loader.close(entry.model)
+    scheduler.close()
+
+
+def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path: Path):
+    bundle = write_oracle_bundle(tmp_path / "oracle")
+    loaded = load_runner(bundle, "simulated:50", tmp_path)
+    golden = oracle_golden()
+    for call in (loaded.runner.infer, loaded.runner.run):
+        started, worked = time.perf_counter(), time.thread_time()
+        outputs: Any = call(golden.inputs)
+        assert time.perf_counter() - started >= 0.05
+        assert time.thread_time() - worked < 0.025
+        np.testing.assert_array_equal(outputs["value"], golden.outputs["value"])
+    assert loaded.golden_report.max_abs_diff == 0
+    loaded.runner.close()
+
+
+@pytest.mark.parametrize("duration", ["", "0", "-1", "nan", "inf", "60001", "1ms"])
+def test_a_simulated_run_needs_a_duration(duration: str):
+    with pytest.raises(UsageError, match=r"--target simulated: got .*, expected the milliseconds .* Write simulated:1"):
+        choose(f"simulated:{duration}")
+
+
+def test_a_simulated_accelerator_takes_one_instance(tmp_path: Path):
+    arguments = ["serve", str(tmp_path), "--target=simulated:1", "--instances=2", "--grpc-port=0", "--metrics-port=0"]
+    assert "--instances: got 2, expected 1 on a GPU" in refusal(fewheads(*arguments), 2)
+
+
+def test_a_simulated_accelerator_is_served_as_a_gpu(tmp_path: Path):
+    write_oracle_bundle(tmp_path / "repository" / "oracle")
+    with served(tmp_path / "repository", "--target=simulated:20", f"--cache={tmp_path / 'cache'}") as server:
+        assert not server.ready.unavailable
+        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
+        assert (config.platform, config.backend) == ("simulated_onnx", "simulated")
+        (group,) = config.instance_group
+        assert (group.kind, group.count) == (pb.ModelInstanceGroup.KIND_GPU, 1)
+        request = pb.ModelInferRequest(model_name="calculator-oracle")
+        request.inputs.add(name="x", datatype="FP32", shape=[8, 15])
+        request.raw_input_contents.append(oracle_golden().inputs["x"].tobytes())
+        answer = server.stub.ModelInfer(request)
+        assert answer.raw_output_contents[0] == oracle_golden().outputs["value"].tobytes()
+        (statistics,) = server.stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
+        assert statistics.inference_stats.compute_infer.ns >= 20e6
