@@ -22,6 +22,7 @@ from edge.cli.doctor import runtime_checks
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, UsageError
 from edge.pb import inference_pb2 as pb
+from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
 from edge.runner import Handle, Tensor
 from edge.runtimes.build import build, load_runner
@@ -217,7 +218,7 @@ class Reference(Runtime):
         return ReferenceRunner(source.read() if built is None else built)
 
 
-def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(RUNTIMES, Reference.name, Reference)
     bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
     assert targets().endswith("or reference")
@@ -227,14 +228,15 @@ def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: Path, m
     assert record.golden.passed
     scheduler = Scheduler(4, device_bound=choose("reference").thread_bound)
     repository = Repository(tmp_path / "repository", scheduler, target="reference", cache=tmp_path / "cache")
-    repository.load_all()
+    control = ModelControl(repository, "none")
+    await control.start()
     (entry,) = repository
     assert entry.model is not None, entry.reason
     assert entry.model.runner.platform == "reference_onnx"
     golden = oracle_golden()
     computed = entry.model.program.compute(golden.inputs, entry.model.lanes["full"].options)
     np.testing.assert_array_equal(computed.outputs["value"], golden.outputs["value"])
-    repository.loader.close(entry.model)
+    await control.close()
     scheduler.close()
 
 
