@@ -48,6 +48,7 @@ class Lane:
 
     Attributes:
         options: what a request of this tier asks of the program.
+        inline_after: ``time.monotonic()`` seconds from which its runs may be computed on the thread that submits them.
         latency: how long its runs take.
         failures: of its runs since the last success.
     """
@@ -74,6 +75,7 @@ class Lane:
         self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
         self.preferred_rows = preferred_rows
         self.latency = LatencyTable()
+        self.inline_after = 0.0
         self.failures = FailureTracker()
 
     def run_seconds(self, size: int) -> float:

@@ -29,6 +29,9 @@ T = TypeVar("T")
 DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
 #: A run that usually takes less is not worth another thread: to wake it up and to come back takes about half as long.
 _BRIEF_SECONDS = 0.00025
+#: A run that takes longer than this on the thread that submits it, which is the event loop, keeps other clients waiting:
+#: the time of its tier is not to be relied on, and for a while its runs go to the workers.
+_LONG_SECONDS, _NOT_INLINE_SECONDS = 0.005, 10.0
 
 
 class _Worker:
@@ -138,7 +141,7 @@ class Scheduler:
                 self._enqueue(job, now)
                 return False
             worker = self._idle.pop()
-            worker.lent = self._is_brief(job.lane, job.size)
+            worker.lent = self._is_brief(job.lane, job.size) and job.lane.inline_after <= now
             if not worker.lent:
                 self._hand_over(worker, [job], now)
                 return False
@@ -146,6 +149,8 @@ class Scheduler:
             self.runs.execute([job], worker.index)
         finally:
             self._take_back(worker)
+        if time.monotonic() - now > _LONG_SECONDS:
+            job.lane.inline_after = now + _NOT_INLINE_SECONDS
         return True
 
     def cancel(self, job: Job) -> bool:

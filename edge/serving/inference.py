@@ -302,6 +302,7 @@ class InferenceService:
         if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime, say, ends no event loop
             error = RuntimeError(f"{type(error).__name__} in a run")
         _fail(reply, error, call.model.name, call.request_id)
+        del error  # its traceback may lead to this frame, which must not hold it in turn
 
     def _account(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
         """Count an answered call, and note in its response what it asked to know."""

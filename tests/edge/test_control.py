@@ -158,7 +158,7 @@ def test_models_that_are_loaded_at_the_start(repository: Path) -> None:
 def test_unknown_names(repository: Path) -> None:
     with explicit(repository) as (_, client):
         client.unload_model("zz")
-        with pytest.raises(InferenceServerException, match="model 'zz'") as caught:
+        with pytest.raises(InferenceServerException, match="failed to load 'zz'") as caught:
             client.load_model("zz")
         assert caught.value.status() == "StatusCode.NOT_FOUND"
 

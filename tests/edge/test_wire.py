@@ -76,7 +76,8 @@ def raw_request(array: Array, name: str = "t") -> pb.ModelInferRequest:
 
 def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Array]:
     """Decode what a server would get: the request as bytes, parsed again."""
-    return decode_inputs(pb.ModelInferRequest.FromString(request.SerializeToString()), {s.name: s for s in specs})
+    parsed = pb.ModelInferRequest.FromString(request.SerializeToString())
+    return decode_inputs(parsed, parsed.raw_input_contents, {s.name: s for s in specs})
 
 
 @given(ARRAYS)
