@@ -22,8 +22,8 @@ from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exporte
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.checkpoint import RunMetrics
     from export.exported import Exported
+    from export.runs import RunMetrics
 
 _ALL = "calculator"
 _ADAPTIVE = "calculator-transformer4"

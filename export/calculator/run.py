@@ -11,8 +11,9 @@ from export.calculator.data import DESCRIPTION, load
 from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import Transformer4, create
 from export.calculator.train import fit, recipe_of
-from export.checkpoint import RunConfig, RunMetrics, save
+from export.checkpoint import save
 from export.provenance import provenance
+from export.runs import RunConfig, RunMetrics
 
 
 def train_run(

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from edge.files import write_whole
-from export.checkpoint import WEIGHTS
 from export.reduction.run import reduce_run
+from export.runs import WEIGHTS
 from export.tasks.recipe import Precision, Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.task import Data, Reader, Task

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from export.checkpoint import RunMetrics
 from export.errors import PlanError
 from export.provenance import provenance
 from export.reduction.latency import measure_times
@@ -17,6 +16,7 @@ from export.reduction.plan import check_speedup
 from export.reduction.reduce import Progress, ReducedModel, reduce_model
 from export.reduction.search import grid_of
 from export.reduction.timing import Comparison, feeds_of, measure_models
+from export.runs import RunMetrics
 from export.tasks.models import find
 from export.tasks.objectives import Head
 from export.tasks.registry import task_of

@@ -23,11 +23,11 @@ from edge.bundles.manifest import (
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
-from export.checkpoint import TOKENIZER
 from export.convert import golden_of
 from export.exported import VERSION, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
+from export.runs import TOKENIZER
 from export.runtimes import ExportedArtifact, export_tier
 from export.tasks.examples import limited, split_holdout
 from export.tasks.glue import TASKS, GlueTask, read

@@ -14,7 +14,7 @@ from export.tasks.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.checkpoint import RunMetrics
+    from export.runs import RunMetrics
     from export.tasks.recipe import Precision
 
 

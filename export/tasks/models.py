@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from edge.errors import Literally, UsageError
-from export.checkpoint import WEIGHTS, RunMetrics, load
+from export.checkpoint import load
 from export.heads import Pooling, SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
+from export.runs import WEIGHTS, RunMetrics
 from export.tasks.objectives import Head
 from export.transformer import Transformer, TransformerConfig
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Literally
-from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
+from export.runs import PREDICTIONS
 from export.tasks.metrics import METRICS, Difference, measures, paired_difference
 from export.tasks.objectives import Head, outputs_of
 from export.tasks.tokens import Rows, sorted_batches

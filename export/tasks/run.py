@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 
 from edge.bundles.manifest import Provenance
 from edge.errors import Literally, UsageError
-from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
+from export.checkpoint import save
 from export.errors import DataError
 from export.provenance import provenance
+from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics
 from export.tasks.finetune import Epoch, Step, fine_tune
 from export.tasks.models import MODEL, Architecture, Source, find_tuned, found_or_new, with_head
 from export.tasks.objectives import Head

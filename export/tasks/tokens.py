@@ -14,8 +14,8 @@ from torch import Tensor
 
 from edge.datatypes import Array
 from edge.errors import Literally
-from export.checkpoint import TOKENIZER
 from export.errors import CheckpointError
+from export.runs import TOKENIZER
 from export.tasks.examples import Examples
 
 #: Batches that are cut from one length-sorted bucket; more waste less on padding, and mix the lengths less.

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from edge.files import write_whole
-from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.experiments.family import DENSE, TEACHER, TIERS, family_directory
 from export.experiments.frontier import frontier_of
@@ -18,6 +17,7 @@ from export.experiments.measure import (
     read_answers,
     read_measured,
 )
+from export.runs import PREDICTIONS
 from export.tasks.cli import finetune
 from export.tasks.predictions import Predictions, encode_predictions, read_predictions
 from export.tasks.registry import TASKS

@@ -8,7 +8,6 @@ import scipy.stats
 from click.testing import CliRunner
 
 from edge.errors import UsageError
-from export.checkpoint import CONFIG, PREDICTIONS
 from export.errors import CheckpointError
 from export.routing.cli import route as command
 from export.routing.diagnose import auc, choose, diagnose, judge, thresholds
@@ -26,6 +25,7 @@ from export.routing.policies import (
     shuffled_at_cost,
     static,
 )
+from export.runs import CONFIG, PREDICTIONS
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS, read
 from export.tasks.models import find_tuned

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from edge.errors import UsageError
-from export.checkpoint import CONFIG
 from export.errors import CheckpointError, DataError
+from export.runs import CONFIG
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS
 from export.tasks.models import find, find_tuned

@@ -10,10 +10,10 @@ import msgspec
 from edge.errors import Literally, UsageError
 from edge.files import replaced_directory, write_durably, write_whole
 from export.adaptive.use import HeadUse
-from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.experiments.attention.ground import Kept
 from export.experiments.attention.stopwatch import Speed
+from export.runs import PREDICTIONS
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
 
