@@ -75,7 +75,10 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
     _check_apart(option, path, inputs, way_out)
     _check_writable(option, path / settings, way_out)
     if path.is_dir() and any(path.iterdir()) and not any(path.glob(settings)):
-        given, expected = Literally("a directory with other files"), "a new or empty directory, or an earlier experiment"
+        given, expected = (
+            Literally("a directory with other files"),
+            "an empty path or an earlier experiment",
+        )
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
-from export.errors import CheckpointError
+from export.errors import CheckpointError, DataError
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
 TOKENIZER, PREDICTIONS = "tokenizer.json", "predictions.npz"
@@ -90,6 +90,22 @@ def recorded(directory: str | Path) -> RunConfig | None:
         CheckpointError: the configuration is missing or malformed.
     """
     return read_config(directory) if (Path(directory) / WEIGHTS).exists() else None
+
+
+def data_dir_of(config: RunConfig | None, given: Path | None) -> Path:
+    """Return where the data of a run are: as given, else as the run recorded it, else ``data``.
+
+    Raises:
+        DataError: the recorded directory is no longer there.
+    """
+    if given is not None or config is None or config.data_dir is None:
+        return given or Path("data")
+    found = Path(config.data_dir)
+    if not found.is_dir():
+        expected = "the directory that the run was trained with"
+        fix = "Give --data-dir."
+        raise DataError(f"data directory {found}", given=Literally("nothing there"), expected=expected, fix=fix)
+    return found
 
 
 def decode(path: Path, kind: type[StructT]) -> StructT:

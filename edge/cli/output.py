@@ -114,10 +114,10 @@ class _Progress(Progress):
 
     def _print_lines(self) -> None:
         while not self._ended.wait(LINE_SECONDS):
-            tasks = self.tasks
-            unfinished = [task for task in tasks if not task.finished]
-            for task in unfinished[:1] or tasks[-1:]:
-                self.console.print(_line(task), markup=False, highlight=False, soft_wrap=True)
+            unfinished = [task for task in self.tasks if not task.finished]
+            begun = [task for task in unfinished if task.completed]
+            for task in begun[-1:] or unfinished[:1] or self.tasks[-1:]:
+                remark(_line(task))
 
 
 def _line(task: Task) -> str:

@@ -110,7 +110,7 @@ def measure_losses(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Costs]:
     """Return what each option of each layer does to the answers; arguments and errors as :func:`reduce_model`."""
-    batches = _batches(model, calibration)
+    batches = calibration_batches(model, calibration)
     saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {method}")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
@@ -146,7 +146,7 @@ def apply_plan(
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
     check_plan(plan, model.transformer.config, "plan")
-    batches = _batches(model, calibration)
+    batches = calibration_batches(model, calibration)
     saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} {method}")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
@@ -194,7 +194,12 @@ def check_model(model: Head) -> None:
         raise ReductionError("model", given=given, expected="layers of one shape, with heads and units", fix=fix)
 
 
-def _batches(model: Head, calibration: Rows) -> list[Batch]:
+def calibration_batches(model: Head, calibration: Rows) -> list[Batch]:
+    """Return calibration inputs in batches.
+
+    Raises:
+        ReductionError: there are too few tokens for this model.
+    """
     batches = [calibration.batch(rows) for rows in sorted_batches(calibration.lengths, _BATCH)]
     check_calibration(model.transformer, batches)
     return batches

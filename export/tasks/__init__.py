@@ -1,13 +1,15 @@
 """Tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
 
 Data are not part of the project. :data:`DATA` says which files each task reads below ``--data-dir``, and where they
-come from. Without its training file, SQuAD makes a quarter of XQuAD's articles dev; MNIST makes a fifth of ``t10k`` dev.
+come from. Without its training file, SQuAD makes a quarter of XQuAD's articles dev; MNIST a fifth of ``t10k``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
+
+from export.runs import RunConfig
 
 
 class Files(NamedTuple):
@@ -22,9 +24,7 @@ _GLUE = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "QNLI", "MNLI", "QQP")
 #: By the name of the task; nothing for the digits, which come with scikit-learn.
 DATA = {
     **{task: Files(f"glue/{task}", "train.tsv and dev.tsv", "gluebenchmark.com/tasks") for task in _GLUE},
-    "MNLI": Files(
-        "glue/MNLI", "train.tsv, dev_matched.tsv and dev_mismatched.tsv", "gluebenchmark.com/tasks"
-    ),
+    "MNLI": Files("glue/MNLI", "train.tsv, dev_matched.tsv and dev_mismatched.tsv", "gluebenchmark.com/tasks"),
     "SQuAD": Files(
         "squad", "train-v1.1.json and dev-v1.1.json, or xquad.en.json", "rajpurkar.github.io/SQuAD-explorer"
     ),
@@ -38,6 +38,11 @@ NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
 def data_directory(task: str, data_dir: Path) -> Path | None:
     """Return the directory that a task reads; None for a task that reads no files."""
     return data_dir / DATA[task].directory if task in DATA else None
+
+
+def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
+    """Return the directory with the data of a run; None where its task reads no files, or is not known."""
+    return data_directory(config.arguments.get("task", ""), data_dir) if config else None
 
 
 #: The tasks whose headline metrics are averaged. WNLI stands apart: its dev set contradicts its training set, so that

@@ -67,6 +67,7 @@ def fine_tune(
     stop_below: float | None = None,
     state: Path | None = None,
     save_every: int = 200,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Tuned:
@@ -85,6 +86,7 @@ def fine_tune(
         state: a file for the state of the run. A run that finds its own there goes on from it, and ends with the same
             bits as one that was never interrupted. The file stays after the end, for the caller to delete.
         save_every: steps between two states; each epoch ends with one too.
+        on_resume: called with the step and the number of steps, when an interrupted run goes on.
         on_step: called after each step.
         on_epoch: called after each epoch.
 
@@ -106,6 +108,8 @@ def fine_tune(
         lessons = Teacher(teacher, train, theirs, recipe.precision)
     per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
     steps = recipe.epochs * per_epoch
+    if run.step:
+        on_resume(run.step, steps)
     while run.step < steps and not run.stopped:
         first, started = run.step, time.perf_counter()
         epoch = run.step // per_epoch

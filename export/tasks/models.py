@@ -13,7 +13,7 @@ from edge.errors import Literally, UsageError
 from export.checkpoint import load
 from export.heads import Pooling, SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
-from export.runs import WEIGHTS, RunMetrics
+from export.runs import WEIGHTS, RunConfig, RunMetrics
 from export.tasks.objectives import Head
 from export.transformer import Transformer, TransformerConfig
 
@@ -60,12 +60,13 @@ MODEL = "transformer-with-head"
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A model as found: a transformer, and if a run had one, the architecture, the model with its head, the metrics."""
+    """A model as found: a transformer, and from a run also its architecture, head, metrics and configuration."""
 
     transformer: Transformer
     architecture: Architecture | None = None
     head: Head | None = None
     metrics: RunMetrics | None = None
+    config: RunConfig | None = None
 
 
 def find(directory: str | Path) -> Found:
@@ -77,7 +78,7 @@ def find(directory: str | Path) -> Found:
     if not (Path(directory) / WEIGHTS).exists():
         return Found(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
-    return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics)
+    return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics, config)
 
 
 def found_or_new(source: Source, seed: int) -> Found:
@@ -134,5 +135,5 @@ def _from_arguments(**arguments: Any) -> Head:
     try:
         architecture = msgspec.convert(arguments, Architecture)
     except msgspec.ValidationError as error:
-        raise TypeError(str(error)) from None  # what a wrong argument is to export.checkpoint
+        raise TypeError(str(error)) from None  # export.checkpoint expects this of wrong arguments
     return architecture.create(Transformer(architecture.transformer))

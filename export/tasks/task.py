@@ -76,10 +76,6 @@ class Task(Protocol):
     def headline(self) -> str:
         """The metric by which the best epoch is chosen."""
 
-    @property
-    def predicted(self) -> type[Predicted]:
-        """What predictions are kept as."""
-
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return what to start from.
 

@@ -21,7 +21,7 @@ from export.experiments.attention.records import Record, read_record, save_recor
 from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications, predict_int8
 from export.experiments.attention.summary import paired, row_of
 from export.tasks.cli import finetune
-from export.tasks.metrics import paired_difference
+from export.tasks.metrics import accuracy, interval
 from export.tasks.objectives import outputs_of, task_loss
 from export.tasks.predictions import Predictions, predict
 from tests.export.reduction_data import inputs, model
@@ -171,12 +171,27 @@ def test_int8_answers_nearly_the_same(ground):
     assert np.corrcoef(wanted.logits.ravel(), found.logits.ravel())[0, 1] > 0.95
 
 
+def test_pairing_finds_what_single_intervals_hide():
+    random = np.random.default_rng(2)
+    targets = random.integers(0, 2, 500)
+    theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
+    wrong = np.flatnonzero(theirs != targets)[:12]
+    ours = theirs.copy()
+    ours[wrong] = targets[wrong]
+    one, other = (Predictions(np.eye(2, dtype=np.float32)[classes], targets) for classes in (ours, theirs))
+    found = paired("accuracy", [one], [other])
+    assert found.value == pytest.approx(12 / 500)
+    assert found.interval[0] > 0
+    low, high = interval(accuracy, theirs, targets)
+    assert high - low > 2 * (found.interval[1] - found.interval[0])
+    assert paired("accuracy", [other], [one]).value == -found.value
+
+
 def test_an_item_is_drawn_for_all_seeds_at_once():
     random = np.random.default_rng(0)
     targets = random.integers(2, size=300)
     one, other = (Predictions(random.standard_normal((300, 2)).astype(np.float32), targets) for _ in range(2))
     single = paired("accuracy", [one], [other])
-    assert single == paired_difference("accuracy", one.answers, other.answers, targets)
     twice = paired("accuracy", [one, one], [other, other])
     assert twice == single, "the same predictions twice are no more evidence"
 

@@ -13,7 +13,7 @@ from export.runs import CONFIG
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS
 from export.tasks.models import find, find_tuned
-from export.tasks.predictions import compare, predict, read_predictions
+from export.tasks.predictions import predict, read_predictions
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
 from tests.export.task_data import make_transformer, write_model, write_sst2
@@ -100,8 +100,7 @@ def test_a_run_goes_on_with_its_own_head(place, common, tmp_path):
 def test_a_teacher_is_followed_and_must_know_the_task(place, common, tmp_path):
     teacher = place / "runs" / "SST-2"
     invoke("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--teacher", teacher, *common)
-    found = compare(TASKS["SST-2"], teacher, tmp_path / "SST-2", "dev")
-    assert set(found) == {"accuracy"}
+    assert (tmp_path / "SST-2" / CONFIG).exists()
     for wrong in (place / "model", teacher):
         with pytest.raises(UsageError, match="finetune RTE"):
             find_tuned(wrong, "RTE")
@@ -125,12 +124,6 @@ def test_predictions_that_do_not_fit(place, tmp_path):
         read_predictions(run, "test")
     with pytest.raises(CheckpointError, match="expected predictions on dev"):
         read_predictions(tmp_path, "dev")
-    (tmp_path / "predictions.npz").write_bytes((run / "predictions.npz").read_bytes())
-    assert compare(TASKS["SST-2"], run, tmp_path, "dev")["accuracy"].value == 0
-    other = read_predictions(run, "dev")
-    np.savez(tmp_path / "predictions.npz", **{"dev/logits": other.logits, "dev/targets": 1 - other.targets})
-    with pytest.raises(CheckpointError, match="other targets"):
-        compare(TASKS["SST-2"], run, tmp_path, "dev")
 
 
 def test_a_broken_architecture_is_named(place, tmp_path):
