@@ -55,10 +55,8 @@ def check_settings(directory: Path, settings: msgspec.Struct) -> bool:
     wanted = dict(_flat(msgspec.json.decode(msgspec.json.encode(settings))))
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if names:
-        given, expected = (
-            ", ".join(f"{name} {_shown(values.get(name))}" for name in names) for values in (found, wanted)
-        )
-        raise UsageError(f"--out {directory}", given=Literally(given), expected=expected, fix=fix)
+        given = Literally(_listed(found, names))
+        raise UsageError(f"--out {directory}", given=given, expected=_listed(wanted, names), fix=fix)
     return True
 
 
@@ -88,6 +86,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _shown(value: object) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if len(text) == 64 else text  # a hash
+def _listed(values: Mapping[str, Any], names: list[str]) -> str:
+    # The first digits of a hash are enough.
+    return ", ".join(f"{name} {str(values.get(name))[:40]}" for name in names)

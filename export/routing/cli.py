@@ -34,7 +34,7 @@ _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
     "--cost-ratio",
     type=float,
     required=True,
-    help="LEAN_RUN's time over FULL_RUN's, between 0 and 1: the inverse of the speed-up that 'fewheads reduce' measured.",
+    help="LEAN_RUN's time over FULL_RUN's, 0 to 1: the inverse of the speed-up that 'fewheads reduce' measured.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures there, as JSON.")
 @click.option(
