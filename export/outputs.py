@@ -8,9 +8,10 @@ they load torch; the writers themselves replace whole or not at all.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import Literally, UsageError
 from export.runs import is_run
 
@@ -32,16 +33,20 @@ def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out
         UsageError: the path overlaps an input, cannot be written, holds an earlier run and ``replace`` is not set, or
             holds something that is not a run.
     """
-    _check_apart(option, path, inputs, way_out)
-    _check_writable(option, path, way_out)
-    if not _taken(path):
-        return
-    if not is_run(path):
-        given = Literally("something that is not a run")
-        expected = "a free path or an earlier run"
-        raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
-    if not replace:
-        raise _existing(option, path, "an existing run", way_out)
+    _check_directory(option, path, inputs, is_run, "run", replace, way_out)
+
+
+def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
+    """Check the path of a bundle, ``REPOSITORY/NAME-VERSION``, that a command is about to make.
+
+    Raises:
+        UsageError: as :func:`check_run`.
+    """
+    name = path.name.rpartition("-")[0]
+    versions = (other.name.rpartition("-")[2] for other in path.parent.glob(f"{name}-*"))
+    free = max((int(version) for version in versions if version.isdecimal()), default=0) + 1
+    way_out = f"--version {free}, or another --repository"
+    _check_directory("bundle", path, inputs, _is_bundle, "bundle", replace, way_out)
 
 
 def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
@@ -80,6 +85,30 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
             "an empty path or an earlier experiment",
         )
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
+
+
+def _check_directory(
+    option: str,
+    path: Path,
+    inputs: Inputs,
+    is_ours: Callable[[Path], bool],
+    what: str,
+    replace: bool,
+    way_out: str,
+) -> None:
+    _check_apart(option, path, inputs, way_out)
+    _check_writable(option, path, way_out)
+    if not _taken(path):
+        return
+    if not is_ours(path):
+        given, expected = Literally(f"something that is not a {what}"), f"a free path or an earlier {what}"
+        raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
+    if not replace:
+        raise _existing(option, path, f"an existing {what}", way_out)
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / MANIFEST_NAME).is_file()
 
 
 def _check_apart(option: str, path: Path, inputs: Inputs, way_out: str) -> None:
