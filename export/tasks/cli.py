@@ -142,7 +142,7 @@ def finetune(
 
 
 def _checked_name(name: str) -> str:
-    if Path(name).name != name or name.startswith("."):
+    if not name or Path(name).name != name or name.startswith("."):
         fix = "Give a name here, and its place with --out."
         raise UsageError("--name", given=name, expected="the name of a directory, without / and a leading dot", fix=fix)
     return name
