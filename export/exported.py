@@ -8,6 +8,10 @@ import msgspec
 RUNTIMES = ("onnxruntime", "tensorrt")
 
 
+#: Name of the tier that is the full model.
+FULL = "x1"
+
+
 class Exported(msgspec.Struct, frozen=True):
     """A bundle that was written.
 

@@ -20,7 +20,7 @@ from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import MODELS, ORACLE_MAX_OPERAND, Regressor, Transformer4
 from export.checkpoint import load as load_run
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
-from export.exported import Exported
+from export.exported import FULL, Exported
 
 MAX_BATCH_SIZE = 256
 DESCRIPTIONS = {
@@ -77,7 +77,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
         outputs=(TensorSpec("value", "FP32", (-1, 1)),),
         max_batch_size=MAX_BATCH_SIZE,
         profile={"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))},
-        tiers=(Tier(name="full", artifacts=(_artifact(tolerance),)),),
+        tiers=(Tier(name=FULL, artifacts=(_artifact(tolerance),)),),
         golden="golden.npz",
         files={},
         provenance=config.provenance,

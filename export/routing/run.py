@@ -13,6 +13,7 @@ from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.programs.cascade import margins
 from export.errors import CheckpointError
+from export.exported import FULL
 from export.heads import SequenceClassifier
 from export.routing import policies
 from export.routing.diagnose import Judged, auc, choose, diagnose, judge, thresholds
@@ -27,7 +28,7 @@ from export.tasks.metrics import Difference, interval
 from export.tasks.models import Architecture, find, find_tuned
 from export.tasks.predictions import Predictions, read_predictions
 from export.tasks.task import HOLDOUT
-from export.tasks.tiers import FULL, speed_name
+from export.tasks.tiers import speed_name
 from export.tasks.tokens import encode, load_tokenizer
 
 #: The half of the hold-out that thresholds are chosen on.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.errors import Literally, UsageError
+from export.exported import FULL
 from export.runs import RunConfig
 
-FULL = "x1"
 #: A manifest holds eight tiers, and each run has a twin in INT8.
 _MOST_RUNS = 4
 

@@ -11,7 +11,7 @@ from export.adaptive.budget import mac_curve
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
 from export.convert import largest_difference, to_onnx
-from export.errors import CheckpointError
+from export.errors import CheckpointError, ReductionError
 from export.experiments.attention.cli import compare as command
 from export.experiments.attention.compare import RESULTS, read_result
 from export.experiments.attention.ground import Ground
@@ -250,7 +250,7 @@ def test_the_command_compares_resumes_and_draws(place):
     }
     assert len(read_result(place / "out").rows) == 5
     assert not list((place / "out" / "seed0").glob(".*.state"))
-    with pytest.raises(UsageError, match="another run, other data or other options"):
+    with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(command, *options, "--lr", 1e-3)
 
 
@@ -279,6 +279,13 @@ def test_a_record_is_read_as_it_was_written_and_a_broken_one_refused(tmp_path):
         read_record(place)
 
 
+def test_too_few_examples_to_calibrate_with_are_refused_before_training(place, tmp_path):
+    options = (place / "SST-2", "--only", "ours", "--limit", 4, "--no-plots", "--out", tmp_path / "out")
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 128"):
+        invoke(command, *options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_compared_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match=r"got 'magic', expected one of full, linformer"):
         invoke(command, *options_of(place, "magic"))
@@ -290,5 +297,5 @@ def test_what_cannot_be_compared_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match="has finished"):
         read_result(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="a directory to write"):
+    with pytest.raises(UsageError, match="which is no directory"):
         invoke(command, *options_of(place, "full")[:-1], tmp_path / "file" / "below")
