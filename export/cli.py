@@ -37,7 +37,7 @@ _ADAPTIVE = "calculator-transformer4"
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="For weights and the order of items."
 )
 @seeds_option
-@click.option("--epochs", type=click.IntRange(1), help="At most so many; 200 by default, with early stopping.")
+@click.option("--epochs", type=click.IntRange(1), help="At most so many.  [default: 200]")
 @click.option(
     "--loss",
     type=click.Choice(["fixed", "literal", "none"]),

@@ -47,5 +47,5 @@ seeds_option = click.option(
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Number of runs, with seeds from --seed on, written to NAME-seed0, …; the table shows means over them.",
+    help="Number of runs, with seeds from --seed on; several go to NAME-seed0, …, and the table shows their means.",
 )

@@ -35,7 +35,7 @@ class Speedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to rebuild a model, and where its weights come from.
+    """Configuration of a run: how to rebuild its model, and the origin of its weights.
 
     Attributes:
         model: its name.

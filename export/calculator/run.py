@@ -29,7 +29,7 @@ def train_run(
 
     Args:
         name: one of :data:`export.calculator.NAMES`.
-        directory: where the run shall stand; an earlier run there is replaced.
+        directory: path of the run; an earlier run there is replaced when this one is done.
         seed: of the initial weights and of the order of the items.
         epochs: at most so many; None is the recipe's number.
         adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.

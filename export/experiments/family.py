@@ -33,7 +33,7 @@ _LATENCIES = "latency.json"
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task's training may take.
+    """Epochs and examples of a task's training.
 
     Attributes:
         teacher_epochs: of the first fine-tuning.
@@ -141,7 +141,7 @@ def settings_of(
 
 
 def gather(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings: Settings) -> Material:
-    """Read what a task's families are made of.
+    """Read the inputs of a task's families.
 
     Args:
         task: of GLUE.
@@ -167,9 +167,9 @@ class Stage(NamedTuple):
 
 
 def stages(material: Material, directory: Path, *, seed: int, budget: Budget, settings: Settings) -> Iterator[Stage]:
-    """Yield what is missing of a family, in order; each must be made before the next is asked for.
+    """Yield the missing runs of a family, in order; each must be made before the next is taken.
 
-    A finished run stays as it is, and an unfinished one goes on where it was.
+    A finished run stays as it is, and an unfinished one resumes.
 
     Args:
         material: from :func:`gather`, with the same budget and settings.
@@ -218,7 +218,7 @@ def stages(material: Material, directory: Path, *, seed: int, budget: Budget, se
 
 
 def family_directory(out: Path, task: str, seed: int) -> Path:
-    """Return where a family's runs stand."""
+    """Return the directory of a family's runs."""
     return out / f"{task}-seed{seed}"
 
 

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Families of each task.")
 @click.option("--epochs", type=click.IntRange(1), help="Length of each training; 1 to 6 by default, as the task needs.")
-@click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; 24,000 of SST-2 by default.")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Train on at most so many examples; by default all, but 24,000 of SST-2."
+)
 @precision_option(default="bf16")
 @data_dir_option
 @click.option(

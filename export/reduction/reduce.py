@@ -1,7 +1,8 @@
 """A model, reduced from end to end: losses of all options, a plan, and its layers one after the other.
 
-Each layer is calibrated with what the reduced layers before it return, so that it can make up for them. The state of
-an unfinished reduction stands on disk after every layer; the same call goes on from there to the same bits.
+Each layer is calibrated on the outputs of the reduced layers before it; its target is the original layer on these same
+inputs. The state of an unfinished reduction is saved after every layer; the same call resumes from it and ends with the
+same bits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOSSES = "losses.state"
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a reduction is: ``done`` of ``layers`` layers have their losses measured, or are reduced."""
+    """Position of a reduction: ``done`` of ``layers`` layers have their losses measured, or are reduced."""
 
     stage: Literal["losses", "layers"]
     done: int
@@ -210,7 +211,7 @@ def _chosen(plan: Plan, reports: tuple[LayerReport, ...]) -> Plan:
 
 
 class _Saved:
-    """What is done already, on disk if there is a place for it."""
+    """Saved state of a reduction, on disk if it has a path."""
 
     def __init__(self, path: Path | None, model: Head, calibration: Rows, settings: str) -> None:
         self._path = path

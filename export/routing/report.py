@@ -62,7 +62,7 @@ class SplitReport(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What was found: the choosing half first, then the dev splits; and the cascade, whether recommended or not."""
+    """Result of a comparison: the choosing half, then the dev splits; and the cascade, whether recommended or not."""
 
     task: str
     full: str

@@ -51,7 +51,7 @@ class _TaskName(click.Choice[str]):
 )
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
 @precision_option(default="fp32")
-@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per example.")
+@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="For new weights and the order of examples."
 )

@@ -31,7 +31,7 @@ from export.tasks.tokens import Batch, Rows, shuffled_batches
 
 
 class Step(msgspec.Struct, frozen=True):
-    """How far a run is: the step of so many, its loss, and the seconds that are left if all goes on as it did."""
+    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
 
     number: int
     steps: int
@@ -47,7 +47,7 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What a run did: each epoch's score, the best epoch from 1, steps, and seconds over all its interruptions."""
+    """Result of a run: score of each epoch, best epoch from 1, steps, and seconds without its interruptions."""
 
     scores: tuple[float, ...]
     best_epoch: int
@@ -83,7 +83,7 @@ def fine_tune(
         extra: a further loss. What it needs to go on must stand in the model's own state.
         stop_below: end after an epoch with a lower score. As ``extra`` may buy something with the score, the last
             epoch that is not lower is then kept, not the best one; where all are, the first.
-        state: a file for the state of the run. A run that finds its own there goes on from it, and ends with the same
+        state: a file for the state of the run. A run that finds its own there resumes from it, and ends with the same
             bits as one that was never interrupted. The file stays after the end, for the caller to delete.
         save_every: steps between two states; each epoch ends with one too.
         on_resume: called with the step and the number of steps, when an interrupted run goes on.
@@ -139,7 +139,7 @@ def fine_tune(
 
 
 class _Run:
-    """What changes while a model is trained, in memory and on disk."""
+    """State of a training, in memory and on disk."""
 
     def __init__(
         self,

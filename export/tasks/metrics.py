@@ -17,7 +17,7 @@ _CHUNK = 50
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How much better one model is than another on the same items, with its 95 % interval."""
+    """Advantage of one model over another on the same items, with its 95 % interval."""
 
     value: float
     interval: tuple[float, float]

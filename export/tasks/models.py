@@ -25,7 +25,7 @@ Source: TypeAlias = "str | Path | TransformerConfig"
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
+    """Description that rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
 
     Attributes:
         task: a name in :data:`export.tasks.NAMES`.

@@ -26,7 +26,7 @@ _DEV_SEED = 1
 
 
 class _Parts(NamedTuple):
-    """What is learnt from, hold-out included, what figures are published of, and the names of the classes."""
+    """Training images with the hold-out, dev images, and the names of the classes."""
 
     train: Images | ImageFolder
     dev: Images | ImageFolder

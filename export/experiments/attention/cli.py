@@ -101,7 +101,8 @@ def compare(
     """Compare ways to save attention, as paper 002 does, from a fine-tuned RUN.
 
     Each gets the same training and is measured on hold-out and dev, and for speed on ONNX Runtime, in turns with the
-    dense model: with smaller matrices where there are such, else as it runs, scorers and masks included.
+    dense model: with smaller matrices where there are such, else as it runs, scorers and masks included. Writes
+    results.json and the pictures.
     """
     config = recorded(run)
     data_dir = data_dir_of(config, data_dir)

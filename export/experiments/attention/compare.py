@@ -1,6 +1,6 @@
 """Every mechanism of paper 002 on one task: the same start, the same training, the same measurements.
 
-A mechanism that is finished is never trained again; an interrupted one goes on from its last saved step.
+A mechanism that is finished is never trained again; an interrupted one resumes from its last saved step.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def compare(
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
         ReductionError: the model cannot be reduced, or there are too few examples to calibrate with.
-        CheckpointError: what stands there is malformed.
+        CheckpointError: a record there is malformed.
         TrainingError: a loss is no longer finite.
     """
     if any(mechanism.calibrated for mechanism in mechanisms):  # before the mechanisms that come first are trained

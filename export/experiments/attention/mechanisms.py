@@ -1,4 +1,4 @@
-"""What paper 002 compares, each as one small object: how a model is changed, what trains it, and what can shrink."""
+"""Mechanisms of paper 002, each as one small object: change of the model, extra loss, and shrinking."""
 
 from __future__ import annotations
 

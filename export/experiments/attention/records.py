@@ -90,7 +90,7 @@ def save_record(directory: Path, record: Record, predictions: Mapping[str, Predi
 
 
 def read_record(directory: Path) -> Record | None:
-    """Return what :func:`save_record` wrote, or None where nothing stands.
+    """Return what :func:`save_record` wrote, or None where there is nothing.
 
     Raises:
         CheckpointError: it is malformed.

@@ -124,7 +124,7 @@ def run_mechanism(
 
 
 def place_of(directory: Path, seed: int, name: str) -> Path:
-    """Return where the record of a mechanism stands."""
+    """Return the directory of a mechanism's record."""
     return directory / f"seed{seed}" / name
 
 

@@ -1,4 +1,4 @@
-"""What a comparison starts from: a run that can be compared on, and the settings that all mechanisms share."""
+"""Start of a comparison: the dense run, its data, and the settings that all mechanisms share."""
 
 from __future__ import annotations
 
