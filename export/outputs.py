@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
+from edge.bundles.fields import ModelName
 from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import Literally, UsageError
 from export.runs import is_run
@@ -47,6 +50,20 @@ def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
     free = max((int(version) for version in versions if version.isdecimal()), default=0) + 1
     way_out = f"--version {free}, or another --repository"
     _check_directory("bundle", path, inputs, _is_bundle, "bundle", replace, way_out)
+
+
+def check_name(option: str, name: str | None) -> str:
+    """Return the name of a model or tier, checked.
+
+    Raises:
+        UsageError: it is missing, or no name that a bundle can have.
+    """
+    try:
+        return msgspec.convert(name, ModelName)
+    except msgspec.ValidationError:
+        given = Literally("nothing") if name is None else name
+        expected = "lower-case letters, digits, '.', '_' and '-', 64 at most, the first a letter or digit"
+        raise UsageError(option, given=given, expected=expected, fix=f"Give {option}, such as my-model.") from None
 
 
 def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
@@ -132,11 +149,11 @@ def _relation(path: Path, other: Path) -> str | None:
 
 def _same(one: Path, other: Path) -> bool:
     # samefile sees through hard links, bind mounts and file systems that ignore case.
-    return one == other or (one.exists() and other.exists() and os.path.samefile(one, other))
+    return one == other or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
 
 
 def _check_writable(option: str, path: Path, way_out: str) -> None:
-    nearest = next(parent for parent in path.resolve().parents if parent.exists())
+    nearest = next(parent for parent in path.resolve().parents if os.path.exists(parent))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
     given = Literally(f"{nearest}, which is {'not writable' if nearest.is_dir() else 'no directory'}")

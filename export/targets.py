@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from edge.bundles.fields import ModelName
 from edge.errors import Literally, UsageError
 from export.calculator import NAMES as CALCULATORS
-from export.outputs import check_bundle
+from export.outputs import check_bundle, check_name
 from export.runs import RunConfig, data_dir_of, read_config, recorded
 from export.tasks import data_of
 from export.tasks.tiers import tier_names
@@ -119,16 +116,8 @@ def _classifier(
         if config.model in CALCULATORS:
             expected = f"no name for run {run}, because the bundle of a calculator is named {config.model}"
             raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")
-    _check_name("--name", name)
+    check_name("--name", name)
     for tier in tiers:
-        _check_name("--tier-name", tier)
+        check_name("--tier-name", tier)
     names = tier_names(runs, configs, tiers)
     return Target(directory, name, tuple(runs), tuple(names), data_dir)
-
-
-def _check_name(option: str, name: str) -> None:
-    try:
-        msgspec.convert(name, ModelName)
-    except msgspec.ValidationError:
-        expected = "1 to 64 lower-case letters, digits, dots, underscores and dashes"
-        raise UsageError(option, given=name, expected=expected, fix=f"Give another {option}.") from None

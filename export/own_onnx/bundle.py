@@ -10,13 +10,12 @@ import msgspec
 
 from edge import __version__
 from edge.bundles.bundle import write_bundle
-from edge.bundles.fields import ModelName
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Provenance, Tier
-from edge.errors import Literally, UsageError
+from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
-from export.outputs import check_bundle
+from export.outputs import check_bundle, check_name
 from export.own_onnx.golden_inputs import RANDOM, SEED, random_inputs, read_inputs
 from export.own_onnx.golden_outputs import (
     check_repeatable,
@@ -91,7 +90,7 @@ def export_own(
         GoldenError: the graph gives other outputs for the same inputs.
         BundleError: the bundle cannot be written.
     """
-    name = _checked_name(name)
+    name = check_name("--name", name)
     target = Path(repository) / f"{name}-{version}"
     check_bundle(target, {"the ONNX file": path, "--inputs": options.inputs}, replace=replace)
     model = read_model(path)
@@ -133,15 +132,6 @@ def export_own(
     files = {artifact.file: model.data, manifest.golden: golden.encode()}
     written = write_bundle(target, manifest, files, replace=replace)
     return OwnExported(str(written.path), max_batch_size, model.precision, source, golden.rows, len(model.data))
-
-
-def _checked_name(name: str | None) -> str:
-    try:
-        return msgspec.convert(name, ModelName)
-    except msgspec.ValidationError:
-        given = Literally("nothing") if name is None else name
-        expected = "lower-case letters, digits, '.', '_' and '-', 64 at most, the first a letter or digit"
-        raise UsageError("--name", given=given, expected=expected, fix="Give --name, such as my-model.") from None
 
 
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:

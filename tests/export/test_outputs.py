@@ -44,6 +44,7 @@ def place(trained, tmp_path):
     (root / "photos").mkdir()
     (root / "photos" / "cat.jpg").touch()
     (root / "file").touch()
+    (root / "own.onnx").touch()
     (root / "bundles" / "sst2-1").mkdir(parents=True)
     (root / "bundles" / "sst2-1" / "manifest.json").touch()
     (root / "bundles" / "photos-1").mkdir()
@@ -104,8 +105,10 @@ EXISTING = [
     (route, ("full", "lean", "--cost-ratio", 0.5, "--out", "figures.json"), "figures.json", "an existing file"),
     (route, ("full", "lean", "--cost-ratio", 0.5, "--plot", "figures.png"), "figures.png", "an existing file"),
     (export, ("full", "--repository", "bundles", "--name", "sst2"), "sst2-1", "an existing bundle"),
+    (export, ("own.onnx", "--repository", "bundles", "--name", "sst2"), "sst2-1", "an existing bundle"),
 ]
 NOT_OURS = [
+    (export, ("own.onnx", "--repository", "b", "--name", "x", "--tier-name", "y"), "--tier-name: got 'y'"),
     (train, ("calculator-oracle", "--out", "photos/cat.jpg/below"), "which is no directory"),
     (finetune, ("sst-2", *MODEL, "model", "--name", "photos", "--out", "."), "something that is not a run"),
     (finetune, ("sst-2", *MODEL, "model", "--out", "file/below"), "which is no directory"),

@@ -175,7 +175,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     assert {a.runtime for tier in bundle.manifest.tiers for a in tier.artifacts} == {"onnxruntime"}
     assert not list(bundle.path.glob("*tensorrt*"))
     with pytest.raises(
-        BundleError, match=r"tier 'x1': got \['onnxruntime'\], expected an artifact for tensorrt\. Export"
+        BundleError, match=r"tier 'x1': got .*onnxruntime'\], expected .* for tensorrt\. Export the bundle"
     ):
         bundle.artifact("tensorrt")
 
@@ -194,7 +194,7 @@ def test_runs_that_cannot_be_tiers(place):
         invoke(export, full, place / "lean" / "Half", "--repository", place / "other", "--name", "sst2")
     with pytest.raises(UsageError, match=r"--tier-name: got \['a'\], expected 2 names"):
         invoke(export, full, full, "--repository", place / "other", "--name", "sst2", "--tier-name", "a")
-    with pytest.raises(UsageError, match=r"--tier-name: got 'A b', expected 1 to 64 lower-case letters"):
+    with pytest.raises(UsageError, match=r"--tier-name: got 'A b', expected lower-case letters, digits"):
         invoke(export, full, "--repository", place / "other", "--name", "sst2", "--tier-name", "A b")
     names = ("--tier-name", "a", "--tier-name", "a-int8")
     with pytest.raises(UsageError, match=r"tiers: got \['a', 'a-int8'\], expected names that differ"):
