@@ -30,7 +30,7 @@ SHOWN = 2
 def main() -> None:
     """Run all steps; any that fails ends the demo with its own message and exit code."""
     started = time.perf_counter()
-    _step("train the four calculators", "train", "calculator", "--seed", "0", "--out", str(RUNS))
+    _step("train the four calculators", "train", "calculator", "--seed", "0", "--out", str(RUNS), "--replace")
     runs = sorted(str(path) for path in RUNS.iterdir())
     _step("export them as bundles", "export", *runs, "--repository", str(REPOSITORY), "--replace")
     bundles = sorted(REPOSITORY.iterdir())

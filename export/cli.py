@@ -1,4 +1,4 @@
-"""The commands of the workstation: ``fewheads train`` and ``fewheads export``."""
+"""The commands ``fewheads train`` and ``fewheads export``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.output import json_option, print_json, print_table, progress, working
 from edge.errors import UsageError
 from export.calculator import NAMES
-from export.options import data_dir_option, seeds_option
+from export.exported import RUNTIMES
+from export.loading import loading_torch
+from export.options import replace_option, run_data_dir_option, seeds_option
+from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
-from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported
+from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported, refuse_tiers
+from export.targets import targets_of
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.checkpoint import RunMetrics
-    from export.exported import Exported
+    from export.runs import RunMetrics
 
 _ALL = "calculator"
 _ADAPTIVE = "calculator-transformer4"
@@ -31,9 +33,11 @@ _ADAPTIVE = "calculator-transformer4"
 
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of weights and item order.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="For weights and the order of items."
+)
 @seeds_option
-@click.option("--epochs", type=click.IntRange(1), help="At most so many, instead of the recipe's number.")
+@click.option("--epochs", type=click.IntRange(1), help="At most so many.  [default: 200]")
 @click.option(
     "--loss",
     type=click.Choice(["fixed", "literal", "none"]),
@@ -44,11 +48,19 @@ _ADAPTIVE = "calculator-transformer4"
     default="runs",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the run directories go; an earlier run of the same model is replaced.",
+    help="Directory for the runs, each of which becomes OUT/MODEL.",
 )
+@replace_option("earlier runs of the same models")
 @json_option
 def train(
-    models: tuple[str, ...], seed: int, seeds: int, epochs: int | None, loss: str | None, out: Path, as_json: bool
+    models: tuple[str, ...],
+    seed: int,
+    seeds: int,
+    epochs: int | None,
+    loss: str | None,
+    out: Path,
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Train models and write a run directory for each.
 
@@ -57,27 +69,26 @@ def train(
     names = _names(models)
     if loss and _ADAPTIVE not in names:
         raise UsageError("--loss", given=loss, expected=f"{_ADAPTIVE} among the models", fix="Leave --loss out.")
-    with _working("loading torch"):
-        import torch
-
+    runs = {
+        name: {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)} for name in names
+    }
+    for run in (run for of_model in runs.values() for run in of_model.values()):
+        check_run("--out", out / run, {}, replace=replace)
+    with loading_torch():
         from export.calculator.run import train_run
         from export.calculator.train import recipe_of
         from export.seeds import pooled
-
-    # Matrices this small gain nothing from a second thread, and one gives the same sums on every machine.
-    torch.set_num_threads(1)
     results = []
     for name in names:
         adaptive: Any = (loss or "fixed") if name == _ADAPTIVE and loss != "none" else None
         recipe = recipe_of(name, epochs=epochs)
-        runs = {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)}
         trained = []
-        for one, run in runs.items():
+        for one, run in runs[name].items():
             with _epoch_bar(run, recipe.epochs if recipe else 0) as on_epoch:
                 trained.append(
                     train_run(name, out / run, seed=one, epochs=epochs, adaptive=adaptive, on_epoch=on_epoch)
                 )
-        results.append((name, [str(out / run) for run in runs.values()], pooled(trained)))
+        results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))
     if as_json:
         print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])
         return
@@ -91,46 +102,73 @@ def train(
     "--repository",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory that holds bundles.",
+    help="Directory of the bundles; each becomes REPOSITORY/NAME-VERSION.",
 )
-@click.option("--replace", is_flag=True, help="Replace bundles that stand there.")
-@click.option("--name", help="Make one bundle of this name: a tier of each run, fine-tuned on one task, fullest first.")
-@data_dir_option
+@click.option("--name", help="Name of the one bundle that fine-tuned runs become; calculators have their model's name.")
+@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle.")
+@click.option(
+    "--tier-name",
+    "tiers",
+    multiple=True,
+    help="Name of a tier; give one for each run, in their order.  [default: x1, and xN for a run that was measured to "
+    "be N times as fast]",
+)
+@click.option(
+    "--artifacts",
+    multiple=True,
+    type=click.Choice(RUNTIMES),
+    help="Runtime whose files a bundle of fine-tuned runs carries, repeatable; both by default. Without onnxruntime, a "
+    "board serves it only where TensorRT runs.",
+)
+@run_data_dir_option
 @own_onnx_options
+@replace_option("existing bundles of that name and version")
 @json_option
 def export(
     runs: tuple[Path, ...],
     repository: Path,
-    replace: bool,
     name: str | None,
-    data_dir: Path,
+    version: int,
+    tiers: tuple[str, ...],
+    artifacts: tuple[str, ...],
+    data_dir: Path | None,
+    replace: bool,
     own: OwnOptions,
     as_json: bool,
 ) -> None:
     """Convert runs to ONNX, check them against torch, and write them as bundles.
 
-    Runs of `fewheads train` become a bundle each. Runs of `fewheads finetune` become the tiers of one, with --name.
-    An ONNX file of your own (.onnx) becomes a bundle, with --name.
+    Each run of `fewheads train` becomes a bundle. Runs of `fewheads finetune` and `fewheads reduce`, the full model
+    first, become the tiers of one bundle, NAME; each has a twin in INT8, TIER-int8. An ONNX file of your own (.onnx)
+    becomes a bundle with --name.
     """
     if is_own_onnx(runs, own):
-        with _working(f"exporting {runs[0]}"):
-            written = export_own(runs[0], repository, name, own, replace=replace)
+        refuse_tiers(runs[0], tiers, artifacts)
+        with working(f"exporting {runs[0]}"):
+            written = export_own(runs[0], repository, name, own, version=version, replace=replace)
         print_exported(written, as_json=as_json)
         return
-    with _working("loading torch"):
+    targets = targets_of(runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, replace=replace)
+    with loading_torch():
         from export.calculator.bundle import export_run
         from export.tasks.bundle import export_classifier
-
-    jobs: list[tuple[str, Callable[[], Exported]]] = (
-        [(", ".join(map(str, runs)), lambda: export_classifier(runs, repository, name, data_dir, replace=replace))]
-        if name
-        else [(str(run), partial(export_run, run, repository, replace=replace)) for run in runs]
-    )
     results = []
-    for what, job in jobs:
+    for target in targets:
         started = time.perf_counter()
-        with _working(f"exporting {what}"):
-            exported = job()
+        with working(f"exporting {', '.join(map(str, target.runs))}"):
+            if target.tiers:
+                exported = export_classifier(
+                    target.runs,
+                    repository,
+                    target.name,
+                    target.data_dir,
+                    tiers=target.tiers,
+                    version=version,
+                    artifacts=artifacts or RUNTIMES,
+                    replace=replace,
+                )
+            else:
+                exported = export_run(target.runs[0], repository, version=version, replace=replace)
         results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
     if as_json:
         print_json(results)
@@ -150,14 +188,6 @@ def _names(models: Sequence[str]) -> list[str]:
             raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)
         names.update(dict.fromkeys(NAMES if model == _ALL else [model]))
     return list(names)
-
-
-@contextmanager
-def _working(what: str) -> Iterator[None]:
-    with progress() as bar:
-        task = bar.add_task(what, total=1, note="")
-        yield
-        bar.advance(task)
 
 
 @contextmanager

@@ -1,20 +1,24 @@
-"""What an export tells, whatever it exported."""
+"""Result of an export."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: Of every bundle that is exported: nothing here counts how often a model was.
-VERSION = 1
+#: Runtimes whose files a tier of fine-tuned runs has.
+RUNTIMES = ("onnxruntime", "tensorrt")
+
+
+#: Name of the tier that is the full model.
+FULL = "x1"
 
 
 class Exported(msgspec.Struct, frozen=True):
     """A bundle that was written.
 
     Attributes:
-        bundle: where it stands.
-        largest_difference: of its ONNX files' outputs to torch's, absolute.
-        onnx_bytes: of these files together.
+        bundle: path of its directory.
+        largest_difference: between the outputs of its ONNX files and torch's, absolute.
+        onnx_bytes: size of these files together.
     """
 
     bundle: str

@@ -1,14 +1,18 @@
-"""Pictures, if matplotlib is there; they need no display."""
+"""Pictures, if matplotlib is installed; they need no display."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import Literally, UsageError
+from edge.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def new_figure(width: float, height: float, *, without: str = "leave --plot out") -> Figure:
@@ -17,7 +21,7 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
     Args:
         width: in inches.
         height: likewise.
-        without: what else one can do who has no matplotlib.
+        without: alternative to installing matplotlib, for the message.
 
     Raises:
         UsageError: there is no matplotlib.
@@ -33,14 +37,28 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
     return figure
 
 
+def check_plot(path: Path) -> None:
+    """Check that a picture can be drawn in the format of its suffix, before the work that it shows.
+
+    Raises:
+        UsageError: there is no matplotlib, or the suffix is unknown.
+    """
+    new_figure(1, 1)
+    if path.suffix not in _SUFFIXES:
+        expected = f"a file that ends in {' or '.join(_SUFFIXES)}"
+        raise UsageError(f"--plot {path}", given=path.suffix, expected=expected, fix="Give another --plot.")
+
+
 def write_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure; the suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
+    """Write a figure whole or not at all; the suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
         UsageError: the file cannot be written, or not in this format.
     """
+    path, data = Path(path), io.BytesIO()
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(data, dpi=120, format=path.suffix.removeprefix("."))
+        write_whole(path, data.getvalue())
     except (OSError, ValueError) as error:  # ValueError: an unknown format
         fix = "Choose another place, and .png, .svg or .pdf."
         raise UsageError(f"{path}", given=Literally(error), expected="a file to write", fix=fix) from None

@@ -57,7 +57,7 @@ class SequenceClassifier(nn.Module):
 
 
 class SpanClassifier(nn.Module):
-    """Where a span starts and ends: two logits for each token, padding included.
+    """Start and end of a span: two logits for each token, padding included.
 
     Args:
         transformer: what computes the hidden states.

@@ -28,7 +28,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Pretrained(NamedTuple):
-    """What a directory holds.
+    """Contents of a Hugging Face directory.
 
     Attributes:
         transformer: the model without a head, in FP32 and evaluation mode.

@@ -1,4 +1,4 @@
-"""What Hugging Face calls the fields and tensors of BERT, ViT and GPT-2, as tables."""
+"""Hugging Face's names for the fields and tensors of BERT, ViT and GPT-2, as tables."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ Fields = BertFields | VitFields | Gpt2Fields
 
 
 class Source(NamedTuple):
-    """Where a tensor of ours stands in a file.
+    """Location of one of our tensors in a file.
 
     Attributes:
         name: theirs.
@@ -135,7 +135,7 @@ class Source(NamedTuple):
 
 
 class Names(NamedTuple):
-    """How one architecture is written down.
+    """File format of one architecture.
 
     Attributes:
         fields: the type of its ``config.json``.

@@ -1,11 +1,15 @@
-"""Options that several commands of the workstation share, so that they mean the same everywhere."""
+"""Options that several commands of the workstation share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 data_dir_option = click.option(
     "--data-dir",
@@ -16,17 +20,32 @@ data_dir_option = click.option(
     type=click.Path(path_type=Path),
     help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks, and squad/, mnist/ and imagenet/.",
 )
+#: For commands that read a run, which recorded where its data were.
+run_data_dir_option = click.option(
+    "--data-dir",
+    envvar="FEWHEADS_DATA",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="Where the task's data are; by default where they were when the run was trained.",
+)
+
+
+def replace_option(what: str) -> Callable[[F], F]:
+    """Return ``--replace``, which lets a command replace earlier results; ``what`` names them."""
+    return click.option("--replace", is_flag=True, help=f"Replace {what}; without it, the command refuses to.")
+
+
 precision_option = partial(
     click.option,
     "--precision",
     type=click.Choice(["fp32", "bf16"]),
     show_default=True,
-    help="Of the multiplications in training; bf16 takes half the time where the processor has it.",
+    help="Precision of the multiplications in training; bf16 takes half the time on processors that have it.",
 )
 seeds_option = click.option(
     "--seeds",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Train so many times, from --seed on, into NAME-seed0, …, and show the means over the seeds.",
+    help="Number of runs, with seeds from --seed on; several go to NAME-seed0, …, and the table shows their means.",
 )

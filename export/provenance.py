@@ -1,4 +1,4 @@
-"""Where weights come from: the record that a run directory and its bundle carry."""
+"""Origin of weights, as recorded in a run directory and its bundle."""
 
 from __future__ import annotations
 

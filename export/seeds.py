@@ -8,7 +8,7 @@ import numpy as np
 import scipy.stats
 
 from edge.bundles.manifest import Measure
-from export.checkpoint import RunMetrics
+from export.runs import RunMetrics
 
 
 def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:

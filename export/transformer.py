@@ -21,7 +21,7 @@ Architecture = Literal["bert", "vit", "gpt2"]
 
 
 class LayerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one layer consists of.
+    """Shape of one layer.
 
     Attributes:
         num_heads: h; 0 leaves the attention sub-layer out.

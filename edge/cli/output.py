@@ -1,15 +1,18 @@
-"""What all commands share: a table for people or JSON for programs, and a bar while something takes long."""
+"""Output of all commands: tables for people, JSON for programs, and progress on stderr."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +20,8 @@ from edge.errors import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Seconds between two lines of progress where stderr is no terminal.
+LINE_SECONDS = 30.0
 #: Progress and remarks go to stderr, so that stdout holds nothing but the result.
 stderr = Console(stderr=True)
 #: Into a pipe or file goes a fixed, wide format: 80 columns would fold the tables.
@@ -58,9 +63,17 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
+def remark(text: str) -> None:
+    """Print a line on stderr, above a bar if there is one."""
+    stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def progress() -> Progress:
-    """Return a progress bar on stderr: what, how far, how long. Where stderr is no terminal it prints only its end."""
-    return Progress(
+    """Return a progress bar on stderr: description, position, elapsed time and the field ``note``.
+
+    Where stderr is no terminal, it prints a line every :data:`LINE_SECONDS` and its end.
+    """
+    return _Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
@@ -69,3 +82,46 @@ def progress() -> Progress:
         TextColumn("{task.fields[note]}"),
         console=stderr,
     )
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show a bar of one step while the block runs."""
+    with progress() as bar:
+        task = bar.add_task(what, total=1, note="")
+        yield
+        bar.advance(task)
+
+
+class _Progress(Progress):
+    """A bar that prints lines from a thread of its own where stderr is no terminal, however long a step takes."""
+
+    _lines: threading.Thread | None = None
+
+    def start(self) -> None:
+        super().start()
+        if not self.console.is_terminal and self._lines is None:
+            self._ended = threading.Event()
+            self._lines = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+            self._lines.start()
+
+    def stop(self) -> None:
+        if self._lines is not None:
+            self._ended.set()
+            self._lines.join()
+            self._lines = None
+        super().stop()
+
+    def _print_lines(self) -> None:
+        while not self._ended.wait(LINE_SECONDS):
+            unfinished = [task for task in self.tasks if not task.finished]
+            begun = [task for task in unfinished if task.completed]
+            for task in begun[-1:] or unfinished[:1] or self.tasks[-1:]:
+                remark(_line(task))
+
+
+def _line(task: Task) -> str:
+    """Return a task as one line, such as ``timing each option: 3 of 40, 0:01:30``."""
+    position = f"{task.completed:.0f} of {task.total:.0f}" if task.total is not None else ""
+    elapsed = str(timedelta(seconds=round(task.elapsed or 0)))
+    return f"{task.description}: {', '.join(filter(None, (position, task.fields['note'], elapsed)))}"

@@ -31,7 +31,7 @@ _PARTS = 4
 
 
 class CostCurve(msgspec.Struct, frozen=True):
-    """What a layer costs, in units of the dense one, for rising shares of the coordinates of its heads.
+    """Cost of a layer, in units of the dense one, for rising shares of the coordinates of its heads.
 
     Attributes:
         shares: from 0 to 1, rising.

@@ -1,4 +1,4 @@
-"""Where the scores of heads come from, and how a model gets them."""
+"""Sources of the heads' scores, and their installation in a model."""
 
 from __future__ import annotations
 

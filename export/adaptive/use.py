@@ -1,4 +1,4 @@
-"""How far a model's heads are used: what the scores are, what they keep, and how they go with a token's place."""
+"""Use of a model's heads: their scores, the coordinates that the scores keep, and the scores by a token's position."""
 
 from __future__ import annotations
 

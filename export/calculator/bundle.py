@@ -20,7 +20,7 @@ from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import MODELS, ORACLE_MAX_OPERAND, Regressor, Transformer4
 from export.checkpoint import load as load_run
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
-from export.exported import VERSION, Exported
+from export.exported import FULL, Exported
 
 MAX_BATCH_SIZE = 256
 DESCRIPTIONS = {
@@ -42,13 +42,14 @@ _GOLDEN_SPLITS = ("val", "in_range", "out_of_range", "long")
 _GOLDEN_PER_SPLIT = 12
 
 
-def export_run(run: str | Path, repository: str | Path, *, replace: bool = False) -> Exported:
-    """Write the bundle of a run to ``repository/<model>-1``.
+def export_run(run: str | Path, repository: str | Path, *, version: int = 1, replace: bool = False) -> Exported:
+    """Write the bundle of a run to ``repository/<model>-<version>``.
 
     Args:
-        run: what ``fewheads train`` wrote.
-        repository: the directory that holds bundles.
-        replace: whether a bundle that stands there may be replaced.
+        run: of ``fewheads train``.
+        repository: directory of the bundles.
+        version: of the bundle.
+        replace: whether an existing bundle may be replaced.
 
     Raises:
         CheckpointError: the run cannot be read.
@@ -70,13 +71,13 @@ def export_run(run: str | Path, repository: str | Path, *, replace: bool = False
         measures += head_use(model, splits)
     manifest = Manifest(
         name=name,
-        version=VERSION,
+        version=version,
         description=DESCRIPTIONS[name],
         inputs=(TensorSpec("x", "FP32", (-1, TOKENS)),),
         outputs=(TensorSpec("value", "FP32", (-1, 1)),),
         max_batch_size=MAX_BATCH_SIZE,
         profile={"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))},
-        tiers=(Tier(name="full", artifacts=(_artifact(tolerance),)),),
+        tiers=(Tier(name=FULL, artifacts=(_artifact(tolerance),)),),
         golden="golden.npz",
         files={},
         provenance=config.provenance,
@@ -86,7 +87,7 @@ def export_run(run: str | Path, repository: str | Path, *, replace: bool = False
         measures=measures,
     )
     files = {"model.onnx": onnx_model, manifest.golden: _golden(model, splits).encode()}
-    written: Bundle = write_bundle(Path(repository) / f"{name}-{VERSION}", manifest, files, replace=replace)
+    written: Bundle = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(str(written.path), difference, len(onnx_model))
 
 

@@ -21,7 +21,7 @@ ORACLE_MAX_OPERAND = 1024
 
 
 class Regressor(nn.Module):
-    """What all calculator networks share."""
+    """Base of all calculator networks."""
 
     adaptive: AdaptiveMode | None = None
 
@@ -38,7 +38,7 @@ class Regressor(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers the network consists of."""
+        """Number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

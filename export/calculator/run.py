@@ -11,8 +11,9 @@ from export.calculator.data import DESCRIPTION, load
 from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import Transformer4, create
 from export.calculator.train import fit, recipe_of
-from export.checkpoint import RunConfig, RunMetrics, save
+from export.checkpoint import save
 from export.provenance import provenance
+from export.runs import RunConfig, RunMetrics
 
 
 def train_run(
@@ -28,7 +29,7 @@ def train_run(
 
     Args:
         name: one of :data:`export.calculator.NAMES`.
-        directory: where the run shall stand; an earlier run there is replaced.
+        directory: path of the run; an earlier run there is replaced when this one is done.
         seed: of the initial weights and of the order of the items.
         epochs: at most so many; None is the recipe's number.
         adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.

@@ -19,7 +19,7 @@ from export.errors import TrainingError
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How to train a network.
+    """Settings of a training.
 
     Attributes:
         epochs: at most so many.
@@ -64,7 +64,7 @@ RECIPES = {
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """What a training run did: epochs until it stopped, the best of them, its validation loss (MSE), and the time."""
+    """Result of a training: epochs until it stopped, the best of them, its validation loss (MSE), and seconds."""
 
     epochs: int
     best_epoch: int

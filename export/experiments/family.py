@@ -7,7 +7,7 @@ one too. The dense baseline is the better of teacher and distilled teacher on th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +15,11 @@ from typing import NamedTuple
 import msgspec
 
 from edge.files import write_whole
-from export.checkpoint import WEIGHTS
+from export.experiments.settings import digest, machine
 from export.reduction.run import reduce_run
+from export.runs import WEIGHTS
+from export.tasks import DATA
+from export.tasks.glue import TASKS, read
 from export.tasks.recipe import Precision, Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.task import Data, Reader, Task
@@ -30,7 +33,7 @@ _LATENCIES = "latency.json"
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task's training may take.
+    """Epochs and examples of a task's training.
 
     Attributes:
         teacher_epochs: of the first fine-tuning.
@@ -56,7 +59,7 @@ BUDGETS = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all runs of an experiment share; the rates were chosen on SST-2's and RTE's hold-outs."""
+    """Settings that all runs of an experiment share; the rates were chosen on SST-2's and RTE's hold-outs."""
 
     peak_learning_rate: float = 1e-4
     precision: Precision = "bf16"
@@ -64,8 +67,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 32
 
 
+class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the results of a family depend on; a family with other settings is never mixed with it.
+
+    Attributes:
+        task: of GLUE.
+        seed: of heads and orders of examples.
+        budget: of the task.
+        settings: of the experiment.
+        model: SHA-256 of the Hugging Face directory.
+        data: SHA-256 of the task's files.
+        machine: from :func:`export.experiments.settings.machine`.
+    """
+
+    task: str
+    seed: int
+    budget: Budget
+    settings: Settings
+    model: str
+    data: str
+    machine: dict[str, str]
+
+
 class Material(NamedTuple):
-    """What the runs of all families of a task are made of: the model to start from, and the data as it reads them."""
+    """The inputs of all families of a task: the model to start from, and the data as it reads them."""
 
     task: Task
     model: Path
@@ -74,8 +99,49 @@ class Material(NamedTuple):
     data: Data
 
 
+def settings_of(
+    tasks: Sequence[str],
+    seeds: Iterable[int],
+    model: Path,
+    data_dir: Path,
+    settings: Settings,
+    changes: Mapping[str, int],
+) -> list[FamilySettings]:
+    """Return the settings of every family, seed by seed; the data of all tasks are read and checked.
+
+    Args:
+        tasks: names in :data:`BUDGETS`.
+        seeds: of the families of each task.
+        model: a Hugging Face directory.
+        data_dir: holds ``glue/``.
+        settings: of the experiment.
+        changes: fields of every task's budget to replace.
+
+    Raises:
+        DataError: the data of a task are missing or malformed.
+    """
+    start, digests = digest(model, "*.json", "*.safetensors"), {}
+    for task in tasks:
+        for split in ("train", *TASKS[task].dev):
+            read(TASKS[task], data_dir, split)
+        digests[task] = digest(data_dir / DATA[task].directory, "train.tsv", "dev.tsv")
+    return [
+        FamilySettings(
+            task=task,
+            seed=seed,
+            budget=msgspec.structs.replace(BUDGETS[task], **changes),
+            settings=settings,
+            model=start,
+            data=digests[task],
+            machine=machine(),
+        )
+        for seed in seeds
+        for task in tasks
+    ]
+
+
 def gather(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings: Settings) -> Material:
-    """Read what a task's families are made of.
+    """Read the inputs of a task's families.
 
     Args:
         task: of GLUE.
@@ -101,9 +167,9 @@ class Stage(NamedTuple):
 
 
 def stages(material: Material, directory: Path, *, seed: int, budget: Budget, settings: Settings) -> Iterator[Stage]:
-    """Yield what is missing of a family, in order; each must be made before the next is asked for.
+    """Yield the missing runs of a family, in order; each must be made before the next is taken.
 
-    A finished run stays as it is, and an unfinished one goes on where it was.
+    A finished run stays as it is, and an unfinished one resumes.
 
     Args:
         material: from :func:`gather`, with the same budget and settings.
@@ -127,7 +193,9 @@ def stages(material: Material, directory: Path, *, seed: int, budget: Budget, se
             Recipe(epochs=epochs, peak_learning_rate=rate, precision=precision),
             seed=seed,
             max_length=settings.max_length,
+            data_dir=material.data_dir,
             teacher=teacher,
+            on_resume=watch.on_resume,
             on_step=watch.on_step,
             on_epoch=watch.on_epoch,
         )
@@ -150,7 +218,7 @@ def stages(material: Material, directory: Path, *, seed: int, budget: Budget, se
 
 
 def family_directory(out: Path, task: str, seed: int) -> Path:
-    """Return where a family's runs stand."""
+    """Return the directory of a family's runs."""
     return out / f"{task}-seed{seed}"
 
 

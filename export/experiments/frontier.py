@@ -1,4 +1,4 @@
-"""Speed against accuracy over tasks and seeds: what all measured families say together.
+"""Speed against accuracy over tasks and seeds: summary of all measured families.
 
 A difference is that to the dense FP32 model of the same seed on the same items. Its interval comes from drawing items
 anew within every task, the same for all models and seeds, and seeds anew within every task; three seeds say little of
@@ -67,11 +67,11 @@ class Frontier(msgspec.Struct, frozen=True):
 
 
 def frontier_of(families: Sequence[MeasuredFamily], out: Path) -> Frontier:
-    """Return what families say together.
+    """Return the summary of families.
 
     Args:
         families: all tiers of each are there; a task may have more seeds than another.
-        out: where their directories stand.
+        out: directory of the experiment.
 
     Raises:
         CheckpointError: the answers of a family are missing.

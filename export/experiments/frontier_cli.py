@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from msgspec.structs import replace
 
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.files import write_whole
+from export.figures import new_figure
+from export.loading import loading_torch
 from export.options import data_dir_option, precision_option
-from export.tasks import AVERAGED
+from export.outputs import check_workspace
+from export.tasks import AVERAGED, data_directory
 from export.tasks.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.experiments.family import Budget, Settings
+    from export.experiments.family import FamilySettings
     from export.experiments.frontier import Frontier
     from export.experiments.measure import MeasuredFamily
     from export.tasks.metrics import Difference
@@ -30,21 +32,23 @@ if TYPE_CHECKING:
     "--model",
     required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What all runs start from: a Hugging Face directory.",
+    help="Hugging Face directory that all runs start from.",
 )
 @click.option(
-    "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="One of the five; all of them if not given."
+    "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="A task, repeatable; all five by default."
 )
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Families of each task.")
-@click.option("--epochs", type=click.IntRange(1), help="Of each training; as the task's budget has it if not given.")
-@click.option("--limit", type=click.IntRange(1), help="Train on so many examples only.")
+@click.option("--epochs", type=click.IntRange(1), help="Length of each training; 1 to 6 by default, as the task needs.")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Train on at most so many examples; by default all, but 24,000 of SST-2."
+)
 @precision_option(default="bf16")
 @data_dir_option
 @click.option(
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything goes; what is finished there stays, what is not is continued.",
+    help="Directory for all results; families with the same settings resume there, others are refused.",
 )
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw frontier.png; needs matplotlib.")
 @json_option
@@ -65,61 +69,62 @@ def frontier(
     Each family is trained, reduced, distilled, exported in FP32 and INT8, and asked in turns on ONNX Runtime. Writes
     frontier.json and frontier.png after every family; one of them takes 20 to 40 minutes of a core.
     """
-    with progress() as bar:
-        loading = bar.add_task("loading torch", total=1, note="")
-        import torch
-
-        from export.experiments.family import BUDGETS, Settings, family_directory
+    tasks = tasks or AVERAGED
+    inputs = {"--model": model, **{f"the data of {task} in": data_directory(task, data_dir) for task in tasks}}
+    check_workspace("--out", out, inputs, settings="*-seed*")
+    if plots:
+        new_figure(1, 1, without="give --no-plots")
+    with loading_torch("loading torch and data"):
+        from export.experiments.family import Settings, family_directory, settings_of
         from export.experiments.frontier import frontier_of
-        from export.experiments.frontier_plot import WITHOUT, draw
+        from export.experiments.frontier_plot import draw
         from export.experiments.measure import read_measured
-        from export.figures import new_figure
+        from export.experiments.settings import check_settings
 
-        if plots:
-            new_figure(1, 1, without=WITHOUT)  # now, not after an hour of training
-        bar.advance(loading)
-    # One thread gives the same sums on every machine.
-    torch.set_num_threads(1)
-    settings = Settings(precision=precision)
-    given = {"limit": limit, "epochs": epochs, "teacher_epochs": epochs}
-    families: list[MeasuredFamily] = []
-    wanted = [(task, seed) for seed in range(seeds) for task in tasks or AVERAGED]
-    for place, (task, seed) in enumerate(wanted, start=1):
-        measured = read_measured(family_directory(out, task, seed))
-        if measured is None:
-            budget = replace(BUDGETS[task], **{name: value for name, value in given.items() if value})
-            families.append(_family(task, model, data_dir, out, seed, budget, settings))
-        else:
-            families.append(measured)
-        if measured is None or place == len(wanted):  # what was there before is summed up once
-            found = frontier_of(families, out)
-            write_whole(out / "frontier.json", msgspec.json.format(msgspec.json.encode(found), indent=1))
-            if plots:
-                draw(found, out / "frontier.png")
+        given = {"limit": limit, "epochs": epochs, "teacher_epochs": epochs}
+        changes = {name: value for name, value in given.items() if value}
+        families = settings_of(tasks, range(seeds), model, data_dir, Settings(precision=precision), changes)
+        for family in families:  # all of them, before the first is trained
+            check_settings(family_directory(out, family.task, family.seed), family)
+    measured: list[MeasuredFamily] = []
+    for family in families:
+        directory = family_directory(out, family.task, family.seed)
+        earlier = read_measured(directory)
+        if earlier:
+            remark(f"{directory.name}: measured earlier")
+        measured.append(earlier or _family(family, model, data_dir, directory))
+        if earlier is None or family is families[-1]:  # earlier measurements are summed up once
+            with working("summing up"):
+                found = frontier_of(measured, out)
+                write_whole(out / "frontier.json", msgspec.json.format(msgspec.json.encode(found), indent=1))
+                if plots:
+                    draw(found, out / "frontier.png")
     if as_json:
         print_json(found)
         return
     _print(found)
 
 
-def _family(
-    name: str, model: Path, data_dir: Path, out: Path, seed: int, budget: Budget, settings: Settings
-) -> MeasuredFamily:
-    """Make what is missing of a family, and measure it."""
-    from export.experiments.family import family_directory, gather, stages
+def _family(family: FamilySettings, model: Path, data_dir: Path, directory: Path) -> MeasuredFamily:
+    """Make the missing runs of a family, and measure it."""
+    from export.experiments.family import gather, stages
     from export.experiments.measure import measure_family
+    from export.experiments.settings import keep_settings
     from export.tasks.glue import TASKS
     from export.tasks.tokens import Encoded
 
-    task, directory = TASKS[name], family_directory(out, name, seed)
+    if directory.exists():
+        remark(f"{directory.name}: resumes")
+    keep_settings(directory, family)
+    task, budget, settings = TASKS[family.task], family.budget, family.settings
     material = gather(task, model, data_dir, budget=budget, settings=settings)
-    for stage in stages(material, directory, seed=seed, budget=budget, settings=settings):
+    for stage in stages(material, directory, seed=family.seed, budget=budget, settings=settings):
         with watching(f"{directory.name}/{stage.name}") as watch:
             stage.make(watch)
     dev = material.data.dev["dev"]
     assert isinstance(dev, Encoded)
     with watching(f"{directory.name}/measured") as watch:
-        return measure_family(task, directory, dev, seed=seed, on_item=partial(watch.on_part, "items"))
+        return measure_family(task, directory, dev, seed=family.seed, on_item=partial(watch.on_part, "items"))
 
 
 def _print(found: Frontier) -> None:

@@ -12,7 +12,7 @@ from export.figures import new_figure, write_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WITHOUT = "give --no-plots"
+_WITHOUT = "give --no-plots"
 #: What paper 002 claims for the average of GLUE: speed-up and points, as it prints them.
 PAPER = {"fp32": (1.76, -0.2), "int8": (2.3, -0.5)}
 
@@ -27,7 +27,7 @@ def draw(frontier: Frontier, path: str | Path) -> None:
     Raises:
         UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
     """
-    figure = new_figure(6.0 * len(PRECISIONS), 4.5, without=WITHOUT)
+    figure = new_figure(6.0 * len(PRECISIONS), 4.5, without=_WITHOUT)
     panels = figure.subplots(1, len(PRECISIONS), squeeze=False, sharey=True)[0]
     for axes, precision in zip(panels, PRECISIONS, strict=True):
         _panel(axes, frontier, precision)

@@ -145,9 +145,18 @@ def measure_family(
 
 
 def read_measured(directory: Path) -> MeasuredFamily | None:
-    """Return what was measured of a family; None if it was not."""
+    """Return the measurements of a family; None where there are none yet.
+
+    Raises:
+        CheckpointError: they are malformed.
+    """
     path = directory / _MEASURED
-    return msgspec.json.decode(path.read_bytes(), type=MeasuredFamily) if path.exists() else None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MeasuredFamily) if path.exists() else None
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "Delete it to measure the family again."
+        expected = "measurements of a family"
+        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
 
 
 def better_dense(task: Task, directory: Path) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from edge import __version__
 from edge.bundles.bundle import write_bundle
-from edge.bundles.fields import ModelName
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Provenance, Tier
-from edge.errors import Literally, UsageError
+from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.exported import VERSION
+from export.exported import FULL
+from export.outputs import check_bundle, check_name
 from export.own_onnx.golden_inputs import RANDOM, SEED, random_inputs, read_inputs
 from export.own_onnx.golden_outputs import (
     check_repeatable,
@@ -66,23 +66,33 @@ class OwnExported(msgspec.Struct, frozen=True):
 
 
 def export_own(
-    path: Path, repository: str | Path, name: str | None, options: OwnOptions, *, replace: bool = False
+    path: Path,
+    repository: str | Path,
+    name: str | None,
+    options: OwnOptions,
+    *,
+    version: int = 1,
+    replace: bool = False,
 ) -> OwnExported:
-    """Write ``repository/<name>-1`` from an ONNX file. ONNX Runtime computes the golden outputs.
+    """Write ``repository/<name>-<version>`` from an ONNX file. ONNX Runtime computes the golden outputs.
 
     Args:
         path: the ONNX file. Weights in files beside it are put inside.
         repository: the directory that holds bundles.
         name: of the model.
         options: see :class:`OwnOptions`.
-        replace: whether a bundle that is already there may be replaced.
+        version: of the bundle.
+        replace: whether an existing bundle may be replaced.
 
     Raises:
-        UsageError: the file, the name or an option does not fit; the message names the option that helps.
+        UsageError: the file, the name or an option does not fit, or the bundle exists; the message names the option
+            that helps.
         GoldenError: the graph gives other outputs for the same inputs.
         BundleError: the bundle cannot be written.
     """
-    name = _checked_name(name)
+    name = check_name("--name", name)
+    target = Path(repository) / f"{name}-{version}"
+    check_bundle(target, {"the ONNX file": path, "--inputs": options.inputs}, replace=replace)
     model = read_model(path)
     runner = load_model(model)
     try:
@@ -108,29 +118,20 @@ def export_own(
     )
     manifest = Manifest(
         name=name,
-        version=VERSION,
+        version=version,
         description=f"{path.name}, as given to 'fewheads export'",
         inputs=specs[0],
         outputs=specs[1],
         max_batch_size=max_batch_size,
         profile=profile,
-        tiers=(Tier(name="full", artifacts=(artifact,)),),
+        tiers=(Tier(name=FULL, artifacts=(artifact,)),),
         golden="golden.npz",
         files={},
         provenance=_provenance(model, source, None if options.inputs else SEED),
     )
     files = {artifact.file: model.data, manifest.golden: golden.encode()}
-    written = write_bundle(Path(repository) / f"{name}-{VERSION}", manifest, files, replace=replace)
+    written = write_bundle(target, manifest, files, replace=replace)
     return OwnExported(str(written.path), max_batch_size, model.precision, source, golden.rows, len(model.data))
-
-
-def _checked_name(name: str | None) -> str:
-    try:
-        return msgspec.convert(name, ModelName)
-    except msgspec.ValidationError:
-        given = Literally("nothing") if name is None else name
-        expected = "lower-case letters, digits, '.', '_' and '-', 64 at most, the first a letter or digit"
-        raise UsageError("--name", given=given, expected=expected, fix="Give --name, such as my-model.") from None
 
 
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
@@ -153,5 +154,5 @@ def _provenance(model: OwnModel, golden: str, seed: int | None) -> Provenance:
         trainer=f"unknown; {model.path.name} was written by {model.producer}"[:4096],
         data=f"unknown; golden inputs: {golden}"[:4096],
         seed=seed,
-        versions={"fewheads": __version__, **{package: version(package) for package in _PACKAGES}},
+        versions={"fewheads": __version__, **{package: importlib.metadata.version(package) for package in _PACKAGES}},
     )

@@ -73,6 +73,18 @@ def is_own_onnx(runs: Sequence[Path], own: OwnOptions) -> bool:
     return bool(files)
 
 
+def refuse_tiers(path: Path, tiers: Sequence[str], artifacts: Sequence[str]) -> None:
+    """Refuse the options that only fine-tuned runs have.
+
+    Raises:
+        UsageError: one of them is given with an ONNX file.
+    """
+    for option, values in (("--tier-name", tiers), ("--artifacts", artifacts)):
+        if values:
+            expected = f"no such option for {path}, which becomes one tier for every runtime"
+            raise UsageError(option, given=values[0], expected=expected, fix=f"Leave {option} out.")
+
+
 def print_exported(exported: OwnExported, *, as_json: bool) -> None:
     """Print the bundle that was written."""
     if as_json:

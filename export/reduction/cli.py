@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress
-from export.options import data_dir_option
+from edge.cli.output import json_option, print_json, print_table, progress, remark
+from export.figures import check_plot
+from export.loading import loading_torch
+from export.options import replace_option, run_data_dir_option
+from export.outputs import check_file, check_run
+from export.runs import data_dir_of, recorded
+from export.tasks import data_of
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -23,14 +28,14 @@ if TYPE_CHECKING:
     type=click.FloatRange(1, min_open=True),
     default=2.0,
     show_default=True,
-    help="Of the whole model, at --tokens, on ONNX Runtime with one thread.",
+    help="For the whole model, at --tokens, on ONNX Runtime with one thread.",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(1, 512),
     default=32,
     show_default=True,
-    help="In the input to be timed; images have their own.",
+    help="Length of the input that is timed; images have a fixed one.",
 )
 @click.option(
     "--calibration",
@@ -38,46 +43,51 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=256,
     show_default=True,
-    help="Examples to measure with.",
+    help="Examples to measure with; their tokens must outnumber the features of the widest layer.",
 )
-@data_dir_option
+@run_data_dir_option
 @click.option(
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The new run directory; an earlier run there is replaced, an unfinished one continued.",
+    help="The new run directory. Timings and unfinished layers are kept beside it, in .RUN.reduction, and reused.",
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw what stays of each layer, and what it costs, .png, .svg or .pdf.",
+    help="Also draw the size and the error of each layer, as .png, .svg or .pdf; needs matplotlib.",
 )
+@replace_option("an earlier run at --out, and a file at --plot")
 @json_option
 def reduce(
     run: Path,
     target_speedup: float,
     tokens: int,
     examples: int,
-    data_dir: Path,
+    data_dir: Path | None,
     out: Path,
     plot: Path | None,
+    replace: bool,
     as_json: bool,
 ) -> None:
     """Make a fine-tuned model smaller, until it is so many times faster.
 
-    Heads, their width and hidden units go where the answers change least. Nothing is trained: to win back what was
-    lost, fine-tune the new run with the old one as --teacher. An interrupted reduction goes on when the same command is
-    given again.
+    Heads, their width and hidden units go where the answers change least. Nothing is trained: to win back accuracy,
+    fine-tune the new run with the old one as --teacher. An interrupted reduction resumes when the same command is given
+    again.
     """
+    config = recorded(run)
+    data_dir = data_dir_of(config, data_dir)
+    inputs = {"RUN": run, "the data in": data_of(config, data_dir)}
+    check_run("--out", out, inputs, replace=replace)
+    if plot:
+        check_file("--plot", plot, {**inputs, "--out": out}, replace=replace)
+        check_plot(plot)
+    with loading_torch():
+        from export.reduction.run import reduce_run, state_of
+    if state_of(run, out).exists():
+        remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
     with progress() as bar:
-        loading = bar.add_task("loading torch", total=1, note="")
-        import torch
-
-        from export.reduction.run import reduce_run
-
-        bar.advance(loading)
-        # One thread gives the same sums on every machine.
-        torch.set_num_threads(1)
         names = {"losses": "trying each option", "layers": "reducing layers"}
         tasks = {"times": bar.add_task("timing each option", total=None, note="")}
         tasks |= {stage: bar.add_task(name, total=None, note="") for stage, name in names.items()}

@@ -1,4 +1,4 @@
-"""What each shape of a layer takes on ONNX Runtime, CPU, one thread, in units of the dense layer.
+"""Latency of each shape of a layer on ONNX Runtime, CPU, one thread, in units of the dense layer.
 
 TensorRT's times come from the device itself; a table has a key, so that neither is taken for the other.
 """
@@ -34,7 +34,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """What the layers of one kind of model take on one machine.
+    """Latencies of the layers of one kind of model on one machine.
 
     Attributes:
         key: machine, versions and model, as :func:`machine_key` has them; a table of another key says nothing.

@@ -20,7 +20,7 @@ from export.transformer import Layer
 
 
 class LayerReport(msgspec.Struct, frozen=True):
-    """What became of a layer. Errors are mean squares over the variance of what they are errors of.
+    """Result of reducing a layer. Errors are mean squares over the variance of what they are errors of.
 
     Attributes:
         plan: its shape, and the heads and hidden units that stay.

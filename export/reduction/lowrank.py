@@ -31,7 +31,7 @@ _FLOOR = 1e-12
 
 
 class Factors(NamedTuple):
-    """What makes heads smaller.
+    """Projections that make heads smaller.
 
     Attributes:
         left: F or E, [H, d_k, r].

@@ -17,7 +17,7 @@ _FIX = "Make a plan for this very model."
 
 
 class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of one layer.
+    """Plan for one layer.
 
     Attributes:
         shape: its heads, their width, and its hidden units.
@@ -31,7 +31,7 @@ class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a model.
+    """Plan for all layers of a model.
 
     Attributes:
         dim: d, the width of a token.

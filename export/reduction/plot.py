@@ -1,4 +1,4 @@
-"""What a reduction left of each layer, and what it cost there, as a picture."""
+"""Picture of a reduction: the size and the error of each layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A model, reduced from end to end: losses of all options, a plan, and its layers one after the other.
 
-Each layer is calibrated with what the reduced layers before it return, so that it can make up for them. The state of
-an unfinished reduction stands on disk after every layer; the same call goes on from there to the same bits.
+Each layer is calibrated on the outputs of the reduced layers before it; its target is the original layer on these same
+inputs. The state of an unfinished reduction is saved after every layer; the same call resumes from it and ends with the
+same bits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOSSES = "losses.state"
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a reduction is: ``done`` of ``layers`` layers have their losses measured, or are reduced."""
+    """Position of a reduction: ``done`` of ``layers`` layers have their losses measured, or are reduced."""
 
     stage: Literal["losses", "layers"]
     done: int
@@ -110,7 +111,7 @@ def measure_losses(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Costs]:
     """Return what each option of each layer does to the answers; arguments and errors as :func:`reduce_model`."""
-    batches = _batches(model, calibration)
+    batches = calibration_batches(model, calibration)
     saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {method}")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
@@ -146,7 +147,7 @@ def apply_plan(
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
     check_plan(plan, model.transformer.config, "plan")
-    batches = _batches(model, calibration)
+    batches = calibration_batches(model, calibration)
     saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} {method}")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
@@ -194,7 +195,12 @@ def check_model(model: Head) -> None:
         raise ReductionError("model", given=given, expected="layers of one shape, with heads and units", fix=fix)
 
 
-def _batches(model: Head, calibration: Rows) -> list[Batch]:
+def calibration_batches(model: Head, calibration: Rows) -> list[Batch]:
+    """Return calibration inputs in batches.
+
+    Raises:
+        ReductionError: there are too few tokens for this model.
+    """
     batches = [calibration.batch(rows) for rows in sorted_batches(calibration.lengths, _BATCH)]
     check_calibration(model.transformer, batches)
     return batches
@@ -205,7 +211,7 @@ def _chosen(plan: Plan, reports: tuple[LayerReport, ...]) -> Plan:
 
 
 class _Saved:
-    """What is done already, on disk if there is a place for it."""
+    """Saved state of a reduction, on disk if it has a path."""
 
     def __init__(self, path: Path | None, model: Head, calibration: Rows, settings: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What to leave out, heads or hidden units, and how the rest makes up for it.
+"""Removal of heads or hidden units, with the rest adjusted to compensate.
 
 Both are the same problem: y = z W + b for inputs z [w] with covariance C, and some inputs shall go. Their means move
 into b. What stays gets new weights by least squares, and the loss of leaving out group j next is that of optimal brain

@@ -1,4 +1,4 @@
-"""A run of ``fewheads finetune``, reduced to another run, measured as it was."""
+"""Reduction of a fine-tuned run to a smaller run, measured on the same data."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from export.checkpoint import RunMetrics
 from export.errors import PlanError
 from export.provenance import provenance
 from export.reduction.latency import measure_times
 from export.reduction.layer import LayerReport
 from export.reduction.plan import check_speedup
-from export.reduction.reduce import Progress, ReducedModel, reduce_model
+from export.reduction.reduce import Progress, ReducedModel, calibration_batches, check_model, reduce_model
 from export.reduction.search import grid_of
 from export.reduction.timing import Comparison, feeds_of, measure_models
+from export.runs import RunMetrics, Speedup
 from export.tasks.models import find
 from export.tasks.objectives import Head
 from export.tasks.registry import task_of
@@ -28,7 +28,7 @@ _CALLS = (60, 120, 240)
 
 
 class Reduced(msgspec.Struct, frozen=True):
-    """What a reduction did.
+    """Result of a reduction.
 
     Attributes:
         directory: of the new run.
@@ -65,13 +65,13 @@ def reduce_run(
 ) -> Reduced:
     """Reduce a fine-tuned model and write a run directory, to be fine-tuned further with the original as teacher.
 
-    Latencies, losses and unfinished layers stand beside the new run as ``.SOURCE.reduction``; the same call goes on
-    from there, and a call with another target finds them too.
+    Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
+    them, and a call with another target uses them too.
 
     Args:
         source: a run of ``fewheads finetune``.
         data_dir: holds the data of its task.
-        directory: where the new run shall stand; an earlier run there is replaced.
+        directory: path of the new run; an earlier run there is replaced when this one is done.
         target_speedup: of the whole model.
         tokens: in the input that times are measured with; an image has as many as the model makes of it.
         examples: of the training set, to calibrate with.
@@ -94,7 +94,9 @@ def reduce_run(
     model, architecture = found.head, found.architecture
     reader = task.reader(source)
     data = prepare(task, data_dir, reader, max_length=architecture.max_length, limit=examples)
-    state = directory.parent / f".{source.name}.reduction"
+    check_model(model)
+    calibration_batches(model, data.train)  # now, not after minutes of timing
+    state = state_of(source, directory)
     config = model.transformer.config
     if config.architecture == "vit":
         tokens = config.max_positions
@@ -116,6 +118,8 @@ def reduce_run(
         epochs=0,
         best_epoch=0,
         seconds=time.perf_counter() - started,
+        data_dir=data_dir,
+        speedup=Speedup(measured.ratio, tokens),
     )
     for unfinished in state.glob("layers-*.state"):
         unfinished.unlink()
@@ -129,6 +133,11 @@ def reduce_run(
         reduced.reports,
         metrics,
     )
+
+
+def state_of(source: Path, directory: Path) -> Path:
+    """Return the directory that keeps what a reduction of ``source`` to ``directory`` has done so far."""
+    return directory.parent / f".{source.name}.reduction"
 
 
 def _measured(model: Head, reduced: ReducedModel, tokens: int) -> tuple[Comparison, float]:

@@ -38,7 +38,7 @@ _LEAST_TIME = 0.01
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """What a layer may become.
+    """Options for the shape of a layer.
 
     Attributes:
         attention: heads and their width, h and r; (0, 0) is none. The original comes first.

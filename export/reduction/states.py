@@ -1,4 +1,4 @@
-"""What runs through a model's layers, half by half, and what is seen of it on the way."""
+"""States that pass through a model's layers, half by half, and measurements on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Part = Literal["attention", "feed_forward"]
 
 
 class Passed(NamedTuple):
-    """What a module read, and what it returned."""
+    """Input and output of a module."""
 
     read: Tensor
     returned: Tensor

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress, stdout
+from edge.cli.output import json_option, print_json, print_table, stdout, working
 from edge.errors import Literally, UsageError
-from export.options import data_dir_option
+from edge.files import write_whole
+from export.figures import check_plot
+from export.loading import loading_torch
+from export.options import replace_option, run_data_dir_option
+from export.outputs import check_file
+from export.runs import data_dir_of, recorded
+from export.tasks import data_of
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -23,34 +29,48 @@ _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
 @click.command()
 @click.argument("full", metavar="FULL_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("lean", metavar="LEAN_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@data_dir_option
+@run_data_dir_option
 @click.option(
     "--cost-ratio",
     type=float,
     required=True,
-    help="LEAN_RUN's time over FULL_RUN's; the inverse of the speed-up that 'fewheads reduce' measured.",
+    help="LEAN_RUN's time over FULL_RUN's, 0 to 1: the inverse of the speed-up that 'fewheads reduce' measured.",
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there, as JSON.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves, .png, .svg or .pdf.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures there, as JSON.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also draw the curves, as .png, .svg or .pdf; needs matplotlib.",
+)
+@replace_option("files at --out and --plot")
 @json_option
 def route(
-    full: Path, lean: Path, data_dir: Path, cost_ratio: float, out: Path | None, plot: Path | None, as_json: bool
+    full: Path,
+    lean: Path,
+    data_dir: Path | None,
+    cost_ratio: float,
+    out: Path | None,
+    plot: Path | None,
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Find out whether to decide for each input which of two tiers answers.
 
     A cascade asks the full tier where the lean one hesitates; a linear router decides beforehand. Each is compared with
     controls at the same mean cost. Half of the hold-out fits, the other half chooses and decides, dev is only reported.
     """
-    with progress() as bar:
-        loading = bar.add_task("routing", total=1, note="")
-        import torch
-
+    config = recorded(full)
+    data_dir = data_dir_of(config, data_dir)
+    inputs = {"FULL_RUN": full, "LEAN_RUN": lean, "the data in": data_of(config, data_dir)}
+    if out:
+        check_file("--out", out, inputs, replace=replace)
+    if plot:
+        check_file("--plot", plot, {**inputs, "--out": out}, replace=replace)
+        check_plot(plot)
+    with loading_torch():
         from export.routing.run import route_run
-
-        # One thread gives the same sums on every machine.
-        torch.set_num_threads(1)
+    with working("routing"):
         found = route_run(full, lean, data_dir, cost_ratio)
-        bar.advance(loading)
     if out:
         _write(found, out)
     if as_json:
@@ -67,7 +87,7 @@ def route(
 
 def _write(found: Route, out: Path) -> None:
     try:
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_whole(out, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     except OSError as error:
         fix = "Choose another --out."
         given = Literally(error.strerror)

@@ -43,7 +43,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What to ship.
+    """Recommendation of what to ship.
 
     Attributes:
         adaptive: whether to decide for each item.

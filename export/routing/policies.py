@@ -1,4 +1,4 @@
-"""Who answers which item, what that costs, and how right it is; and controls that cost exactly the same.
+"""Routing policies, their cost and accuracy by item, and controls of exactly the same cost.
 
 Every policy is a score of each item: those with the lowest go to the full tier. Where a budget cuts through items of
 equal score, each of them goes there with the same probability, so that any mean cost is met exactly; with one score for
@@ -19,7 +19,7 @@ _CURVE_POINTS = 51
 
 
 class Items(msgspec.Struct, frozen=True):
-    """What both tiers do with some items, [n] each.
+    """Correctness and cost of both tiers on some items, [n] each.
 
     Attributes:
         lean_right: 1.0 where the lean tier answers right, else 0.0.
@@ -35,7 +35,7 @@ class Items(msgspec.Struct, frozen=True):
 
     @property
     def advantage(self) -> Array:
-        """What the full tier's answer is better by: 1, 0 or -1."""
+        """Gain from the full tier's answer: 1, 0 or -1."""
         return self.full_right - self.lean_right
 
     @property
@@ -56,7 +56,7 @@ class Policy(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How right a policy is on each item, 0 to 1, and what each costs, [n] both; expectations, where chance decides."""
+    """Correctness of a policy on each item, 0 to 1, and its cost, [n] both; expected values where chance decides."""
 
     right: Array
     cost: Array

@@ -1,4 +1,4 @@
-"""What is told of two runs and the policies between them; all of it goes into JSON."""
+"""Report on two runs and the policies between them; all of it goes into JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from export.tasks.metrics import Difference
 class Cascade(msgspec.Struct, frozen=True, tag_field="type", tag="cascade"):
     """The lean tier answers first; where its margin is below ``margin``, the full tier answers.
 
-    ``lean`` and ``full`` are the names that ``fewheads export FULL LEAN`` gives to the tiers. The margin is the
-    likeliest class's probability less the second's.
+    ``lean`` and ``full`` are the names that ``fewheads export FULL LEAN`` gives to the tiers; a lean run without a
+    recorded speed has the name of its directory here. The margin is the likeliest class's probability minus the
+    second's.
     """
 
     lean: str
@@ -61,7 +62,7 @@ class SplitReport(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What was found: the choosing half first, then the dev splits; and the cascade, whether recommended or not."""
+    """Result of a comparison: the choosing half, then the dev splits; and the cascade, whether recommended or not."""
 
     task: str
     full: str

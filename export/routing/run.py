@@ -13,12 +13,14 @@ from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.programs.cascade import margins
 from export.errors import CheckpointError
+from export.exported import FULL
 from export.heads import SequenceClassifier
 from export.routing import policies
 from export.routing.diagnose import Judged, auc, choose, diagnose, judge, thresholds
 from export.routing.linear import Linear, fit, pooled_embeddings
 from export.routing.policies import Items, Policy
 from export.routing.report import Cascade, PolicyReport, Route, SplitReport
+from export.runs import read_config
 from export.tasks.examples import Examples, split_holdout
 from export.tasks.glue import TASKS, read
 from export.tasks.holdout import held_out
@@ -26,6 +28,7 @@ from export.tasks.metrics import Difference, interval
 from export.tasks.models import Architecture, find, find_tuned
 from export.tasks.predictions import Predictions, read_predictions
 from export.tasks.task import HOLDOUT
+from export.tasks.tiers import speed_name
 from export.tasks.tokens import encode, load_tokenizer
 
 #: The half of the hold-out that thresholds are chosen on.
@@ -109,9 +112,14 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         str(lean),
         cost_ratio,
         diagnose(list(chosen.values())),
-        Cascade(lean.name.lower(), "full", chosen["cascade"].threshold),
+        Cascade(_lean_name(full, lean), FULL, chosen["cascade"].threshold),
         tuple(reports),
     )
+
+
+def _lean_name(full: Path, lean: Path) -> str:
+    """Return what ``fewheads export`` calls the lean tier; without a recorded speed, the name of its directory."""
+    return speed_name(read_config(full), read_config(lean)) or lean.name.lower()
 
 
 def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture]:

@@ -1,27 +1,50 @@
-"""Real tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
+"""Tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
 
-Data are never part of the project. A directory that holds them looks like this, and README files of the data sets'
-own sites say where each comes from:
-
-======================  ===========================================================================================
-``glue/RTE/train.tsv``  and ``dev.tsv``, likewise for the other tasks: gluebenchmark.com/tasks
-``squad/``              ``train-v1.1.json`` and ``dev-v1.1.json``: rajpurkar.github.io/SQuAD-explorer; or
-                        ``xquad.en.json`` of XQuAD, of which a quarter of the articles becomes dev
-``mnist/``              ``train-images-idx3-ubyte.gz``, ``train-labels-idx1-ubyte.gz`` and the same of ``t10k``; or
-                        the latter alone, of which a fifth becomes dev
-``imagenet/train/``     a directory of images for each class, and likewise ``imagenet/val/``: image-net.org
-======================  ===========================================================================================
-
-The digits come with scikit-learn.
+Data are not part of the project. :data:`DATA` says which files each task reads below ``--data-dir``, and where they
+come from. Without its training file, SQuAD makes a quarter of XQuAD's articles dev; MNIST a fifth of ``t10k``.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
+from export.runs import RunConfig
+
+
+class Files(NamedTuple):
+    """Files of a task: their directory below ``--data-dir``, their names, and where to get them."""
+
+    directory: str
+    names: str
+    source: str
+
+
+_GLUE = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "QNLI", "MNLI", "QQP")
+#: By the name of the task; nothing for the digits, which come with scikit-learn.
+DATA = {
+    **{task: Files(f"glue/{task}", "train.tsv and dev.tsv", "gluebenchmark.com/tasks") for task in _GLUE},
+    "MNLI": Files("glue/MNLI", "train.tsv, dev_matched.tsv and dev_mismatched.tsv", "gluebenchmark.com/tasks"),
+    "SQuAD": Files(
+        "squad", "train-v1.1.json and dev-v1.1.json, or xquad.en.json", "rajpurkar.github.io/SQuAD-explorer"
+    ),
+    "MNIST": Files("mnist", "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and those of t10k", "MNIST's site"),
+    "ImageNet": Files("imagenet", "train/ and val/ with a directory of images for each class", "image-net.org"),
+}
 #: The tasks of :mod:`export.tasks.registry`, here so that a command line can name them without NumPy or torch.
-NAMES = (
-    *("SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "QNLI", "MNLI", "QQP"),
-    *("SQuAD", "MNIST", "digits", "ImageNet"),
-)
+NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
+
+
+def data_directory(task: str, data_dir: Path) -> Path | None:
+    """Return the directory that a task reads; None for a task that reads no files."""
+    return data_dir / DATA[task].directory if task in DATA else None
+
+
+def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
+    """Return the directory with the data of a run; None where its task reads no files, or is not known."""
+    return data_directory(config.arguments.get("task", ""), data_dir) if config else None
+
+
 #: The tasks whose headline metrics are averaged. WNLI stands apart: its dev set contradicts its training set, so that
 #: what learns is worse than chance on it. The others are too large to be trained by everyone.
 AVERAGED = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE")

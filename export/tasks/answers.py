@@ -13,7 +13,7 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.heads import SpanClassifier
-from export.tasks.metrics import Difference, interval
+from export.tasks.metrics import interval
 from export.tasks.predictions import Predicted
 from export.tasks.squad import Question, Windows
 from export.tasks.tokens import sorted_batches
@@ -49,11 +49,6 @@ class Answers(Predicted, frozen=True):
             np.array([token_f1(*pair) for pair in pairs]),
         )
 
-    @property
-    def items(self) -> Array:
-        """The questions' ids."""
-        return self.questions
-
     def score(self, metric: str) -> float:
         """Return the mean of ``exact_match`` or ``f1``, 0 to 1."""
         return float(self._each(metric).mean())
@@ -70,12 +65,6 @@ class Answers(Predicted, frozen=True):
             )
             for metric in metrics
         )
-
-    def difference(self, metric: str, other: Predicted) -> Difference:
-        """Return the mean difference over the questions with its bootstrap interval."""
-        assert isinstance(other, Answers)
-        differences = self._each(metric) - other._each(metric)
-        return Difference(float(differences.mean()), interval(_mean, differences))
 
     def _each(self, metric: str) -> Array:
         values: Array = getattr(self, metric)

@@ -23,11 +23,11 @@ from edge.bundles.manifest import (
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
-from export.checkpoint import TOKENIZER
 from export.convert import golden_of
-from export.exported import VERSION, Exported
+from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
+from export.runs import TOKENIZER
 from export.runtimes import ExportedArtifact, export_tier
 from export.tasks.examples import limited, split_holdout
 from export.tasks.glue import TASKS, GlueTask, read
@@ -63,17 +63,27 @@ class _Source(NamedTuple):
 
 
 def export_classifier(
-    runs: Sequence[Path], repository: str | Path, name: str, data_dir: str | Path, *, replace: bool = False
+    runs: Sequence[Path],
+    repository: str | Path,
+    name: str,
+    data_dir: str | Path,
+    *,
+    tiers: Sequence[str],
+    version: int = 1,
+    artifacts: Sequence[str] = RUNTIMES,
+    replace: bool = False,
 ) -> Exported:
-    """Write runs on one task as the tiers of one bundle, ``repository/<name>-1``.
+    """Write runs on one task as the tiers of one bundle, ``repository/<name>-<version>``.
 
     Args:
-        runs: of ``fewheads finetune`` or ``fewheads reduce``, the full model first. The first tier is called ``full``,
-            the others after their directories; each has a twin in INT8, ``<tier>-int8``.
-        repository: the directory that holds bundles.
+        runs: of ``fewheads finetune`` or ``fewheads reduce``, the full model first.
+        repository: directory of the bundles.
         name: of the model.
-        data_dir: where the task's data are; golden and calibration texts are taken from its training set.
-        replace: whether a bundle that stands there may be replaced.
+        data_dir: data directory; golden and calibration texts are taken from the task's training set.
+        tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
+        version: of the bundle.
+        artifacts: the runtimes, of :data:`export.exported.RUNTIMES`, whose files the bundle carries.
+        replace: whether an existing bundle may be replaced.
 
     Raises:
         CheckpointError: a run cannot be read.
@@ -82,7 +92,7 @@ def export_classifier(
         GoldenError: an ONNX file computes something else than torch does.
         BundleError: the bundle cannot be written.
     """
-    sources = [_source(run, "full" if index == 0 else run.name.lower()) for index, run in enumerate(runs)]
+    sources = [_source(run, tier) for run, tier in zip(runs, tiers, strict=True)]
     first = sources[0]
     task = _one_task(sources)
     definition = load_tokenizer(first.path).to_str().encode()
@@ -106,28 +116,30 @@ def export_classifier(
     inputs = tokenize(*texts)
     calibration = tokenize(*_columns(limited(train, CALIBRATION_ROWS).texts))
     files = {TOKENIZER: definition}
-    tiers: list[Tier] = []
+    made: list[Tier] = []
     largest = 0.0
     for source in sources:
-        exported = export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier)
+        exported = _chosen(
+            export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier), artifacts, source.tier
+        )
         golden = golden_of(source.model, inputs, [_LOGITS])
         golden_file = f"{source.tier}.golden.npz"
         files[golden_file] = msgspec.structs.replace(golden, raw=raw).encode()
         files |= {one.artifact.file: one.data for one in exported}
-        tiers += _tiers(source.tier, exported, golden_file)
+        made += _tiers(source.tier, exported, golden_file)
         largest = max(largest, *(one.largest_difference for one in exported))
     usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
     shape = Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length))
     labels = LABELS.get(task.name, task.labels)
     manifest = Manifest(
         name=name,
-        version=VERSION,
+        version=version,
         description=f"{task.name} of GLUE: {' or '.join(labels) or 'a score from 0 to 5'}",
         inputs=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
         outputs=(TensorSpec(_LOGITS, "FP32", (-1, len(labels) or 1)),),
         max_batch_size=MAX_BATCH_SIZE,
         profile={tensor: shape for tensor in config.outputs},
-        tiers=tuple(tiers),
+        tiers=tuple(made),
         golden=f"{first.tier}.golden.npz",
         files={},
         provenance=provenance(trainer=", ".join(run.name for run in runs), data=f"GLUE {task.name}", seed=None),
@@ -139,7 +151,7 @@ def export_classifier(
         ),
         measures=tuple(measure for source in sources for measure in _measures(source)),
     )
-    written = write_bundle(Path(repository) / f"{name}-{VERSION}", manifest, files, replace=replace)
+    written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(
         str(written.path), largest, sum(len(data) for file, data in files.items() if file.endswith(".onnx"))
     )
@@ -164,6 +176,18 @@ def _one_task(sources: Sequence[_Source]) -> GlueTask:
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
     """Return the first texts of all rows, and of pairs the second, as BYTES [rows, 1]."""
     return [np.array([[text.encode()] for text in column], np.object_) for column in zip(*rows, strict=True)]
+
+
+def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str) -> list[ExportedArtifact]:
+    """Return the files for the runtimes that the bundle is meant for, in both precisions of the tier."""
+    chosen = [one for one in exported if one.artifact.runtime in ("any", *artifacts)]
+    for int8 in (False, True):
+        if not any((one.artifact.precision == "int8") == int8 for one in chosen):
+            subject = f"tier {tier}{'-int8' if int8 else ''}"
+            expected = f"a file for one of {', '.join(sorted({one.artifact.runtime for one in exported}))}"
+            fix = "Give another --artifacts, or leave it out."
+            raise UsageError(subject, given=list(artifacts), expected=expected, fix=fix)
+    return chosen
 
 
 def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:

@@ -3,53 +3,74 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress
-from export.options import data_dir_option, precision_option, seeds_option
-from export.tasks import NAMES
+from edge.cli.output import json_option, print_json, print_table
+from edge.errors import UsageError
+from export.loading import loading_torch
+from export.options import data_dir_option, precision_option, replace_option, seeds_option
+from export.outputs import check_run
+from export.tasks import DATA, NAMES, data_directory
 from export.tasks.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.checkpoint import RunMetrics
+    from export.runs import RunMetrics
     from export.tasks.recipe import Precision
 
 
+class _TaskName(click.Choice[str]):
+    """The name of a task; the error for anything else says which files a task reads."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            places = "; ".join(f"{files.directory}: {files.names}" for files in DATA.values())
+            fix = f"A task reads fixed files below --data-dir ({places}); other files cannot be read yet."
+            raise UsageError("TASK", given=value, expected=f"one of {', '.join(NAMES)}", fix=fix) from None
+
+
 @click.command()
-@click.argument("task", type=click.Choice(NAMES, case_sensitive=False))
+@click.argument("task", type=_TaskName(NAMES, case_sensitive=False))
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What to start from: a Hugging Face directory, or a run; one on the same task keeps its head. "
-    "Without it, images are learnt by a new ViT.",
+    help="Start from a Hugging Face directory or a run; a run on the same task keeps its head. "
+    "Tasks of images start from a new ViT without it.",
 )
-@click.option("--dim", type=click.IntRange(1), show_default="64", help="Of a new ViT: the width of a token.")
-@click.option("--depth", type=click.IntRange(1), show_default="4", help="Of a new ViT: layers.")
-@click.option("--heads", type=click.IntRange(1), show_default="4", help="Of a new ViT: heads of each layer.")
+@click.option("--dim", type=click.IntRange(1), show_default="64", help="Width of a token in a new ViT.")
+@click.option("--depth", type=click.IntRange(1), show_default="4", help="Layers of a new ViT.")
+@click.option("--heads", type=click.IntRange(1), show_default="4", help="Heads in each layer of a new ViT.")
 @data_dir_option
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="The best of them is kept.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="At its peak.")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="All run; the best one is kept.")
+@click.option(
+    "--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="Peak learning rate."
+)
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
 @precision_option(default="fp32")
-@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per example.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of new head and example order.")
+@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="For new weights and the order of examples."
+)
 @seeds_option
-@click.option("--limit", type=click.IntRange(1), help="Train on so many examples only.")
+@click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
 @click.option(
     "--teacher",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A run on the same task, whose answers and hidden states are imitated.",
 )
+@click.option("--name", help="Name of the run's directory.  [default: the task's name]")
 @click.option(
     "--out",
     default="runs",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the run directories go; an earlier run of the same name is replaced, an unfinished one continued.",
+    help="Directory for the run, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
 )
+@replace_option("an earlier run of that name")
 @json_option
 def finetune(
     task: str,
@@ -67,18 +88,22 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
+    name: str | None,
     out: Path,
+    replace: bool,
     as_json: bool,
 ) -> None:
     """Fine-tune a model on a task: of GLUE, SQuAD's questions, or images.
 
     A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. An
-    interrupted run goes on when the same command is given again.
+    interrupted run resumes when the same command is given again.
     """
-    with progress() as bar:
-        loading = bar.add_task("loading torch and data", total=1, note="")
-        import torch
-
+    name = task if name is None else _checked_name(name)
+    runs = {one: out / (name if seeds == 1 else f"{name}-seed{one}") for one in range(seed, seed + seeds)}
+    inputs = {"--model": model, "--teacher": teacher, "the data in": data_directory(task, data_dir)}
+    for run in runs.values():
+        check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
+    with loading_torch("loading torch and data"):
         from export.seeds import pooled
         from export.tasks.recipe import Recipe
         from export.tasks.registry import TASKS
@@ -88,12 +113,8 @@ def finetune(
         source = TASKS[task].source(model, {name: value for name, value in shape.items() if value is not None})
         reader = TASKS[task].reader(source)
         data = prepare(TASKS[task], data_dir, reader, max_length=max_length, limit=limit)
-        bar.advance(loading)
-    # One thread gives the same sums on every machine.
-    torch.set_num_threads(1)
     recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision)
     trained = []
-    runs = {one: out / (task if seeds == 1 else f"{task}-seed{one}") for one in range(seed, seed + seeds)}
     for one, run in runs.items():
         with watching(run.name) as watch:
             trained.append(
@@ -106,7 +127,9 @@ def finetune(
                     recipe,
                     seed=one,
                     max_length=max_length,
+                    data_dir=data_dir,
                     teacher=teacher,
+                    on_resume=watch.on_resume,
                     on_step=watch.on_step,
                     on_epoch=watch.on_epoch,
                 )
@@ -116,6 +139,13 @@ def finetune(
         print_json({"task": task, "runs": [str(run) for run in runs.values()], "metrics": metrics})
         return
     _print_measures(task, ", ".join(map(str, runs.values())), metrics)
+
+
+def _checked_name(name: str) -> str:
+    if not name or Path(name).name != name or name.startswith("."):
+        fix = "Give a name here, and its place with --out."
+        raise UsageError("--name", given=name, expected="the name of a directory, without / and a leading dot", fix=fix)
+    return name
 
 
 def _print_measures(task: str, runs: str, metrics: RunMetrics) -> None:

@@ -1,4 +1,4 @@
-"""What a training may minimise beside the loss of its task."""
+"""Losses that a training minimises beside the task's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Extra(Protocol):
-    """What is minimised beside the task's loss, and the parameters that only it needs.
+    """A loss beside the task's own, and the parameters that only it needs.
 
     Attributes:
         name: all that it depends on, in words.

@@ -31,7 +31,7 @@ from export.tasks.tokens import Batch, Rows, shuffled_batches
 
 
 class Step(msgspec.Struct, frozen=True):
-    """How far a run is: the step of so many, its loss, and the seconds that are left if all goes on as it did."""
+    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
 
     number: int
     steps: int
@@ -47,7 +47,7 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What a run did: each epoch's score, the best epoch from 1, steps, and seconds over all its interruptions."""
+    """Result of a run: score of each epoch, best epoch from 1, steps, and seconds without its interruptions."""
 
     scores: tuple[float, ...]
     best_epoch: int
@@ -67,6 +67,7 @@ def fine_tune(
     stop_below: float | None = None,
     state: Path | None = None,
     save_every: int = 200,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Tuned:
@@ -82,9 +83,10 @@ def fine_tune(
         extra: a further loss. What it needs to go on must stand in the model's own state.
         stop_below: end after an epoch with a lower score. As ``extra`` may buy something with the score, the last
             epoch that is not lower is then kept, not the best one; where all are, the first.
-        state: a file for the state of the run. A run that finds its own there goes on from it, and ends with the same
+        state: a file for the state of the run. A run that finds its own there resumes from it, and ends with the same
             bits as one that was never interrupted. The file stays after the end, for the caller to delete.
         save_every: steps between two states; each epoch ends with one too.
+        on_resume: called with the step and the number of steps, when an interrupted run goes on.
         on_step: called after each step.
         on_epoch: called after each epoch.
 
@@ -106,6 +108,8 @@ def fine_tune(
         lessons = Teacher(teacher, train, theirs, recipe.precision)
     per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
     steps = recipe.epochs * per_epoch
+    if run.step:
+        on_resume(run.step, steps)
     while run.step < steps and not run.stopped:
         first, started = run.step, time.perf_counter()
         epoch = run.step // per_epoch
@@ -135,7 +139,7 @@ def fine_tune(
 
 
 class _Run:
-    """What changes while a model is trained, in memory and on disk."""
+    """State of a training, in memory and on disk."""
 
     def __init__(
         self,

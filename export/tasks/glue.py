@@ -48,7 +48,6 @@ class GlueTask(TextTask, frozen=True, kw_only=True):
     dev: tuple[str, ...] = ("dev",)
     header: tuple[str, ...] = ()
     skips_short_rows: bool = False
-    predicted = Predictions
 
     @property
     def origin(self) -> str:

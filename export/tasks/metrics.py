@@ -17,15 +17,10 @@ _CHUNK = 50
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How much better one model is than another on the same items, with its 95 % interval."""
+    """Advantage of one model over another on the same items, with its 95 % interval."""
 
     value: float
     interval: tuple[float, float]
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.interval[0] > 0 or self.interval[1] < 0
 
 
 def accuracy(predictions: Array, targets: Array) -> Array:
@@ -89,23 +84,6 @@ def middle(values: Array) -> tuple[float, float]:
 def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float]:
     """Return the 95 % percentile interval of a metric over :func:`resampled` items."""
     return middle(resampled(metric, *arrays))
-
-
-def paired_difference(metric: str, ours: Array, theirs: Array, targets: Array) -> Difference:
-    """Return how much higher a metric is for one model than for another, by a paired bootstrap over the items.
-
-    Args:
-        metric: a name in :data:`METRICS`.
-        ours: the predictions of the one, [n].
-        theirs: those of the other for the same items, [n].
-        targets: [n].
-    """
-    function = METRICS[metric]
-
-    def difference(a: Array, b: Array, truth: Array) -> Array:
-        return function(a, truth) - function(b, truth)
-
-    return Difference(float(difference(ours, theirs, targets)), interval(difference, ours, theirs, targets))
 
 
 def measures(metrics: Sequence[str], split: str, predictions: Array, targets: Array) -> tuple[Measure, ...]:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from edge.errors import Literally, UsageError
-from export.checkpoint import WEIGHTS, RunMetrics, load
+from export.checkpoint import load
 from export.heads import Pooling, SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
+from export.runs import WEIGHTS, RunConfig, RunMetrics
 from export.tasks.objectives import Head
 from export.transformer import Transformer, TransformerConfig
 
@@ -24,7 +25,7 @@ Source: TypeAlias = "str | Path | TransformerConfig"
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
+    """Description that rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
 
     Attributes:
         task: a name in :data:`export.tasks.NAMES`.
@@ -59,12 +60,13 @@ MODEL = "transformer-with-head"
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A model as found: a transformer, and if a run had one, the architecture, the model with its head, the metrics."""
+    """A model as found: a transformer, and from a run also its architecture, head, metrics and configuration."""
 
     transformer: Transformer
     architecture: Architecture | None = None
     head: Head | None = None
     metrics: RunMetrics | None = None
+    config: RunConfig | None = None
 
 
 def find(directory: str | Path) -> Found:
@@ -76,7 +78,7 @@ def find(directory: str | Path) -> Found:
     if not (Path(directory) / WEIGHTS).exists():
         return Found(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
-    return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics)
+    return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics, config)
 
 
 def found_or_new(source: Source, seed: int) -> Found:
@@ -133,5 +135,5 @@ def _from_arguments(**arguments: Any) -> Head:
     try:
         architecture = msgspec.convert(arguments, Architecture)
     except msgspec.ValidationError as error:
-        raise TypeError(str(error)) from None  # what a wrong argument is to export.checkpoint
+        raise TypeError(str(error)) from None  # export.checkpoint expects this of wrong arguments
     return architecture.create(Transformer(architecture.transformer))

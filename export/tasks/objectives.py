@@ -1,4 +1,4 @@
-"""What is minimised: the task's own loss, and the imitation of a teacher."""
+"""Losses: the task's own, and the imitation of a teacher."""
 
 from __future__ import annotations
 

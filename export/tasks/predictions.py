@@ -1,4 +1,4 @@
-"""What a model said of every item, kept beside its weights so that two models can be compared in pairs."""
+"""Predictions of a model for every item, kept beside its weights so that two models can be compared in pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -16,26 +16,18 @@ from torch import Tensor
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Literally
-from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
-from export.tasks.metrics import METRICS, Difference, measures, paired_difference
+from export.runs import PREDICTIONS
+from export.tasks.metrics import METRICS, measures
 from export.tasks.objectives import Head, outputs_of
 from export.tasks.tokens import Rows, sorted_batches
-
-if TYPE_CHECKING:
-    from export.tasks.task import Task
 
 _BATCH = 64
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """What a model said of the items of a split, in their order. Fields are arrays [n, …] that an ``.npz`` can hold."""
-
-    @property
-    def items(self) -> Array:
-        """What tells the items apart, [n]; it must be equal for a comparison in pairs."""
-        raise NotImplementedError
+    """Predictions for the items of a split, in their order. Fields are arrays [n, …] that an ``.npz`` can hold."""
 
     def score(self, metric: str) -> float:
         """Return one of the task's metrics, more being better."""
@@ -43,10 +35,6 @@ class Predicted(msgspec.Struct, frozen=True):
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
         """Return metrics with their bootstrap intervals; ``split`` is what to call the items."""
-        raise NotImplementedError
-
-    def difference(self, metric: str, other: Predicted) -> Difference:
-        """Return how much higher a metric is here than for another model on the same items."""
         raise NotImplementedError
 
 
@@ -64,11 +52,6 @@ class Predictions(Predicted, frozen=True):
         """The classes, or for a single output its values, [n]."""
         return self.logits[:, 0] if self.logits.shape[1] == 1 else self.logits.argmax(axis=1)
 
-    @property
-    def items(self) -> Array:
-        """The targets: all that is kept of the items themselves."""
-        return self.targets
-
     def score(self, metric: str) -> float:
         """Return a metric of :data:`export.tasks.metrics.METRICS`."""
         return float(METRICS[metric](self.answers, self.targets))
@@ -77,14 +60,9 @@ class Predictions(Predicted, frozen=True):
         """See :func:`export.tasks.metrics.measures`."""
         return measures(metrics, split, self.answers, self.targets)
 
-    def difference(self, metric: str, other: Predicted) -> Difference:
-        """See :func:`export.tasks.metrics.paired_difference`."""
-        assert isinstance(other, Predictions)
-        return paired_difference(metric, self.answers, other.answers, self.targets)
-
 
 def predict(model: Head, rows: Rows) -> Predictions:
-    """Return what a classifier says of rows; batches are sorted by length, so that little of them is padding."""
+    """Return a classifier's predictions for rows; batches are sorted by length, so that little of them is padding."""
     assert isinstance(model, SequenceClassifier)
     logits = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
     with torch.inference_mode():
@@ -129,23 +107,3 @@ def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> Predi
         fix = "Give a run of 'fewheads finetune' and a split that it was measured on."
         expected = f"predictions on {split}"
         raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
-
-
-def compare(task: Task, run: str | Path, other: str | Path, split: str) -> dict[str, Difference]:
-    """Return how much better a run is than another on the same items, for each official metric.
-
-    Args:
-        task: of both.
-        run: the one directory.
-        other: the other.
-        split: ``holdout``, or one of the task's dev splits.
-
-    Raises:
-        CheckpointError: predictions are missing, malformed, or of other items.
-    """
-    ours, theirs = (read_predicted(task.predicted, one, split) for one in (run, other))
-    if not np.array_equal(ours.items, theirs.items):
-        fix = "Compare runs that held out the same items."
-        given = Literally(f"{len(theirs.items)} items with other targets")
-        raise CheckpointError(f"{other} split {split}", given=given, expected=f"the items of {run}", fix=fix)
-    return {metric: ours.difference(metric, theirs) for metric in task.metrics}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 from tokenizers import Tokenizer
@@ -59,7 +58,6 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
     origin: str = "questions in SQuAD v1.1 JSON"
     metrics: tuple[str, ...] = ("exact_match", "f1")
     headline: str = "f1"
-    predicted: ClassVar[type[Answers]] = Answers
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
         """Read the files, hold a tenth of the training articles out, and cut contexts into windows.

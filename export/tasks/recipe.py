@@ -1,4 +1,4 @@
-"""How to fine-tune: what a recipe says, and the learning rate that follows from it."""
+"""Recipes for fine-tuning, and the learning rate that follows from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 class Distillation(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a teacher counts: (1 - imitation) * task + imitation * teacher's outputs + hidden * its hidden states.
+    """Weight of a teacher: (1 - imitation) * task + imitation * teacher's outputs + hidden * its hidden states.
 
     Attributes:
         imitation: 0 to 1.
@@ -24,7 +24,7 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How to fine-tune; the defaults are those of Devlin et al. 2019, "BERT", appendix A.3.
+    """Settings of a fine-tuning; the defaults are those of Devlin et al. 2019, "BERT", appendix A.3.
 
     Attributes:
         epochs: all are run; the best is kept.

@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 
 from edge.bundles.manifest import Provenance
 from edge.errors import Literally, UsageError
-from export.checkpoint import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, save
+from export.checkpoint import save
 from export.errors import DataError
 from export.provenance import provenance
+from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup
+from export.tasks import data_directory
 from export.tasks.finetune import Epoch, Step, fine_tune
 from export.tasks.models import MODEL, Architecture, Source, find_tuned, found_or_new, with_head
 from export.tasks.objectives import Head
@@ -54,25 +56,29 @@ def finetune_run(
     *,
     seed: int,
     max_length: int,
+    data_dir: str | Path | None = None,
     teacher: str | Path | None = None,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> RunMetrics:
     """Fine-tune a model, measure it on hold-out and dev, and write its run directory.
 
-    The state of an unfinished run stands beside it as ``.NAME.state``; the same call goes on from there.
+    The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
 
     Args:
         task: one of :data:`export.tasks.registry.TASKS`.
         source: a Hugging Face directory; a run, which keeps its head if it is on the same task; or a new model's shape.
         data: of the task, from :func:`prepare`.
         reader: what they were prepared with; a tokenizer goes into the run directory.
-        directory: where the run shall stand; an earlier run there is replaced.
+        directory: path of the new run; an earlier run there is replaced when this one is done.
         recipe: how to train.
         seed: of new weights and of the order of the examples.
-        max_length: what texts were cut to.
+        max_length: number of tokens that texts were cut to.
+        data_dir: recorded in the run, so that later commands find the data.
         teacher: a run on the same task, to be imitated.
-        on_step: see :func:`export.tasks.finetune.fine_tune`.
+        on_resume: see :func:`export.tasks.finetune.fine_tune`.
+        on_step: likewise.
         on_epoch: likewise.
 
     Raises:
@@ -96,6 +102,7 @@ def finetune_run(
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         teacher=_teacher(task, teacher, model) if teacher else None,
         state=state,
+        on_resume=on_resume,
         on_step=on_step,
         on_epoch=on_epoch,
     )
@@ -115,6 +122,8 @@ def finetune_run(
         epochs=recipe.epochs,
         best_epoch=tuned.best_epoch,
         seconds=tuned.seconds,
+        data_dir=data_dir,
+        speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
     )
     state.unlink()
     return metrics
@@ -137,20 +146,24 @@ def save_run(
     epochs: int,
     best_epoch: int,
     seconds: float,
+    data_dir: str | Path | None = None,
+    speedup: Speedup | None = None,
 ) -> RunMetrics:
     """Measure a model by its predictions and write its run directory.
 
     Args:
         task: whose metrics are measured.
-        directory: where the run shall stand; an earlier run there is replaced.
+        directory: path of the run; an earlier run there is replaced.
         model: its weights are written.
-        architecture: what rebuilds it.
+        architecture: of the model.
         reader: a tokenizer goes into the run directory.
         predictions: from :func:`predict_splits`; they go there too.
-        record: where the weights come from.
+        record: origin of the weights.
         epochs: of training.
         best_epoch: the one that was kept.
-        seconds: that the making took.
+        seconds: duration of the training or reduction.
+        data_dir: directory of the data, recorded unless the task reads no files.
+        speedup: of a reduced model over its original.
 
     Raises:
         CheckpointError: the run cannot be written.
@@ -165,7 +178,10 @@ def save_run(
     further = {PREDICTIONS: encode_predictions(predictions)}
     if isinstance(reader, Tokenizer):
         further[TOKENIZER] = reader.to_str().encode()
-    save(directory, model, RunConfig(MODEL, msgspec.to_builtins(architecture), record), metrics, further)
+    place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
+    save(
+        directory, model, RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup), metrics, further
+    )
     return metrics
 
 

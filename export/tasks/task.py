@@ -1,4 +1,4 @@
-"""What every task has in common: how its data become rows, and what a model said of them becomes figures.
+"""The interface of a task: from data to rows, and from predictions to metrics.
 
 GLUE, SQuAD and images each implement :class:`Task` in a file of their own; :mod:`export.tasks.registry` lists them.
 """
@@ -66,7 +66,7 @@ class Task(Protocol):
 
     @property
     def origin(self) -> str:
-        """What the data are called where weights tell of their origin."""
+        """Name of the data in the provenance of weights."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -75,10 +75,6 @@ class Task(Protocol):
     @property
     def headline(self) -> str:
         """The metric by which the best epoch is chosen."""
-
-    @property
-    def predicted(self) -> type[Predicted]:
-        """What predictions are kept as."""
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return what to start from.
@@ -116,7 +112,7 @@ class Task(Protocol):
 
 
 class TextTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What tasks of text share: a model that was trained before, and its tokenizer."""
+    """Base of tasks on text, which start from a trained model and its tokenizer."""
 
     name: str
 

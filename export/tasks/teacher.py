@@ -1,4 +1,4 @@
-"""What a teacher says of a training set: computed once and kept, where memory allows, because it never changes."""
+"""Outputs of a teacher on a training set, computed once and kept where memory allows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNLIKELY = -1e4
 
 
 class Lesson(NamedTuple):
-    """What a teacher says of a batch.
+    """Outputs of a teacher for a batch.
 
     Attributes:
         outputs: of its head, float32; see :func:`export.tasks.objectives.outputs_of`.

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from edge.datatypes import Array
 from edge.errors import Literally
-from export.checkpoint import TOKENIZER
 from export.errors import CheckpointError
+from export.runs import TOKENIZER
 from export.tasks.examples import Examples
 
 #: Batches that are cut from one length-sorted bucket; more waste less on padding, and mix the lengths less.
@@ -23,7 +23,7 @@ _BATCHES_PER_BUCKET = 32
 
 
 class Batch(NamedTuple):
-    """What a model reads at once, and the targets.
+    """Inputs of one forward pass, and the targets.
 
     Attributes:
         inputs: token ids [N, T], int64, or pixels [N, channels, size, size].
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """What a model reads, by the names of its exported inputs; what this batch has not is left out."""
+        """The inputs by the names of the exported model; absent ones are left out."""
         given = {"inputs": self.inputs, "mask": self.mask, "segments": self.segments}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 

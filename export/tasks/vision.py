@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ _DEV_SEED = 1
 
 
 class _Parts(NamedTuple):
-    """What is learnt from, hold-out included, what figures are published of, and the names of the classes."""
+    """Training images with the hold-out, dev images, and the names of the classes."""
 
     train: Images | ImageFolder
     dev: Images | ImageFolder
@@ -51,7 +51,6 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     read: Callable[[str | Path, ImageShape], _Parts]
     metrics: tuple[str, ...] = ("accuracy",)
     headline: str = "accuracy"
-    predicted: ClassVar[type[Predictions]] = Predictions
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return the directory of a model, or the shape of a new one; see :class:`export.tasks.task.Task`."""

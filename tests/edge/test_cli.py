@@ -101,7 +101,7 @@ def test_shell_completion() -> None:
     assert answer(python(code, **asked)).split() == ["plain,bench", "plain,build"]
 
 
-@pytest.mark.parametrize("command", [["train", "calculator-gate"], ["export", "run", "--repository", "bundles"]])
+@pytest.mark.parametrize("command", [["train", "calculator-gate"], ["finetune", "digits"]])
 def test_a_missing_package_ends_in_one_line_that_names_its_extra(tmp_path: Path, command: list[str]) -> None:
     code = """
 import sys

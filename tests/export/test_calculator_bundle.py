@@ -35,7 +35,7 @@ def test_the_bundle_passes_its_own_golden_check(name, bundles):
 def test_manifest(name, bundles):
     manifest = Bundle.open(bundles / f"{name}-1").manifest
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
-    assert [tier.name for tier in manifest.tiers] == ["full"]
+    assert [tier.name for tier in manifest.tiers] == ["x1"]
     assert set(manifest.files) == {"model.onnx", "golden.npz"}
     assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
     assert manifest.provenance.seed == (None if name == "calculator-oracle" else 0)

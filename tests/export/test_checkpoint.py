@@ -6,8 +6,9 @@ import safetensors.torch
 import torch
 
 from export.calculator.models import MODELS
-from export.checkpoint import CONFIG, METRICS, WEIGHTS, load, save
+from export.checkpoint import load, save
 from export.errors import CheckpointError
+from export.runs import CONFIG, METRICS, WEIGHTS
 
 
 @pytest.fixture

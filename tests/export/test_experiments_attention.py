@@ -11,7 +11,7 @@ from export.adaptive.budget import mac_curve
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
 from export.convert import largest_difference, to_onnx
-from export.errors import CheckpointError
+from export.errors import CheckpointError, ReductionError
 from export.experiments.attention.cli import compare as command
 from export.experiments.attention.compare import RESULTS, read_result
 from export.experiments.attention.ground import Ground
@@ -21,7 +21,7 @@ from export.experiments.attention.records import Record, read_record, save_recor
 from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications, predict_int8
 from export.experiments.attention.summary import paired, row_of
 from export.tasks.cli import finetune
-from export.tasks.metrics import paired_difference
+from export.tasks.metrics import accuracy, interval
 from export.tasks.objectives import outputs_of, task_loss
 from export.tasks.predictions import Predictions, predict
 from tests.export.reduction_data import inputs, model
@@ -171,12 +171,27 @@ def test_int8_answers_nearly_the_same(ground):
     assert np.corrcoef(wanted.logits.ravel(), found.logits.ravel())[0, 1] > 0.95
 
 
+def test_pairing_finds_what_single_intervals_hide():
+    random = np.random.default_rng(2)
+    targets = random.integers(0, 2, 500)
+    theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
+    wrong = np.flatnonzero(theirs != targets)[:12]
+    ours = theirs.copy()
+    ours[wrong] = targets[wrong]
+    one, other = (Predictions(np.eye(2, dtype=np.float32)[classes], targets) for classes in (ours, theirs))
+    found = paired("accuracy", [one], [other])
+    assert found.value == pytest.approx(12 / 500)
+    assert found.interval[0] > 0
+    low, high = interval(accuracy, theirs, targets)
+    assert high - low > 2 * (found.interval[1] - found.interval[0])
+    assert paired("accuracy", [other], [one]).value == -found.value
+
+
 def test_an_item_is_drawn_for_all_seeds_at_once():
     random = np.random.default_rng(0)
     targets = random.integers(2, size=300)
     one, other = (Predictions(random.standard_normal((300, 2)).astype(np.float32), targets) for _ in range(2))
     single = paired("accuracy", [one], [other])
-    assert single == paired_difference("accuracy", one.answers, other.answers, targets)
     twice = paired("accuracy", [one, one], [other, other])
     assert twice == single, "the same predictions twice are no more evidence"
 
@@ -235,7 +250,7 @@ def test_the_command_compares_resumes_and_draws(place):
     }
     assert len(read_result(place / "out").rows) == 5
     assert not list((place / "out" / "seed0").glob(".*.state"))
-    with pytest.raises(UsageError, match="another run, other data or other options"):
+    with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(command, *options, "--lr", 1e-3)
 
 
@@ -264,6 +279,13 @@ def test_a_record_is_read_as_it_was_written_and_a_broken_one_refused(tmp_path):
         read_record(place)
 
 
+def test_too_few_examples_to_calibrate_with_are_refused_before_training(place, tmp_path):
+    options = (place / "SST-2", "--only", "ours", "--limit", 4, "--no-plots", "--out", tmp_path / "out")
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 128"):
+        invoke(command, *options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_compared_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match=r"got 'magic', expected one of full, linformer"):
         invoke(command, *options_of(place, "magic"))
@@ -275,5 +297,5 @@ def test_what_cannot_be_compared_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match="has finished"):
         read_result(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="a directory to write"):
+    with pytest.raises(UsageError, match="which is no directory"):
         invoke(command, *options_of(place, "full")[:-1], tmp_path / "file" / "below")

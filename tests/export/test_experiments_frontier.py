@@ -1,12 +1,15 @@
 import json
+import shutil
+import sys
 
+import msgspec
 import numpy as np
 import pytest
 
+from edge.errors import UsageError
 from edge.files import write_whole
-from export.checkpoint import PREDICTIONS
-from export.errors import CheckpointError
-from export.experiments.family import DENSE, TEACHER, TIERS, family_directory
+from export.errors import CheckpointError, DataError
+from export.experiments.family import DENSE, TEACHER, TIERS, Settings, family_directory, settings_of
 from export.experiments.frontier import frontier_of
 from export.experiments.frontier_cli import frontier
 from export.experiments.frontier_plot import draw
@@ -18,6 +21,8 @@ from export.experiments.measure import (
     read_answers,
     read_measured,
 )
+from export.experiments.settings import check_settings, keep_settings, machine
+from export.runs import PREDICTIONS
 from export.tasks.cli import finetune
 from export.tasks.predictions import Predictions, encode_predictions, read_predictions
 from export.tasks.registry import TASKS
@@ -79,6 +84,96 @@ def test_the_dense_baseline_is_the_better_run_on_the_holdout(tmp_path, teacher, 
         holdout = Predictions(np.tile(np.float32([1, 0]), (4, 1)), targets)
         write_whole(tmp_path / name / PREDICTIONS, encode_predictions({"holdout": holdout}))
     assert better_dense(TASKS["SST-2"], tmp_path) == better
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """A model, data, and the settings of a family that was measured with them."""
+    write_sst2(tmp_path / "data")
+    write_model(tmp_path / "model", make_transformer())
+    family = written_family(tmp_path)
+    keep_settings(family_directory(tmp_path / "out", "SST-2", 0), family)
+    return tmp_path
+
+
+def written_family(root, **changes):
+    (family,) = settings_of(["SST-2"], [0], root / "model", root / "data", Settings(), {"limit": 64, **changes})
+    return family
+
+
+def command(root, *options):
+    arguments = ("--model", root / "model", "--data-dir", root / "data", "--task", "SST-2", "--seeds", 1)
+    return invoke(frontier, *arguments, "--limit", 64, "--no-plots", "--out", root / "out", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "found", "expected"),
+    [
+        (("--epochs", 2), "budget.teacher_epochs 1, budget.epochs 1", "budget.teacher_epochs 2, budget.epochs 2"),
+        (("--limit", 32), "budget.limit 64", "budget.limit 32"),
+        (("--precision", "fp32"), "settings.precision bf16", "settings.precision fp32"),
+    ],
+)
+def test_a_family_with_other_options_is_not_mixed_in(experiment, options, found, expected):
+    message = rf"--out .*SST-2-seed0: got {found}, expected {expected}\. Give the earlier options .*or another --out"
+    with pytest.raises(UsageError, match=message):
+        command(experiment, *options)
+    assert [path.name for path in (experiment / "out").rglob("*.*")] == ["settings.json"]
+
+
+def test_a_family_with_the_same_settings_is_only_read(experiment):
+    wrong = {"dense/fp32": 20, "dense/int8": 20, "half/fp32": 22}
+    (experiment / "measured").mkdir()
+    measured = write_family(experiment / "measured", "SST-2", 0, wrong)
+    directory = family_directory(experiment / "out", "SST-2", 0)
+    (directory / "measured.json").write_bytes(msgspec.json.encode(measured))
+    shutil.copy(experiment / "measured" / "SST-2-seed0" / "answers.npz", directory)
+    found = json.loads(command(experiment, "--json"))
+    assert found == json.loads((experiment / "out" / "frontier.json").read_text())
+    assert [point["tier"] for point in found["points"]] == ["dense", "dense", "half"]
+    (directory / "measured.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"measured\.json: got .*Delete it to measure the family again"):
+        command(experiment)
+
+
+def test_a_family_of_another_model_data_or_machine_is_not_mixed_in(experiment):
+    directory = family_directory(experiment / "out", "SST-2", 0)
+    assert check_settings(directory, written_family(experiment))
+    other = msgspec.structs.replace(written_family(experiment), machine=machine() | {"cpu": "Z80"})
+    with pytest.raises(UsageError, match=r"got machine\.cpu .*, expected machine\.cpu Z80\."):
+        check_settings(directory, other)
+    with (experiment / "data" / "glue" / "SST-2" / "dev.tsv").open("a") as file:
+        file.write("\na good cat\t1")
+    with pytest.raises(UsageError, match=r"got data [0-9a-f]{40}, expected data [0-9a-f]{40}\."):
+        command(experiment)
+    write_sst2(experiment / "again")
+    (experiment / "data").rename(experiment / "old")
+    (experiment / "again").rename(experiment / "data")
+    (experiment / "model" / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(UsageError, match=r"got model [0-9a-f]{40}, expected model [0-9a-f]{40}\."):
+        command(experiment)
+
+
+def test_results_without_settings_and_broken_ones_are_refused(experiment):
+    directory = family_directory(experiment / "out", "SST-2", 0)
+    (directory / "settings.json").rename(directory / "measured.json")
+    with pytest.raises(UsageError, match=r"got results without settings, expected settings\.json beside them"):
+        command(experiment)
+    (directory / "settings.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"settings\.json: got .*expected settings of an experiment"):
+        command(experiment)
+
+
+def test_the_data_of_every_task_are_read_before_the_first_is_trained(experiment):
+    with pytest.raises(DataError, match=r"RTE/train\.tsv: got No such file"):
+        command(experiment, "--task", "RTE")
+
+
+def test_plots_without_matplotlib_are_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UsageError, match=r"got no matplotlib.*or give --no-plots"):
+        invoke(frontier, "--model", tmp_path / "model", "--data-dir", tmp_path / "none", "--out", tmp_path / "out")
 
 
 @pytest.mark.slow

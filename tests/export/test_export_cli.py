@@ -100,6 +100,17 @@ def test_loss_without_a_model_for_it():
         invoke(train, "calculator-gate", "--loss", "literal")
 
 
+def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
+    run = runs / "calculator-gate"
+    with pytest.raises(UsageError, match=r"--name: got 'sum', .*the bundle of a calculator is named calculator-gate"):
+        invoke(export, run, "--repository", tmp_path, "--name", "sum")
+    with pytest.raises(UsageError, match="--tier-name: got 'x', expected no name: a calculator has one tier"):
+        invoke(export, run, "--repository", tmp_path, "--tier-name", "x")
+    with pytest.raises(UsageError, match=r"calculator-gate-1: got a second run of this model"):
+        invoke(export, run, run, "--repository", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_export_of_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="got nothing there, expected a run directory"):
         invoke(export, tmp_path / "none", "--repository", tmp_path)

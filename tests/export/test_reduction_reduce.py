@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from edge.bundles.manifest import Provenance
-from export.checkpoint import RunConfig, RunMetrics, load, save
+from export.checkpoint import load, save
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
 from export.reduction.search import Grid, mac_times
+from export.runs import RunConfig, RunMetrics
 from export.transformer import LayerShape, Transformer, TransformerConfig
 from tests.export.reduction_data import config, inputs, model
 

@@ -8,7 +8,6 @@ import scipy.stats
 from click.testing import CliRunner
 
 from edge.errors import UsageError
-from export.checkpoint import CONFIG, PREDICTIONS
 from export.errors import CheckpointError
 from export.routing.cli import route as command
 from export.routing.diagnose import auc, choose, diagnose, judge, thresholds
@@ -26,6 +25,7 @@ from export.routing.policies import (
     shuffled_at_cost,
     static,
 )
+from export.runs import CONFIG, PREDICTIONS
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS, read
 from export.tasks.models import find_tuned
@@ -199,7 +199,7 @@ def test_the_command_tells_and_writes_what_it_found(arguments, tmp_path):
         assert [policy["judged"]["policy"] for policy in split["policies"]] == ["cascade", "linear"]
         assert set(split["policies"][0]["controls"]) == {"static", "random", "length", "shuffled", "oracle"}
     margin = printed["splits"][0]["policies"][0]["judged"]["threshold"]
-    assert printed["cascade"] == {"type": "cascade", "lean": "half", "full": "full", "margin": margin}
+    assert printed["cascade"] == {"type": "cascade", "lean": "half", "full": "x1", "margin": margin}
     assert printed["splits"][1]["policies"][0]["judged"]["threshold"] == margin
 
 
@@ -229,7 +229,7 @@ def test_the_plot(arguments, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     invoke(command, *arguments, "--plot", tmp_path / "route.png")
     assert (tmp_path / "route.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match=r"route.nonsense: got .*a file to write"):
+    with pytest.raises(UsageError, match=r"route.nonsense: got '.nonsense', expected a file that ends in .png"):
         invoke(command, *arguments, "--plot", tmp_path / "route.nonsense")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"got no matplotlib.*fewheads\[plot\]"):
@@ -255,5 +255,7 @@ def test_what_cannot_be_routed(place, arguments, tmp_path):
     turned = msgspec.structs.replace(holdout, targets=1 - holdout.targets)
     with pytest.raises(CheckpointError, match="items with other targets"):
         invoke(command, full, copied(lean, tmp_path / "turned", holdout=turned), *data, "--cost-ratio", 0.5)
-    with pytest.raises(UsageError, match=r"--out .*a file to write"):
+    with pytest.raises(
+        UsageError, match=r"--out .*got no such directory, expected a file to write in an existing directory"
+    ):
         invoke(command, *arguments, "--out", tmp_path / "nowhere" / "route.json")

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -7,14 +8,16 @@ import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import ScorePostprocess
-from edge.errors import UsageError
+from edge.errors import BundleError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
 from export.cli import export
+from export.runs import CONFIG, read_config
 from export.tasks.bundle import LABELS
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS
 from export.tasks.models import find_tuned
+from export.tasks.tiers import tier_names
 from export.tasks.tokens import load_tokenizer
 from tests.edge.marks import with_rtx
 from tests.export.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
@@ -34,17 +37,18 @@ def place(tmp_path_factory):
     invoke(finetune, "SST-2", "--model", root / "small", *data, "--out", root / "lean", *OPTIONS)
     (root / "lean" / "SST-2").rename(root / "lean" / "Half")
     runs = (root / "full" / "SST-2", root / "lean" / "Half")
-    told = invoke(export, *runs, "--repository", root / "models", "--name", "sst2", *data, "--json")
+    names = ("--tier-name", "x1", "--tier-name", "half")
+    told = invoke(export, *runs, "--repository", root / "models", "--name", "sst2", *names, "--json")
     assert json.loads(told)[0]["bundle"] == str(root / "models" / "sst2-1")
     return root
 
 
 def test_the_bundle_has_a_tier_for_each_run_and_precision(place):
     manifest = Bundle.open(place / "models" / "sst2-1").manifest
-    assert [tier.name for tier in manifest.tiers] == ["full", "full-int8", "half", "half-int8"]
+    assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8", "half", "half-int8"]
     assert [[a.runtime for a in tier.artifacts] for tier in manifest.tiers] == [["onnxruntime", "tensorrt"]] * 4
     assert manifest.postprocess.labels == ("negative", "positive")
-    assert {measure.split for measure in manifest.measures} >= {"dev, tier full", "dev, tier half"}
+    assert {measure.split for measure in manifest.measures} >= {"dev, tier x1", "dev, tier half"}
 
 
 def test_it_is_served_as_it_was_trained(place):
@@ -55,7 +59,7 @@ def test_it_is_served_as_it_was_trained(place):
         running_server([place / "models" / "sst2-1"], cache=place / "cache") as ready,
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
-        for tier, run in (("full", place / "full" / "SST-2"), ("half", place / "lean" / "Half")):
+        for tier, run in (("x1", place / "full" / "SST-2"), ("half", place / "lean" / "Half")):
             result = client.infer("sst2", [tensor], parameters={"tier": tier})
             model, tokenizer = find_tuned(run, "SST-2"), load_tokenizer(run)
             for row, text in enumerate(texts):
@@ -63,7 +67,7 @@ def test_it_is_served_as_it_was_trained(place):
                     logits = model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy()
                 np.testing.assert_allclose(result.as_numpy("logits")[row], logits, atol=1e-4)
             assert result.as_numpy("label")[:, 0].tolist() == [b"positive", b"negative", b"positive"]
-        small = client.infer("sst2", [tensor], parameters={"tier": "full-int8"})
+        small = client.infer("sst2", [tensor], parameters={"tier": "x1-int8"})
         assert small.as_numpy("label")[:, 0].tolist() == [b"positive", b"negative", b"positive"]
 
 
@@ -86,14 +90,14 @@ def stsb(tmp_path_factory):
     data = ("--data-dir", root)
     # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
     invoke(finetune, "STS-B", "--model", root / "model", *data, "--out", root, *OPTIONS, "--lr", 3e-3, "--epochs", 1)
-    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b", *data)
+    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b")
     return root
 
 
 def test_the_bundle_of_pairs_takes_two_texts_and_gives_a_score(stsb):
     bundle = Bundle.open(stsb / "models" / "sts-b-1")
     manifest = bundle.manifest
-    assert [tier.name for tier in manifest.tiers] == ["full", "full-int8"]
+    assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8"]
     assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
     assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert manifest.postprocess == ScorePostprocess(logits="logits", output="score")
@@ -121,7 +125,7 @@ def test_pairs_are_served_as_they_were_trained(stsb):
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
         result = client.infer("sts-b", tensors)
-        small = client.infer("sts-b", tensors, parameters={"tier": "full-int8"})
+        small = client.infer("sts-b", tensors, parameters={"tier": "x1-int8"})
     assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
     np.testing.assert_allclose(result.as_numpy("score"), np.stack(want), atol=1e-4)
     np.testing.assert_allclose(small.as_numpy("score"), np.stack(want), atol=0.5)
@@ -151,13 +155,61 @@ def test_every_tier_compiles_with_fused_attention(place):
         assert engine.attention_fused, tier.name
 
 
+def with_speed(run, to, ratio):
+    """Return a copy of a run that records a measured speed."""
+    shutil.copytree(run, to)
+    config = json.loads((to / CONFIG).read_text())
+    (to / CONFIG).write_text(json.dumps(config | {"speedup": {"ratio": ratio, "tokens": 32}}))
+    return to
+
+
+def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runtimes(place, tmp_path):
+    lean = with_speed(place / "lean" / "Half", tmp_path / "lean", 2.96)
+    command = (place / "full" / "SST-2", lean, "--repository", place / "models", "--name", "sst2")
+    with pytest.raises(UsageError, match=r"sst2-1: got an existing bundle, .*or --version 2, or another --repository"):
+        invoke(export, *command)
+    (exported,) = json.loads(invoke(export, *command, "--version", 2, "--artifacts", "onnxruntime", "--json"))
+    bundle = Bundle.open(exported["bundle"])
+    assert (bundle.path.name, bundle.manifest.version) == ("sst2-2", 2)
+    assert [tier.name for tier in bundle.manifest.tiers] == ["x1", "x1-int8", "x3", "x3-int8"]
+    assert {a.runtime for tier in bundle.manifest.tiers for a in tier.artifacts} == {"onnxruntime"}
+    assert not list(bundle.path.glob("*tensorrt*"))
+    with pytest.raises(
+        BundleError, match=r"tier 'x1': got .*onnxruntime'\], expected .* for tensorrt\. Export the bundle"
+    ):
+        bundle.artifact("tensorrt")
+
+
+def test_speeds_are_relative_to_the_first_tier(place, tmp_path):
+    half, third = (with_speed(place / "full" / "SST-2", tmp_path / str(speed), speed) for speed in (2.0, 3.1))
+    configs = [read_config(run) for run in (half, third)]
+    assert tier_names([half, third], configs, []) == ["x1", "x1.6"]
+
+
 def test_runs_that_cannot_be_tiers(place):
-    with pytest.raises(UsageError, match="a classifier of texts"):
-        invoke(export, place / "model", "--repository", place / "other", "--name", "sst2", "--data-dir", place)
+    full = place / "full" / "SST-2"
+    with pytest.raises(UsageError, match="got a directory without a run's weights"):
+        invoke(export, place / "model", "--repository", place / "other", "--name", "sst2")
+    with pytest.raises(UsageError, match=r"run .*Half: got no measured speed, .*give --tier-name once for each run"):
+        invoke(export, full, place / "lean" / "Half", "--repository", place / "other", "--name", "sst2")
+    with pytest.raises(UsageError, match=r"--tier-name: got \['a'\], expected 2 names"):
+        invoke(export, full, full, "--repository", place / "other", "--name", "sst2", "--tier-name", "a")
+    with pytest.raises(UsageError, match=r"--tier-name: got 'A b', expected lower-case letters, digits"):
+        invoke(export, full, "--repository", place / "other", "--name", "sst2", "--tier-name", "A b")
+    names = ("--tier-name", "a", "--tier-name", "a-int8")
+    with pytest.raises(UsageError, match=r"tiers: got \['a', 'a-int8'\], expected names that differ"):
+        invoke(export, full, full, "--repository", place / "other", "--name", "sst2", *names)
+    with pytest.raises(UsageError, match="runs of one bundle: got 5, expected 4 at most"):
+        invoke(export, *[full] * 5, "--repository", place / "other", "--name", "sst2")
+    with pytest.raises(
+        UsageError, match=r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"
+    ):
+        invoke(export, full, "--repository", place / "other")
     assert not (place / "other").exists()
 
 
 def test_runs_of_two_tasks_are_not_one_bundle(place, stsb):
     runs = (place / "full" / "SST-2", stsb / "STS-B")
+    names = ("--tier-name", "one", "--tier-name", "other")
     with pytest.raises(UsageError, match=r"task of the runs: got \['SST-2', 'STS-B'\], expected one of SST-2, CoLA"):
-        invoke(export, *runs, "--repository", place / "other", "--name", "both", "--data-dir", place)
+        invoke(export, *runs, "--repository", place / "other", "--name", "both", *names)

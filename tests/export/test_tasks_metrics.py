@@ -9,7 +9,6 @@ from export.tasks.metrics import (
     interval,
     matthews,
     measures,
-    paired_difference,
     pearson,
     spearman,
 )
@@ -53,23 +52,6 @@ def test_interval_of_accuracy_is_the_binomials():
     expected = scipy.stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000
     assert (low, high) == pytest.approx(tuple(expected), abs=0.004)
     assert interval(accuracy, correct, np.ones(1000, dtype=bool)) == (low, high)
-
-
-def test_pairing_finds_what_single_intervals_hide():
-    random = np.random.default_rng(2)
-    targets = random.integers(0, 2, 500)
-    theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
-    wrong = np.flatnonzero(theirs != targets)[:12]
-    ours = theirs.copy()
-    ours[wrong] = targets[wrong]
-    found = paired_difference("accuracy", ours, theirs, targets)
-    assert found.value == pytest.approx(12 / 500)
-    assert found.significant
-    assert found.interval[0] > 0
-    low, high = interval(accuracy, theirs, targets)
-    assert high - low > 2 * (found.interval[1] - found.interval[0])
-    assert paired_difference("accuracy", theirs, ours, targets).value == -found.value
-    assert not paired_difference("f1", ours, ours, targets).significant
 
 
 def test_measures():

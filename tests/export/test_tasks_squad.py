@@ -162,6 +162,3 @@ def test_measures_of_answers(tmp_path):
     assert (exact.metric, exact.value, exact.n) == ("exact_match", 0.5, 2)
     assert overlap.value == pytest.approx((1 + 2 / 3) / 2)
     assert exact.interval == (0, 1)
-    difference = answers.difference("f1", Answers.of([question, question], ["cat", "dog"]))
-    assert difference.value == pytest.approx((1 / 1 + 2 / 3 - 1) / 2)
-    assert difference.interval == (0, pytest.approx(2 / 3))

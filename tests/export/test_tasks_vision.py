@@ -8,7 +8,7 @@ from export.errors import DataError
 from export.reduction.cli import reduce
 from export.tasks.cli import finetune
 from export.tasks.models import find, find_tuned
-from export.tasks.predictions import compare, predict, read_predictions
+from export.tasks.predictions import predict, read_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
@@ -77,8 +77,6 @@ def test_a_run_goes_on_and_a_teacher_is_followed(place, tmp_path):
     run = place / "MNIST"
     arguments = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, "--limit", 64, "--precision", "bf16")
     invoke(finetune, "MNIST", "--model", run, "--teacher", run, *arguments, "--lr", 1e-9)
-    found = compare(MNIST, tmp_path / "MNIST", run, "dev")
-    assert found["accuracy"].value == 0
     before, after = (read_predictions(one, "dev").logits for one in (run, tmp_path / "MNIST"))
     assert np.allclose(before, after, atol=1e-3)
 

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress, stderr
+from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.errors import UsageError
-from export.options import data_dir_option, precision_option
+from export.figures import new_figure
+from export.loading import loading_torch
+from export.options import precision_option, run_data_dir_option
+from export.outputs import check_workspace
+from export.runs import data_dir_of, recorded
+from export.tasks import data_of
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -26,31 +31,37 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@data_dir_option
-@click.option("--only", "names", multiple=True, help="A mechanism, repeatable; 'full' is always among them.")
-@click.option("--ablations", is_flag=True, help="Widths of the scorer and weights of the loss too.")
-@click.option("--limit", type=click.IntRange(1), help="Train each on so many examples only.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of each training.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="At its peak.")
+@run_data_dir_option
+@click.option("--only", "names", multiple=True, help="Compare only this mechanism with 'full'; repeatable.")
+@click.option("--ablations", is_flag=True, help="Also compare widths of the scorer and weights of the loss.")
+@click.option("--limit", type=click.IntRange(1), help="Train each on at most so many examples; all by default.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Length of each training.")
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="Peak rate.")
 @precision_option(default="fp32")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Train so many times, from 0 on.")
-@click.option("--distil", is_flag=True, help="Let RUN teach all of them.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Runs of each, seeds from 0 on.",
+)
+@click.option("--distil", is_flag=True, help="Train all of them with RUN as the teacher.")
 @click.option(
     "--share",
     type=click.FloatRange(0.1, 0.9),
     default=0.5,
     show_default=True,
-    help="Of attention that is left, where a mechanism has a choice.",
+    help="Share of attention to keep, for mechanisms that have a choice.",
 )
 @click.option(
     "--target-speedup",
     type=click.FloatRange(1, min_open=True),
     default=1.76,
     show_default=True,
-    help="Of the reduction with feed-forward layers; the default is what the paper claims.",
+    help="For the reduction with feed-forward layers; the default is the paper's claim.",
 )
-@click.option("--tokens", type=click.IntRange(1, 512), help="In the input to be timed; by default dev's median.")
-@click.option("--calls", type=click.IntRange(1), default=60, show_default=True, help="Of each model in a timing.")
+@click.option("--tokens", type=click.IntRange(1, 512), help="Length of the timed input; the median of dev by default.")
+@click.option("--calls", type=click.IntRange(1), default=60, show_default=True, help="Calls of each model in a timing.")
 @click.option("--lengths/--no-lengths", default=True, show_default=True, help="Time shapes from 16 to 2048 tokens.")
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib.")
 @click.option(
@@ -63,12 +74,12 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="For everything; what is finished there is not made again.",
+    help="Directory for all results; a comparison with the same options resumes there.",
 )
 @json_option
 def compare(
     run: Path,
-    data_dir: Path,
+    data_dir: Path | None,
     names: tuple[str, ...],
     ablations: bool,
     limit: int | None,
@@ -90,20 +101,22 @@ def compare(
     """Compare ways to save attention, as paper 002 does, from a fine-tuned RUN.
 
     Each gets the same training and is measured on hold-out and dev, and for speed on ONNX Runtime, in turns with the
-    dense model: with smaller matrices where there are such, else as it runs, scorers and masks included.
+    dense model: with smaller matrices where there are such, else as it runs, scorers and masks included. Writes
+    results.json and the pictures.
     """
-    with progress() as bar:
-        loading = bar.add_task("loading torch and data", total=1, note="")
-        import torch
-
+    config = recorded(run)
+    data_dir = data_dir_of(config, data_dir)
+    inputs = {"RUN": run, "the data in": data_of(config, data_dir), **{f"--beside {one}": one for one in beside}}
+    check_workspace("--out", out, inputs, settings="settings.json")
+    if plots:
+        new_figure(1, 1, without="give --no-plots")
+    with loading_torch("loading torch and data"):
         from export.experiments.attention import compare as comparison
         from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
         from export.experiments.attention.start import settings_of
         from export.tasks.recipe import Recipe
         from export.tasks.watch import Watch
 
-        # One thread gives the same sums on every machine.
-        torch.set_num_threads(1)
         mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)
         recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
         others = [comparison.read_result(directory) for directory in beside]
@@ -119,13 +132,15 @@ def compare(
             tokens=tokens,
             calls=calls,
         )
-        bar.advance(loading)
+    if any(out.glob("seed*")):
+        remark(f"resumes the comparison in {out}")
+    with progress() as bar:
         working = bar.add_task("comparing", total=None, note="")
 
         def on_mechanism(name: str, seed: int) -> Callable[[Step], None]:
             bar.reset(working, description=f"{name}, seed {seed}", total=None)
             if not bar.console.is_terminal:
-                stderr.print(f"{name}, seed {seed}", markup=False, highlight=False)
+                remark(f"{name}, seed {seed}")
             return Watch(f"{name}, seed {seed}", bar, working).on_step
 
         result = comparison.compare(
@@ -146,7 +161,7 @@ def compare(
         from export.experiments.attention.plot import draw
 
         for path in draw(result, out, others):
-            stderr.print(f"drawn: {path}", markup=False, highlight=False)
+            remark(f"drawn: {path}")
 
 
 def _chosen(names: Sequence[str], known: dict[str, Mechanism], default: Sequence[str]) -> list[Mechanism]:

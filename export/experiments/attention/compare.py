@@ -1,6 +1,6 @@
 """Every mechanism of paper 002 on one task: the same start, the same training, the same measurements.
 
-A mechanism that is finished is never trained again; an interrupted one goes on from its last saved step.
+A mechanism that is finished is never trained again; an interrupted one resumes from its last saved step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from edge.errors import Literally, UsageError
 from edge.files import write_whole
 from export.experiments.attention.lengths import Length, measure_lengths
 from export.experiments.attention.mechanisms import Mechanism
-from export.experiments.attention.records import Record, Settings, check_settings, read_record
-from export.experiments.attention.run import INT8, ground_of, place_of, run_mechanism
+from export.experiments.attention.records import Record, Settings, read_record
+from export.experiments.attention.run import INT8, calibration_of, ground_of, place_of, run_mechanism
 from export.experiments.attention.stopwatch import Stopwatch
 from export.experiments.attention.summary import Row, row_of
+from export.experiments.settings import keep_settings
 from export.heads import SequenceClassifier
+from export.reduction.reduce import calibration_batches, check_model
 from export.tasks.finetune import Step
 from export.tasks.task import Data, Task
 
@@ -62,10 +64,14 @@ def compare(
 
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
-        CheckpointError: what stands there is malformed.
+        ReductionError: the model cannot be reduced, or there are too few examples to calibrate with.
+        CheckpointError: a record there is malformed.
         TrainingError: a loss is no longer finite.
     """
-    check_settings(directory, settings)
+    if any(mechanism.calibrated for mechanism in mechanisms):  # before the mechanisms that come first are trained
+        check_model(dense)
+        calibration_batches(dense, calibration_of(data, settings))
+    keep_settings(directory, settings)
     watch = Stopwatch(dense, (settings.tokens, settings.long), settings.calls)
     for seed in settings.seeds:
         ground = None

@@ -1,4 +1,4 @@
-"""What all mechanisms of a comparison share, and what they make of it."""
+"""Common inputs of all mechanisms of a comparison, and the models that they return."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Ground:
-    """What all mechanisms start from.
+    """Common inputs of all mechanisms.
 
     Attributes:
         dense: the fine-tuned model; it is left alone.
         score: of it on the hold-out.
         calibration: real inputs, with targets.
         seed: of what is random.
-        share: of attention that shall be left, where a mechanism has a choice.
+        share: of attention to keep, where a mechanism has a choice.
         target_speedup: of the reduced plan that has one.
         tokens: in the input of a measurement.
         curve: what a layer costs by the share of its heads' coordinates.

@@ -1,4 +1,4 @@
-"""What is known of each mechanism, on disk as soon as it is finished."""
+"""Results of each mechanism, on disk as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from pathlib import Path
 
 import msgspec
 
-from edge.errors import Literally, UsageError
-from edge.files import replaced_directory, write_durably, write_whole
+from edge.errors import Literally
+from edge.files import replaced_directory, write_durably
 from export.adaptive.use import HeadUse
-from export.checkpoint import PREDICTIONS
 from export.errors import CheckpointError
 from export.experiments.attention.ground import Kept
 from export.experiments.attention.stopwatch import Speed
+from export.runs import PREDICTIONS
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
 
 _RECORD = "record.json"
-_SETTINGS = "settings.json"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all mechanisms of a comparison share; results with other settings are no part of it.
+    """Settings that all mechanisms of a comparison share.
 
     Attributes:
         task: its name.
@@ -83,24 +82,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     use: HeadUse | None = None
 
 
-def check_settings(directory: Path, settings: Settings) -> None:
-    """Write down the settings of a comparison, or check that they are those of the one that stands there.
-
-    Raises:
-        UsageError: it has others, or the directory cannot be written.
-    """
-    path, data = directory / _SETTINGS, msgspec.json.format(msgspec.json.encode(settings), indent=2)
-    fix = "Choose another --out, or delete it."
-    try:
-        if path.exists() and path.read_bytes() != data:
-            given = Literally("a comparison with another run, other data or other options")
-            raise UsageError(f"--out {directory}", given=given, expected="this one, unfinished", fix=fix)
-        write_whole(path, data)
-    except OSError as error:
-        expected = "a directory to write"
-        raise UsageError(f"--out {directory}", given=Literally(error.strerror), expected=expected, fix=fix) from None
-
-
 def save_record(directory: Path, record: Record, predictions: Mapping[str, Predicted]) -> None:
     """Write a record with the predictions that it is compared by, whole or not at all."""
     with replaced_directory(directory) as new:
@@ -109,7 +90,7 @@ def save_record(directory: Path, record: Record, predictions: Mapping[str, Predi
 
 
 def read_record(directory: Path) -> Record | None:
-    """Return what :func:`save_record` wrote, or None where nothing stands.
+    """Return what :func:`save_record` wrote, or None where there is nothing.
 
     Raises:
         CheckpointError: it is malformed.

@@ -31,14 +31,19 @@ def ground_of(
     dense: SequenceClassifier, task: Task, data: Data, settings: Settings, seed: int, directory: Path
 ) -> Ground:
     """Return what all mechanisms of a seed start from; the latencies are measured once for all seeds."""
-    assert isinstance(data.train, Encoded)
-    train, number = data.train, settings.calibration
-    first = Encoded(train.tokens[:number], train.segments[:number], train.targets[:number])
+    first = calibration_of(data, settings)
     config = dense.transformer.config
     curve = measured_curve(config, settings.tokens, cache=directory / "curve.json", calls=settings.calls)
     state = directory / ".reduction"
     score = task.predict(dense, data.holdout).score(task.headline)
     return Ground(dense, score, first, seed, settings.share, settings.target_speedup, settings.tokens, curve, state)
+
+
+def calibration_of(data: Data, settings: Settings) -> Encoded:
+    """Return the examples of the training set to calibrate with."""
+    assert isinstance(data.train, Encoded)
+    train, number = data.train, settings.calibration
+    return Encoded(train.tokens[:number], train.segments[:number], train.targets[:number])
 
 
 def run_mechanism(
@@ -119,7 +124,7 @@ def run_mechanism(
 
 
 def place_of(directory: Path, seed: int, name: str) -> Path:
-    """Return where the record of a mechanism stands."""
+    """Return the directory of a mechanism's record."""
     return directory / f"seed{seed}" / name
 
 

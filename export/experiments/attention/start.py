@@ -1,4 +1,4 @@
-"""What a comparison starts from: a run that can be compared on, and the settings that all mechanisms share."""
+"""Start of a comparison: the dense run, its data, and the settings that all mechanisms share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from edge.errors import Literally, UsageError
 from edge.files import sha256
-from export.checkpoint import WEIGHTS
 from export.experiments.attention.records import Settings
 from export.heads import SequenceClassifier
+from export.runs import WEIGHTS
 from export.tasks.models import find
 from export.tasks.recipe import Recipe
 from export.tasks.registry import task_of

@@ -1,4 +1,4 @@
-"""How fast a changed model is, and what it says in INT8: ONNX Runtime, CPU, one thread, one input at a time."""
+"""Speed of a changed model and its INT8 predictions: ONNX Runtime, CPU, one thread, one input at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison comes to over all seeds: a row for each mechanism."""
+"""Summary of a comparison over all seeds: a row for each mechanism."""
 
 from __future__ import annotations
 

@@ -1,0 +1,21 @@
+"""Loading torch, which takes seconds, with something to see meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edge.cli.output import working
+
+
+@contextmanager
+def loading_torch(what: str = "loading torch") -> Iterator[None]:
+    """Show a bar while the block imports modules that need torch, and let torch compute with one thread.
+
+    One thread gives the same sums on every machine, and the matrices here are too small to gain from a second one.
+    """
+    with working(what):
+        import torch
+
+        torch.set_num_threads(1)
+        yield

@@ -1,0 +1,133 @@
+"""The files of a run directory, and the two of them that are read without torch: ``config.json``, ``metrics.json``.
+
+A run directory holds ``weights.safetensors``, ``config.json`` and ``metrics.json``; a model of text also has its
+``tokenizer.json``, and a fine-tuned one the ``predictions.npz`` that it was measured by.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from edge.bundles.manifest import Measure, Provenance
+from edge.errors import Literally
+from export.errors import CheckpointError, DataError
+
+WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
+TOKENIZER, PREDICTIONS = "tokenizer.json", "predictions.npz"
+TRAIN_AGAIN = "Train the model again."
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+class Speedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Measured speed relative to the model before reduction, on ONNX Runtime, CPU, one thread, batch 1.
+
+    Attributes:
+        ratio: time of the original over time of this model.
+        tokens: length of the input that was timed.
+    """
+
+    ratio: float
+    tokens: int
+
+
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Configuration of a run: how to rebuild its model, and the origin of its weights.
+
+    Attributes:
+        model: its name.
+        arguments: rebuild the network.
+        provenance: how and when the weights were made.
+        data_dir: absolute path of the ``--data-dir`` that the run was trained with; None where it used none.
+        speedup: over the model that it was reduced from; None for a model that was never reduced.
+    """
+
+    model: str
+    arguments: dict[str, Any]
+    provenance: Provenance
+    data_dir: str | None = None
+    speedup: Speedup | None = None
+
+
+class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Results of a run: parameters, epochs in all and the best of them, seconds, and the measured accuracy."""
+
+    parameters: int
+    epochs: int
+    best_epoch: int
+    seconds: float
+    measures: tuple[Measure, ...]
+
+
+def is_run(directory: Path) -> bool:
+    """Return whether a directory holds the files of a run and nothing else."""
+    if not directory.is_dir():
+        return False
+    return {entry.name for entry in directory.iterdir()} - {TOKENIZER, PREDICTIONS} == {WEIGHTS, CONFIG, METRICS}
+
+
+def read_config(directory: str | Path) -> RunConfig:
+    """Read the configuration of a run.
+
+    Raises:
+        CheckpointError: the directory or the file is missing, or the file is malformed.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        given = Literally("a file" if directory.exists() else "nothing there")
+        fix = "Give a directory that 'fewheads train' or 'fewheads finetune' wrote, for example runs/calculator-gate."
+        raise CheckpointError(f"run {directory}", given=given, expected="a run directory", fix=fix)
+    return decode(directory / CONFIG, RunConfig)
+
+
+def recorded(directory: str | Path) -> RunConfig | None:
+    """Return the configuration of a run; None for a directory without weights of ours, such as a Hugging Face model.
+
+    Raises:
+        CheckpointError: the configuration is missing or malformed.
+    """
+    return read_config(directory) if (Path(directory) / WEIGHTS).exists() else None
+
+
+def data_dir_of(config: RunConfig | None, given: Path | None) -> Path:
+    """Return where the data of a run are: as given, else as the run recorded it, else ``data``.
+
+    Raises:
+        DataError: the recorded directory is no longer there.
+    """
+    if given is not None or config is None or config.data_dir is None:
+        return given or Path("data")
+    found = Path(config.data_dir)
+    if not found.is_dir():
+        expected = "the directory that the run was trained with"
+        fix = "Give --data-dir."
+        raise DataError(f"data directory {found}", given=Literally("nothing there"), expected=expected, fix=fix)
+    return found
+
+
+def decode(path: Path, kind: type[StructT]) -> StructT:
+    """Decode one of the JSON files.
+
+    Raises:
+        CheckpointError: it is missing or malformed.
+    """
+    try:
+        return msgspec.json.decode(read(path), type=kind)
+    except msgspec.DecodeError as error:  # ValidationError is one too
+        expected = f"the fields of {kind.__name__}"
+        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=TRAIN_AGAIN) from None
+
+
+def read(path: Path) -> bytes:
+    """Return the contents of a file of a run.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}", given=Literally(error.strerror), expected="a file", fix=TRAIN_AGAIN) from None

@@ -1,0 +1,123 @@
+"""The bundles that an export makes, checked before anything is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edge.errors import Literally, UsageError
+from export.calculator import NAMES as CALCULATORS
+from export.outputs import check_bundle, check_name
+from export.runs import RunConfig, data_dir_of, read_config, recorded
+from export.tasks import data_of
+from export.tasks.tiers import tier_names
+
+
+class Target(NamedTuple):
+    """A bundle to make.
+
+    Attributes:
+        directory: of the bundle.
+        name: of the model.
+        runs: that become its tiers.
+        tiers: their names; empty for a calculator, which has one tier.
+        data_dir: data directory of fine-tuned runs.
+    """
+
+    directory: Path
+    name: str
+    runs: tuple[Path, ...]
+    tiers: tuple[str, ...]
+    data_dir: Path
+
+
+def targets_of(
+    runs: Sequence[Path],
+    repository: Path,
+    *,
+    name: str | None,
+    version: int,
+    tiers: Sequence[str],
+    data_dir: Path | None,
+    replace: bool,
+) -> list[Target]:
+    """Return the bundles that runs become: one for each calculator, or one for all fine-tuned runs.
+
+    Args:
+        runs: run directories.
+        repository: directory of the bundles.
+        name: of the bundle of fine-tuned runs; None for calculators.
+        version: of the bundles.
+        tiers: names of the tiers, or empty for names by speed.
+        data_dir: data directory; None for the one that the first run recorded.
+        replace: whether existing bundles may be replaced.
+
+    Raises:
+        CheckpointError: a run cannot be read.
+        DataError: the recorded data directory is gone.
+        UsageError: names and runs do not go together, or a bundle may not be written to its path.
+    """
+    configs = [_config(run) for run in runs]
+    found = data_dir_of(configs[0], data_dir)
+    if name is None:
+        targets = [_calculator(run, config, repository, version, tiers, found) for run, config in _pairs(runs, configs)]
+    else:
+        targets = [_classifier(runs, configs, repository / f"{name}-{version}", name, tiers, found)]
+    inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
+    inputs["the data in"] = data_of(configs[0], found)
+    for number, target in enumerate(targets):
+        if target.directory in [other.directory for other in targets[:number]]:
+            fix = "Export one of them at a time, with another --version."
+            given = Literally("a second run of this model")
+            raise UsageError(f"bundle {target.directory}", given=given, expected="one run for each bundle", fix=fix)
+        check_bundle(target.directory, inputs, replace=replace)
+    return targets
+
+
+def _pairs(runs: Sequence[Path], configs: Sequence[RunConfig]) -> list[tuple[Path, RunConfig]]:
+    return list(zip(runs, configs, strict=True))
+
+
+def _config(run: Path) -> RunConfig:
+    config = recorded(run)
+    if config is not None or not run.is_dir():
+        return config or read_config(run)
+    given, expected = (
+        Literally("a directory without a run's weights"),
+        "a run of 'fewheads train' or 'fewheads finetune'",
+    )
+    raise UsageError(f"run {run}", given=given, expected=expected, fix="Train or fine-tune a model first.")
+
+
+def _calculator(
+    run: Path, config: RunConfig, repository: Path, version: int, tiers: Sequence[str], data_dir: Path
+) -> Target:
+    if config.model not in CALCULATORS:
+        example = str(config.arguments.get("task", "my-model")).lower()
+        fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
+        given, expected = Literally("a fine-tuned run without --name"), "--name, the name of its bundle"
+        raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
+    if tiers:
+        fix = "Leave --tier-name out."
+        raise UsageError("--tier-name", given=tiers[0], expected="no name: a calculator has one tier", fix=fix)
+    return Target(repository / f"{config.model}-{version}", config.model, (run,), (), data_dir)
+
+
+def _classifier(
+    runs: Sequence[Path],
+    configs: Sequence[RunConfig],
+    directory: Path,
+    name: str,
+    tiers: Sequence[str],
+    data_dir: Path,
+) -> Target:
+    for run, config in _pairs(runs, configs):
+        if config.model in CALCULATORS:
+            expected = f"no name for run {run}, because the bundle of a calculator is named {config.model}"
+            raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")
+    check_name("--name", name)
+    for tier in tiers:
+        check_name("--tier-name", tier)
+    names = tier_names(runs, configs, tiers)
+    return Target(directory, name, tuple(runs), tuple(names), data_dir)

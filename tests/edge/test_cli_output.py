@@ -1,0 +1,46 @@
+"""Progress where stderr is no terminal: a line at every interval, however long a step takes."""
+
+import re
+import time
+
+import pytest
+
+from edge.cli import output
+
+
+@pytest.fixture
+def lines(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
+
+    def printed(needed):
+        """Wait until so many lines were printed, and return them."""
+        found, deadline = [], time.monotonic() + 10
+        while len(found) < needed:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+            found += capsys.readouterr().err.splitlines()
+        return found
+
+    return printed
+
+
+def test_a_step_without_an_end_prints_lines(lines):
+    with output.progress() as bar:
+        bar.add_task("one", total=None, note="")
+        assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
+
+
+def test_lines_tell_the_task_at_work_how_far_it_is_and_its_note(lines):
+    with output.progress() as bar:
+        first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
+        bar.update(first, completed=4)
+        bar.update(second, completed=3, note="nearly")
+        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d", lines(3)[-1])
+
+
+def test_no_lines_come_after_the_end(lines, capsys):
+    with output.working("work"):
+        lines(1)
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
