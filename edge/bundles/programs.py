@@ -7,15 +7,13 @@ runs the ``model`` of one tier.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from edge.bundles.fields import ModelName, Struct, broken
-from edge.datatypes import TensorName
-
-if TYPE_CHECKING:
-    from edge.bundles.manifest import Manifest
+from edge.datatypes import TensorName, TensorSpec
 
 #: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.
 Role = Literal["model", "embed", "step", "backbone", "head"]
@@ -40,18 +38,23 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
     margin: Annotated[float, msgspec.Meta(ge=0, le=1)]
     default: bool = False
 
-    def check(self, manifest: Manifest, subject: str) -> None:
+    def check(self, tiers: Sequence[str], outputs: Sequence[TensorSpec], max_batch_size: int, subject: str) -> None:
         """Check the rules of the cascade.
+
+        Args:
+            tiers: the names of the bundle's tiers.
+            outputs: of the graph.
+            max_batch_size: of the manifest.
+            subject: the name of the manifest in errors.
 
         Raises:
             BundleError: it names an unknown tier or the same tier twice, or ``logits`` is no output with labels.
         """
-        tiers = [tier.name for tier in manifest.tiers]
         if self.lean not in tiers or self.full not in tiers or self.lean == self.full or "auto" in tiers:
-            expected = f"two of {tiers}, none of which is called auto"
+            expected = f"two of {list(tiers)}, none of which is called auto"
             raise broken(subject, "cascade tiers", (self.lean, self.full), expected)
-        logits = next((spec for spec in manifest.outputs if spec.name == self.logits), None)
-        has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in manifest.outputs)
+        logits = next((spec for spec in outputs if spec.name == self.logits), None)
+        has_batch = max_batch_size and all(spec.shape[0] == -1 for spec in outputs)
         # One column, a regression's, has no second label to be close to.
         has_labels = logits is not None and len(logits.shape) == 2 and logits.shape[1] != 1
         if logits is None or logits.datatype != "FP32" or not has_labels or not has_batch:

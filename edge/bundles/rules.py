@@ -39,7 +39,8 @@ def check(manifest: Manifest, subject: str) -> None:
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     if manifest.program:
-        manifest.program.check(manifest, subject)
+        tiers = [tier.name for tier in manifest.tiers]
+        manifest.program.check(tiers, manifest.outputs, manifest.max_batch_size, subject)
     _check_serving(manifest, subject)
 
 

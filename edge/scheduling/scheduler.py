@@ -29,9 +29,9 @@ T = TypeVar("T")
 DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
 #: A run that usually takes less is not worth another thread: to wake it up and to come back takes about half as long.
 _BRIEF_SECONDS = 0.00025
-#: A run that takes longer than this on the thread that submits it, which is the event loop, keeps other clients waiting:
-#: the time of its tier is not to be relied on, and for a while its runs go to the workers.
-_LONG_SECONDS, _NOT_INLINE_SECONDS = 0.005, 10.0
+#: A run that takes longer than this on the thread that submits it, the event loop, keeps other clients waiting. The
+#: time of its tier is not to be relied on, so for a while its runs go to the workers.
+_LONG_SECONDS, _NOT_INLINE_SECONDS = 0.025, 10.0
 
 
 class _Worker:

@@ -64,7 +64,7 @@ MODELS = {
     ),
     "flat": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}),
     "versioned": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}, versions=(1, 3)),
-    "slow": Shape({"steps": ("INT64", (-1, 1))}, {"steps": np.ones((1, 1), np.int64)}, 1),
+    "slow": Shape({"steps": ("INT64", (-1, 1))}, {"steps": np.full((1, 1), 20)}, 1),
     "failing": Shape({"index": ("INT64", (1,))}, {"index": np.ones(1, np.int64)}),
     "broken": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}),
 }

@@ -179,7 +179,9 @@ def _turn(client: triton.InferenceServerClient, log: Path) -> None:
     text = log.read_text()
     assert "'before'" not in text
     assert "'after'" not in text
-    assert re.search(r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", text, re.MULTILINE)
+    assert re.search(
+        r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", text, re.MULTILINE
+    )
     trace = client.get_trace_settings(as_json=True)["settings"]
     assert trace["trace_level"] == {"value": ["OFF"]}
     assert (
