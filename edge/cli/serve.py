@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -75,6 +76,7 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     choose(settings.target)  # a wrong one ends here, not in each bundle's reason
     from edge import server  # it imports the transports, which `--help` does without
 
+    gc.freeze()  # modules live as long as the process, so no collection has to look at them
     asyncio.run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
 
 
