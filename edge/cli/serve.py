@@ -66,11 +66,11 @@ def _complete(words: tuple[str, ...], context: click.Context, parameter: click.P
 @click.argument("repository", type=click.Path(path_type=Path), default=Path("repository"))
 @_setting_options
 @click.option("--no-metrics", is_flag=True, help="Serve neither Prometheus metrics nor the live page.")
-@click.option("--json", "as_json", is_flag=True, help="When ready, print process, ports, transport and models as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON on stdout in place of text on stderr.")
 def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) -> None:
     """Serve every bundle in REPOSITORY over gRPC until SIGTERM or Ctrl-C.
 
-    With --json, one line on stdout tells the ports and the models as soon as requests are taken.
+    With --json, stdout gets one line of ports, transport and models as soon as requests are taken.
     """
     settings = Settings(metrics_port=None if no_metrics else metrics_port, **options)
     choose(settings.target)  # a wrong one ends here, not in each bundle's reason

@@ -106,6 +106,7 @@ def test_shell_completion() -> None:
     [
         ("torch", "export", ["train", "calculator-gate"]),
         ("torch", "export", ["export", "run", "--repository", "bundles"]),
+        ("starlette", "rest", ["serve", ".", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]),
         ("ngh2", "fast", ["serve", ".", "--transport=nghttp2"]),
     ],
 )
@@ -133,7 +134,7 @@ main()
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
     )
     line = refusal(done, 2)
-    assert f"No module named '{package}'" in line
+    assert package in line
     assert f"fewheads[{extra}]" in line
 
 
