@@ -96,7 +96,7 @@ class Parts:
         transport: what carries gRPC, and why.
         grpc: the port of gRPC.
         rest: the port of HTTP and JSON; None where it is off.
-        pages: the port of metrics and the live page, not yet open; None where it is off.
+        open_pages: opens the port of metrics and the live page; None where it is off.
         traces: records requests; None where tracing is off.
     """
 
@@ -110,7 +110,7 @@ class Parts:
     transport: Transport
     grpc: GrpcServer | Http2Server
     rest: RestServer | None
-    pages: Callable[[], HttpServer] | None
+    open_pages: Callable[[], HttpServer] | None
     traces: Traces | None
 
 
@@ -145,7 +145,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         transport=transport,
         grpc=grpc,
         rest=_rest(settings, serving, administration, security),
-        pages=_pages(settings, sources, telemetry, security),
+        open_pages=_pages(settings, sources, telemetry, security),
         traces=traces,
     )
 

@@ -72,8 +72,8 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
             closing.push_async_callback(asyncio.to_thread, parts.traces.close)
         closing.callback(asyncio.create_task(parts.telemetry.watch()).cancel)
         metrics_port = None
-        if parts.pages:
-            pages = parts.pages()
+        if parts.open_pages:
+            pages = parts.open_pages()
             closing.push_async_callback(asyncio.to_thread, pages.close)
             metrics_port = pages.port
         await parts.grpc.start(settings.host, settings.grpc_port)
