@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge.errors import Literally, UsageError
+from edge.grpcio.server import GrpcServer
 from edge.health.health import Health
 from edge.health.supervisor import Supervisor
 from edge.health.systemd import Notifier
@@ -43,7 +44,6 @@ from edge.telemetry.telemetry import Telemetry
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-    from edge.grpcio.server import GrpcServer
     from edge.http2.server import Http2Server
     from edge.rest.server import RestServer
     from edge.telemetry.http import HttpServer
@@ -265,8 +265,6 @@ def _grpc(
     calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
     limits = Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls)
     if transport == "grpcio":
-        from edge.grpcio.server import GrpcServer
-
         return GrpcServer(inference, readings, limits, access=access, certificates=certificates)
     from edge.http2.server import Http2Server  # its library is an extra
 
