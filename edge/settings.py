@@ -21,8 +21,8 @@ T = TypeVar("T")
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
 #: The libraries that can carry gRPC.
 TRANSPORTS = ("grpcio", "nghttp2")
-#: The minor version of ngh2 that the extra ``fast`` installs; the library is young and changes.
-NGH2_VERSION = "0.3"
+#: The version of ngh2 that the extra ``fast`` installs; the library is young and changes.
+NGH2_VERSION = "0.3.0"
 MAX_INSTANCES = 64
 
 _MAX_PORT = 65535
@@ -264,7 +264,7 @@ def _ngh2_problem() -> str:
     except ImportError as error:
         return f"no usable ngh2 ({error})"
     found = str(ngh2.__version__)
-    return "" if found.startswith(f"{NGH2_VERSION}.") else f"ngh2 {found} in place of {NGH2_VERSION}"
+    return "" if found == NGH2_VERSION else f"ngh2 {found} in place of {NGH2_VERSION}"
 
 
 def _wrong_values(settings: Settings) -> Iterator[UsageError]:
