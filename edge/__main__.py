@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, requires
 from typing import Any
 
 import click
@@ -43,7 +45,12 @@ def _points() -> list[EntryPoint]:
 
 
 def _load(point: EntryPoint) -> click.Command:
-    command = point.load()
+    gc.disable()  # a tenth of the time of importing would go into looking for garbage, of which there is none
+    try:
+        command = point.load()
+    finally:
+        gc.enable()
+    gc.freeze()  # modules live as long as the process, so no later collection has to look at them
     if not isinstance(command, click.Command):
         raise UsageError(f"command {point.name!r}", given=point.value, expected="a click command", fix="Reinstall.")
     return command
@@ -62,7 +69,8 @@ def main() -> None:
     except FewheadsError as error:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
-        fix = "Install the extra that has it: fewheads[export] to train, fewheads[cpu] to serve without TensorRT."
+        extra = _extra_with(error.name or "")
+        fix = f"Install it: pip install 'fewheads[{extra}]'." if extra else "Install the package that has it."
         _fail(
             str(UsageError("package", given=Literally(error), expected="it installed", fix=fix)), UsageError.exit_code
         )
@@ -70,6 +78,16 @@ def main() -> None:
         # The reader (head, less) has gone; a second failure while flushing would print a traceback.
         sys.stderr.close()
         sys.exit(1)
+
+
+def _extra_with(module: str) -> str:
+    """Return the first extra that installs a package of the module's name; empty if none does."""
+    package = module.partition(".")[0].replace("_", "-")
+    for requirement in requires("fewheads") or ():
+        found = re.match(r"([\w.-]+).*; extra == ['\"]([\w-]+)['\"]", requirement)
+        if found and found[1] == package:
+            return found[2]
+    return ""
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,10 +1,12 @@
-"""The composition root: every part of a server is made here and handed to those that need it."""
+"""The composition root: makes every part of a server, subject by subject, and connects them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge.errors import Literally, UsageError
 from edge.grpcio.server import GrpcServer
@@ -35,11 +37,7 @@ from edge.serving.metadata import Metadata
 from edge.serving.shared_memory import SharedMemory
 from edge.serving.streams import Streams
 from edge.serving.traces import Traces
-from edge.settings import MAX_INSTANCES, Settings
-from edge.telemetry.http import HttpServer
-from edge.telemetry.http_access import GuardedPages
-from edge.telemetry.metrics import ServerCollector, metrics_app
-from edge.telemetry.pages import LiveReading, Pages
+from edge.settings import MAX_INSTANCES, Settings, Transport, choose_transport
 from edge.telemetry.sources import Sources
 from edge.telemetry.telemetry import Telemetry
 
@@ -48,66 +46,119 @@ if TYPE_CHECKING:
 
     from edge.http2.server import Http2Server
     from edge.rest.server import RestServer
+    from edge.telemetry.http import HttpServer
+
+
+class Security(NamedTuple):
+    """Who may call what, and the files of TLS; each is None where it is off."""
+
+    access: Access | None
+    certificates: ServerCertificates | None
+
+
+class Models(NamedTuple):
+    """The models, where they compute, how sound they are, and the memory that they take."""
+
+    scheduler: Scheduler
+    repository: Repository
+    health: Health
+    memory: MemorySampler
+
+
+class Serving(NamedTuple):
+    """The protocol without a transport: inference, streams of it, metadata, and the memory that clients share."""
+
+    inference: InferenceService
+    metadata: Metadata
+    streams: Streams
+    shared_memory: SharedMemory | None
+
+
+class Administration(NamedTuple):
+    """What changes a running server: loading and unloading models, and the other extensions."""
+
+    control: ModelControl
+    extensions: Extensions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a server is made of, as far as it has to be started, told or closed.
+    """The parts of a server, as far as they are started, stopped or closed.
 
     Attributes:
-        scheduler: where models compute.
-        repository: the models.
-        control: loads and unloads them.
-        metadata: describes the server; it knows whether requests are taken.
-        streams: its open streams.
-        telemetry: what is told of all this.
+        models: the models, and where they compute.
+        serving: answers the protocol; the server is ready once its metadata accept requests.
+        control: loads and unloads models.
+        telemetry: the readings of the server.
         watchdog: ends the process when nothing else helps.
-        notifier: tells systemd.
-        supervisor: tells everyone else what has become of the server's health.
+        notifier: reports to systemd.
+        supervisor: publishes the server's health.
+        transport: what carries gRPC, and why.
         grpc: the port of gRPC.
-        rest: that of HTTP and JSON; None serves none.
-        pages: what the port of metrics shows.
-        certificates: for TLS; None serves without it.
-        traces: where requests are traced; None traces none.
+        rest: the port of HTTP and JSON; None where it is off.
+        open_pages: opens the port of metrics and the live page; None where it is off.
+        traces: records requests; None where tracing is off.
     """
 
-    scheduler: Scheduler
-    repository: Repository
+    models: Models
+    serving: Serving
     control: ModelControl
-    metadata: Metadata
-    streams: Streams
     telemetry: Telemetry
     watchdog: Watchdog
     notifier: Notifier
     supervisor: Supervisor
+    transport: Transport
     grpc: GrpcServer | Http2Server
     rest: RestServer | None
-    pages: WSGIApplication
-    certificates: ServerCertificates | None
+    open_pages: Callable[[], HttpServer] | None
     traces: Traces | None
-
-    def open_pages(self, host: str, port: int) -> HttpServer:
-        """Show the pages on a port.
-
-        Raises:
-            UsageError: the port cannot be taken.
-        """
-        return HttpServer(self.pages, host, port, self.certificates)
 
 
 def assemble(settings: Settings, logs: Logs) -> Parts:
-    """Make all parts of a server. It must be done inside the event loop that will run them.
+    """Make all parts of a server, inside the event loop that runs them.
 
     Raises:
-        UsageError: what an option needs is not installed, a certificate or the tokens cannot be read, or a GPU shall
-            have several instances.
+        UsageError: a package that an option needs is not installed, a certificate or the tokens cannot be read, or
+            several instances are set for a GPU.
     """
-    # What can be wrong comes first: nothing has to be taken down again then.
-    certificates = _certificates(settings)
-    access = Access(settings.tokens) if settings.tokens else None
+    # Whatever can be wrong comes first, so that nothing has to be taken down again.
+    security = _security(settings)
     traces = Traces(settings.trace_endpoint, settings.trace_ratio) if settings.trace_endpoint else None
-    scheduler = _scheduler(settings)
+    models = _models(settings)
+    serving = _serving(settings, models, traces)
+    administration = _administration(settings, models, serving, logs, traces)
+    sources = _sources(models, serving, security)
+    telemetry = Telemetry(sources)
+    transport = choose_transport(settings.transport)
+    grpc = _grpc(settings, transport.name, serving, administration, telemetry, security)
+    notifier = Notifier()
+    supervisor = _supervisor(models, serving, grpc, notifier)
+    models.repository.on_change = supervisor.publish
+    return Parts(
+        models=models,
+        serving=serving,
+        control=administration.control,
+        telemetry=telemetry,
+        watchdog=Watchdog(models.health, settings.stuck_exit_seconds),
+        notifier=notifier,
+        supervisor=supervisor,
+        transport=transport,
+        grpc=grpc,
+        rest=_rest(settings, serving, administration, security),
+        open_pages=_pages(settings, sources, telemetry, security),
+        traces=traces,
+    )
 
+
+def _security(settings: Settings) -> Security:
+    certificates = None
+    if settings.tls_certificate and settings.tls_key:
+        certificates = ServerCertificates(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    return Security(Access(settings.tokens) if settings.tokens else None, certificates)
+
+
+def _models(settings: Settings) -> Models:
+    scheduler = _scheduler(settings)
     memory = MemorySampler()
     repository = Repository(
         settings.repository,
@@ -118,65 +169,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         budget=MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances),
     )
     health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
-    shared_memory = None
-    if settings.allow_shared_memory:
-        shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
-    timeout_seconds = settings.default_timeout_ms / 1e3 or None
-    service = InferenceService(
-        repository,
-        scheduler,
-        default_timeout_seconds=timeout_seconds,
-        shared_memory=shared_memory,
-        limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
-        traces=traces,
-    )
-    metadata = Metadata(
-        repository,
-        scheduler,
-        health,
-        strict_readiness=settings.strict_readiness,
-        default_timeout_seconds=timeout_seconds,
-        extensions=extensions(settings.model_control, shared_memory),
-    )
-    streams = Streams(service)
-
-    control = ModelControl(repository, settings.model_control)
-    changes = Extensions(
-        repository, control, shared_memory, logs, traces=traces, allow_log_settings=settings.allow_log_settings
-    )
-    doors = [door for door in (access, certificates) if door]
-    sources = Sources(repository, scheduler, health, memory, Sensors(), streams, doors)
-    telemetry = Telemetry(sources)
-    pages: WSGIApplication = Pages(metrics_app(ServerCollector(sources)), LiveReading(telemetry.reading))
-    inference = InferenceServicer(service, metadata, streams, changes, access)
-    grpc = _grpc(settings, inference, TelemetryServicer(telemetry, access), access, certificates)
-    notifier = Notifier()
-    supervisor = Supervisor(
-        health,
-        repository,
-        scheduler,
-        server_ready=metadata.server_ready,
-        set_health=grpc.set_health,
-        services=("", INFERENCE),
-        notifier=notifier,
-    )
-    repository.on_change = supervisor.publish
-    return Parts(
-        scheduler=scheduler,
-        repository=repository,
-        control=control,
-        metadata=metadata,
-        streams=streams,
-        telemetry=telemetry,
-        watchdog=Watchdog(health, settings.stuck_exit_seconds),
-        notifier=notifier,
-        supervisor=supervisor,
-        grpc=grpc,
-        rest=None if settings.http_port is None else _rest(settings, service, metadata, changes, access, certificates),
-        pages=GuardedPages(pages, access, TELEMETRY_GET) if access else pages,
-        certificates=certificates,
-        traces=traces,
-    )
+    return Models(scheduler, repository, health, memory)
 
 
 def _scheduler(settings: Settings) -> Scheduler:
@@ -196,40 +189,117 @@ def _scheduler(settings: Settings) -> Scheduler:
     )
 
 
-def _certificates(settings: Settings) -> ServerCertificates | None:
-    if settings.tls_certificate is None or settings.tls_key is None:
-        return None
-    return ServerCertificates(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+def _serving(settings: Settings, models: Models, traces: Traces | None) -> Serving:
+    shared_memory = None
+    if settings.allow_shared_memory:
+        shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
+    timeout_seconds = settings.default_timeout_ms / 1e3 or None
+    inference = InferenceService(
+        models.repository,
+        models.scheduler,
+        default_timeout_seconds=timeout_seconds,
+        shared_memory=shared_memory,
+        limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
+        traces=traces,
+    )
+    metadata = Metadata(
+        models.repository,
+        models.scheduler,
+        models.health,
+        strict_readiness=settings.strict_readiness,
+        default_timeout_seconds=timeout_seconds,
+        extensions=extensions(settings.model_control, shared_memory),
+    )
+    return Serving(inference, metadata, Streams(inference), shared_memory)
+
+
+def _supervisor(models: Models, serving: Serving, grpc: GrpcServer | Http2Server, notifier: Notifier) -> Supervisor:
+    return Supervisor(
+        models.health,
+        models.repository,
+        models.scheduler,
+        server_ready=serving.metadata.server_ready,
+        set_health=grpc.set_health,
+        services=("", INFERENCE),
+        notifier=notifier,
+    )
+
+
+def _administration(
+    settings: Settings,
+    models: Models,
+    serving: Serving,
+    logs: Logs,
+    traces: Traces | None,
+) -> Administration:
+    control = ModelControl(models.repository, settings.model_control)
+    changes = Extensions(
+        models.repository,
+        control,
+        serving.shared_memory,
+        logs,
+        traces=traces,
+        allow_log_settings=settings.allow_log_settings,
+    )
+    return Administration(control, changes)
+
+
+def _sources(models: Models, serving: Serving, security: Security) -> Sources:
+    files = [file for file in security if file]
+    return Sources(models.repository, models.scheduler, models.health, models.memory, Sensors(), serving.streams, files)
 
 
 def _grpc(
     settings: Settings,
-    inference: InferenceServicer,
-    telemetry: TelemetryServicer,
-    access: Access | None,
-    certificates: ServerCertificates | None,
+    transport: str,
+    serving: Serving,
+    administration: Administration,
+    telemetry: Telemetry,
+    security: Security,
 ) -> GrpcServer | Http2Server:
+    access, certificates = security
+    inference = InferenceServicer(
+        serving.inference, serving.metadata, serving.streams, administration.extensions, access
+    )
+    readings = TelemetryServicer(telemetry, access)
     calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
     limits = Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls)
-    if settings.transport == "grpcio":
-        return GrpcServer(inference, telemetry, limits, access=access, certificates=certificates)
+    if transport == "grpcio":
+        return GrpcServer(inference, readings, limits, access=access, certificates=certificates)
     from edge.http2.server import Http2Server  # its library is an extra
 
-    return Http2Server(inference, telemetry, limits, access=access, certificates=certificates)
+    return Http2Server(inference, readings, limits, access=access, certificates=certificates)
 
 
 def _rest(
-    settings: Settings,
-    service: InferenceService,
-    metadata: Metadata,
-    changes: Extensions,
-    access: Access | None,
-    certificates: ServerCertificates | None,
-) -> RestServer:
+    settings: Settings, serving: Serving, administration: Administration, security: Security
+) -> RestServer | None:
+    if settings.http_port is None:
+        return None
     try:
         from edge.rest.paths import RestApi  # its libraries are an extra
         from edge.rest.server import RestServer
     except ModuleNotFoundError as error:
         given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
         raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None
-    return RestServer(RestApi(service, metadata, changes, access, settings.max_message_bytes), certificates)
+    access, certificates = security
+    api = RestApi(serving.inference, serving.metadata, administration.extensions, access, settings.max_message_bytes)
+    return RestServer(api, certificates)
+
+
+def _pages(
+    settings: Settings, sources: Sources, telemetry: Telemetry, security: Security
+) -> Callable[[], HttpServer] | None:
+    if settings.metrics_port is None:
+        return None
+    # Prometheus' client and the HTTP server of the standard library take 5 MB.
+    from edge.telemetry.http import HttpServer
+    from edge.telemetry.http_access import GuardedPages
+    from edge.telemetry.metrics import ServerCollector, metrics_app
+    from edge.telemetry.pages import LiveReading, Pages
+
+    access, certificates = security
+    pages: WSGIApplication = Pages(metrics_app(ServerCollector(sources)), LiveReading(telemetry.reading))
+    if access:
+        pages = GuardedPages(pages, access, TELEMETRY_GET)
+    return partial(HttpServer, pages, settings.host, settings.metrics_port, certificates)

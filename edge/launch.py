@@ -46,7 +46,7 @@ def running_server(
 def serving(
     repository: Path, *, target: str = "auto", cache: Path | None = None, arguments: Sequence[str] = ()
 ) -> Iterator[Ready]:
-    """Serve a repository, whose bundles may change meanwhile; else as :func:`running_server`.
+    """Serve a repository whose bundles may change meanwhile; otherwise like :func:`running_server`.
 
     Raises:
         ServerError: as :func:`running_server`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -15,7 +14,6 @@ import msgspec
 from edge.assembly import Parts, assemble
 from edge.errors import UsageError
 from edge.instruments.logs import Logs
-from edge.repository.repository import Repository
 from edge.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -25,9 +23,20 @@ _CLOSING_SECONDS = 3.0
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What a server says when it has tried every bundle: who and where it is, and what it serves."""
+    """The announcement of a server that has tried every bundle.
+
+    Attributes:
+        process_id: its process.
+        transport: the library that carries gRPC, one of :data:`edge.settings.TRANSPORTS`.
+        grpc_port: the port of gRPC.
+        metrics_port: the port of metrics and the live page; None where it is off.
+        ready: the models that it serves, each as ``NAME:VERSION``.
+        unavailable: from directory to reason, the bundles that it does not serve.
+        http_port: the port of HTTP and JSON; None where it is off.
+    """
 
     process_id: int
+    transport: str
     grpc_port: int
     metrics_port: int | None
     ready: tuple[str, ...]
@@ -39,7 +48,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
-        settings: what was asked for.
+        settings: all that can be set.
         on_ready: called once, when every bundle has been tried and requests are taken.
 
     Raises:
@@ -52,17 +61,18 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
     async with AsyncExitStack() as closing:  # what is opened last is closed first
         logs = Logs(settings.log_level, settings.log_format)
         closing.callback(logs.close)
-        for door in settings.open_doors():
-            log.warning(door)
+        for warning in settings.exposure_warnings():
+            log.warning(warning)
         parts = assemble(settings, logs)
+        log.info("gRPC is carried by %s. %s", *parts.transport)
         closing.callback(parts.watchdog.close)
-        closing.callback(parts.scheduler.close)
+        closing.callback(parts.models.scheduler.close)
         if parts.traces:
             closing.push_async_callback(asyncio.to_thread, parts.traces.close)
         closing.callback(asyncio.create_task(parts.telemetry.watch()).cancel)
         metrics_port = None
-        if settings.metrics_port is not None:
-            pages = parts.open_pages(settings.host, settings.metrics_port)
+        if parts.open_pages:
+            pages = parts.open_pages()
             closing.push_async_callback(asyncio.to_thread, pages.close)
             metrics_port = pages.port
         await parts.grpc.start(settings.host, settings.grpc_port)
@@ -79,8 +89,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             await loading  # raises what went wrong, if anything did
-            http_port = parts.rest.port if parts.rest else None
-            on_ready(_ready(parts.grpc.port, metrics_port, http_port, parts.repository))
+            on_ready(_ready(parts, metrics_port))
             parts.notifier.notify(READY=1)
             if settings.model_control == "poll":
                 polling.append(asyncio.create_task(parts.control.poll(settings.poll_seconds)))
@@ -88,9 +97,9 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         log.info("draining for at most %g s", settings.drain_seconds)
         parts.watchdog.bound_shutdown(settings.drain_seconds + _CLOSING_SECONDS)
         parts.notifier.notify(STOPPING=1)
-        parts.metadata.accepting = False
+        parts.serving.metadata.accepting = False
         parts.control.stopping = True
-        parts.streams.drain()
+        parts.serving.streams.drain()
         await loading
 
 
@@ -101,24 +110,23 @@ async def _drain(parts: Parts, seconds: float) -> None:
 async def _load(settings: Settings, parts: Parts) -> None:
     explicit = settings.model_control == "explicit" and settings.load_models != ("*",)
     await parts.control.start(settings.load_models if explicit else None)
-    known = {entry.name for entry in parts.repository}
+    known = {entry.name for entry in parts.models.repository}
     for name in settings.load_models if explicit else ():
         if name not in known:
             expected = f"one of {', '.join(sorted(known)) or 'none at all'}"
             raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or put it there.")
-    parts.metadata.accepting = not parts.control.stopping
+    parts.serving.metadata.accepting = not parts.control.stopping
     parts.supervisor.publish()
-    # What is here now stays: the collector need not look at it again and again, once in a few requests.
-    gc.collect()
-    gc.freeze()
 
 
-def _ready(grpc_port: int, metrics_port: int | None, http_port: int | None, repository: Repository) -> Ready:
+def _ready(parts: Parts, metrics_port: int | None) -> Ready:
+    repository = parts.models.repository
     return Ready(
         os.getpid(),
-        grpc_port,
+        parts.transport.name,
+        parts.grpc.port,
         metrics_port,
         tuple(f"{entry.name}:{entry.version}" for entry in repository if entry.state == "READY"),
         {entry.path.name: entry.reason for entry in repository if entry.state == "UNAVAILABLE" and entry.wanted},
-        http_port,
+        parts.rest.port if parts.rest else None,
     )

@@ -1,208 +1,342 @@
-"""What ``fewheads serve`` can be told, checked all at once."""
+"""Settings of ``fewheads serve``, each declared once: type, default, help, bounds and choices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from edge.errors import Literally, UsageError
 from edge.instruments.logs import FORMATS, LEVELS
 from edge.scheduling.elastic import POLICIES
 from edge.scheduling.scheduler import DEFAULT_MAX_QUEUE_BYTES
-from edge.security.rate import Rate
+from edge.security.rate import Rate, parse_rate
 
-#: gRPC keeps its limits in 32 bits.
-_MAX_INT32 = 2**31 - 1
-MAX_INSTANCES = 64
+T = TypeVar("T")
+
 #: Triton's words for when models are loaded: at the start only, as the repository changes, or on request.
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
-#: What carries gRPC: its own library, or a leaner one.
+#: The libraries that can carry gRPC.
 TRANSPORTS = ("grpcio", "nghttp2")
+#: The version of ngh2 that the extra ``fast`` installs; the library is young and changes.
+NGH2_VERSION = "0.3.0"
+MAX_INSTANCES = 64
+
+_MAX_PORT = 65535
+_MAX_INT32 = 2**31 - 1  # gRPC keeps its limits in 32 bits
+_MAX_INT64 = 2**63 - 1
+_FREE_PORT = "Take a free port, or 0 for any."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a setting is, beside its type and default, which its field holds.
+
+    Attributes:
+        help: its text in ``fewheads serve --help``.
+        least: the smallest number allowed; None sets no bounds.
+        most: the largest number allowed.
+        choices: the words allowed; empty allows any.
+        fix: the way out of a wrong value.
+        unset: what a default of None, or an empty one, means.
+        option: its option; empty derives it from the field's name.
+        metavar: how help calls its value; None derives that from the type.
+        parse: reads its value from text; None reads it by the type.
+    """
+
+    help: str
+    least: float | None = None
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+    fix: str = "Leave it out for the default."
+    unset: str = ""
+    option: str = ""
+    metavar: str | None = None
+    parse: Callable[[str], object] | None = None
+
+    def problem(self, option: str, value: Any) -> UsageError | None:
+        """Return the error of a value outside the bounds or choices, and None of a good one."""
+        if self.choices and value not in self.choices:
+            return UsageError(option, given=value, expected=f"one of {', '.join(self.choices)}", fix=self.fix)
+        if self.least is not None and not self.least <= value <= self.most:  # so that NaN is refused too
+            expected = f"{self.least} or more" if self.most == math.inf else f"{self.least} to {self.most}"
+            return UsageError(option, given=value, expected=expected, fix=self.fix)
+        return None
+
+
+def setting(default: T, help: str, **rest: Any) -> T:
+    """Return a dataclass field with this default and a :class:`Declaration` of the rest."""
+    return field(default=default, metadata={"declaration": Declaration(help=help, **rest)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one server.
+    """The settings of one server; each field declares all that is known of it.
 
-    Attributes:
-        repository: the directory whose bundles are served.
-        host: the address to listen on; loopback unless told otherwise.
-        grpc_port: 0 lets the system choose.
-        transport: what carries gRPC, one of :data:`TRANSPORTS`.
-        metrics_port: 0 lets the system choose; None serves no metrics.
-        http_port: where the protocol is served over HTTP too; 0 lets the system choose, None does not serve it.
-        target: the backend, as ``fewheads build --target`` takes it.
-        cache: where built models lie.
-        max_message_bytes: the largest request that is read.
-        max_queue_size: how many requests may wait for a worker; one more is refused.
-        max_queue_bytes: how many bytes their tensors may hold.
-        instances: how many runs are computed at once, more than 1 only on the CPU; None is one for each core there.
-        batching: whether requests may share a run.
-        max_queue_delay_us: how long a request that found the server busy may wait for others to join it; None is
-            what each bundle says.
-        policy: which tier answers requests that name none; None is what each bundle says.
-        default_timeout_ms: for requests without a deadline of their own; 0 lets them wait for ever.
-        admission: whether requests that are predicted to miss their deadline are refused.
-        drain_seconds: how long a shutdown waits for the requests that were accepted.
-        watchdog_seconds: how long any run may take before the server is not ready, unless ten times what those of its
-            size usually take is longer; infinite watches none.
-        stuck_exit_seconds: how long a run that is stuck is waited for before the process ends; infinite waits for ever.
-        memory_headroom_bytes: what has to stay free of the machine's memory when a model is loaded.
-        strict_readiness: whether ServerReady needs every bundle of the repository to be ready, as in Triton.
-        model_control: when models are loaded, one of :data:`MODEL_CONTROL_MODES`.
-        poll_seconds: how often the repository is looked at, where its changes are followed.
-        load_models: names of the models to load at the start, where the others are loaded on request; ``*`` is all.
-        allow_shared_memory: whether clients may name shared memory objects of this host, which the server then reads
-            and writes.
-        max_shared_memory_bytes: how large all that clients have registered may be.
-        allow_log_settings: whether clients may change what is logged.
-        log_level: the least level of messages that are written.
-        tls_certificate: the server's certificate in PEM, read again when it changes; None serves without TLS.
-        tls_key: its private key.
-        tls_client_ca: the authorities that clients' certificates must come from; None asks clients for none.
-        tokens: a file of bearer tokens, as ``fewheads token`` makes them, read again when it changes; None asks
-            clients for none.
-        rate_limit: how often each client may ask; None lets all ask as they like.
-        log_format: how they are written, a name in :data:`edge.instruments.logs.FORMATS`.
-        trace_endpoint: the URL of an OpenTelemetry collector; empty traces nothing.
-        trace_ratio: the share of requests that is traced, of those whose callers do not trace.
+    Raises:
+        UsageError: settings are wrong; it names every one of them.
     """
 
-    repository: Path
-    host: str = "127.0.0.1"
-    grpc_port: int = 8001
-    transport: str = "grpcio"
-    metrics_port: int | None = 8002
-    http_port: int | None = None
-    target: str = "auto"
-    cache: Path | None = None
-    max_message_bytes: int = 64 * 1024**2
-    max_queue_size: int = 256
-    max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES
-    instances: int | None = None
-    batching: bool = True
-    max_queue_delay_us: int | None = None
-    policy: str | None = None
-    default_timeout_ms: float = 0.0
-    admission: bool = True
-    drain_seconds: float = 10.0
-    watchdog_seconds: float = 30.0
-    stuck_exit_seconds: float = 60.0
-    memory_headroom_bytes: int = 256 * 1024**2
-    strict_readiness: bool = True
-    model_control: str = "none"
-    poll_seconds: float = 15.0
-    load_models: tuple[str, ...] = ()
-    allow_shared_memory: bool = False
-    max_shared_memory_bytes: int = 256 * 1024**2
-    allow_log_settings: bool = False
-    log_level: str = "info"
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    tokens: Path | None = None
-    rate_limit: Rate | None = None
-    log_format: str = "default"
-    trace_endpoint: str = ""
-    trace_ratio: float = 0.01
+    repository: Path = field(
+        metadata={"declaration": Declaration(help="Directory of the bundles to serve.", option="REPOSITORY")}
+    )
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
+    grpc_port: int = setting(8001, "Port of gRPC; 0 takes any free one.", least=0, most=_MAX_PORT, fix=_FREE_PORT)
+    transport: str = setting(
+        "auto",
+        "Library that carries gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto takes it where "
+        "that is installed, and grpcio elsewhere.",
+        choices=("auto", *TRANSPORTS),
+    )
+    metrics_port: int | None = setting(
+        8002,
+        "Port of Prometheus metrics and the live page; 0 takes any free one.",
+        least=0,
+        most=_MAX_PORT,
+        fix=_FREE_PORT,
+    )
+    http_port: int | None = setting(
+        None,
+        "Port of the same protocol over HTTP; 0 takes any free one. Needs `pip install 'fewheads[rest]'`.",
+        least=0,
+        most=_MAX_PORT,
+        fix=_FREE_PORT,
+        unset="not served",
+    )
+    target: str = setting("auto", "Backend, as `fewheads build --target`.")
+    cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
+    max_message_bytes: int = setting(64 * 1024**2, "Largest request that is read.", least=1, most=_MAX_INT32)
+    max_queue_size: int = setting(
+        256, "Requests that may wait for a worker; further ones are refused.", least=1, most=_MAX_INT32
+    )
+    max_queue_bytes: int = setting(
+        DEFAULT_MAX_QUEUE_BYTES, "Total size of the tensors that may wait with them.", least=1, most=_MAX_INT64
+    )
+    instances: int | None = setting(
+        None,
+        "Runs that are computed at once, each on one core.",
+        least=1,
+        most=MAX_INSTANCES,
+        unset="as many as cores on a CPU, 1 on a GPU",
+    )
+    batching: bool = setting(True, "Let waiting requests share runs.")
+    max_queue_delay_us: int | None = setting(
+        None,
+        "How long a request that finds the server busy waits for others to share its run.",
+        least=0,
+        most=1_000_000,
+        unset="as each bundle says",
+    )
+    policy: str | None = setting(
+        None,
+        "How tiers are chosen for requests that name none.",
+        choices=POLICIES,
+        fix="Leave it out for what each bundle says.",
+        unset="as each bundle says",
+    )
+    default_timeout_ms: float = setting(0.0, "Timeout of requests without a deadline; 0 is none.", least=0)
+    admission: bool = setting(True, "Refuse at once what is predicted to miss its deadline.")
+    drain_seconds: float = setting(
+        10.0, "How long a shutdown waits for the requests that were accepted.", least=0, fix="Raise it."
+    )
+    watchdog_seconds: float = setting(
+        30.0,
+        "A run that takes longer, and ten times longer than usual, makes the server unready; inf watches none.",
+        least=0.1,
+    )
+    stuck_exit_seconds: float = setting(
+        60.0, "How long to wait for such a run before ending with exit code 9; inf waits for ever.", least=0
+    )
+    memory_headroom_bytes: int = setting(
+        256 * 1024**2, "Load no model that would leave less memory free.", least=0, most=_MAX_INT64
+    )
+    strict_readiness: bool = setting(True, "The server is ready only while every bundle is.")
+    model_control: str = setting(
+        "none",
+        "When models are loaded: at the start only, also as REPOSITORY changes, or on request of a client.",
+        choices=MODEL_CONTROL_MODES,
+    )
+    poll_seconds: float = setting(15.0, "Time between two looks at REPOSITORY by poll.", least=0.1, most=86400)
+    load_models: tuple[str, ...] = setting(
+        (),
+        "With --model-control explicit: load this model at the start; may be repeated, * is all.",
+        unset="none",
+        option="--load-model",
+        metavar="NAME",
+    )
+    allow_shared_memory: bool = setting(
+        False,
+        "Let clients exchange tensors in shared memory; whoever reaches the port can then have any object read and "
+        "written that the server's user may open.",
+    )
+    max_shared_memory_bytes: int = setting(
+        256 * 1024**2, "Total size of the shared memory that clients may register.", least=1, most=_MAX_INT64
+    )
+    allow_log_settings: bool = setting(False, "Let clients change what is logged.")
+    log_level: str = setting("info", "Least level of the messages that are logged.", choices=LEVELS)
+    log_format: str = setting(
+        "default",
+        "Format of the log; ISO8601 and json are in UTC, json writes one object per line.",
+        choices=tuple(FORMATS),
+    )
+    tls_certificate: Path | None = setting(
+        None, "PEM; serve over TLS with this certificate, read again when it changes.", unset="no TLS"
+    )
+    tls_key: Path | None = setting(None, "PEM; the key of --tls-certificate.")
+    tls_client_ca: Path | None = setting(None, "PEM; admit only clients with a certificate of these authorities.")
+    tokens: Path | None = setting(
+        None, "Admit only bearers of these tokens, made by `fewheads token`; read again when it changes."
+    )
+    rate_limit: Rate | None = setting(
+        None,
+        "Requests per second of each token, or else of each address.",
+        unset="none",
+        metavar="N[:BURST]",
+        parse=parse_rate,
+    )
+    trace_endpoint: str = setting(
+        "",
+        "OpenTelemetry collector that traces are sent to, by OTLP over gRPC. Needs `pip install 'fewheads[otel]'`.",
+        unset="nothing is traced",
+        metavar="URL",
+    )
+    trace_ratio: float = setting(
+        0.01, "Share of the requests to trace, of those whose callers do not say.", least=0, most=1, fix="1 traces all."
+    )
 
     def __post_init__(self) -> None:
-        """Check every value.
+        """Check every value, and the rules that span several."""
+        wrong = [*_wrong_values(self), *(error for rule in _RULES for error in rule(self))]
+        if len(wrong) == 1:
+            raise wrong[0]
+        if wrong:
+            fix = "\n  ".join(["Correct each:", *map(str, wrong)])
+            raise UsageError(f"{len(wrong)} settings", given=Literally("wrong values"), expected="none", fix=fix)
 
-        Raises:
-            UsageError: the first one that is wrong.
-        """
-        if not self.repository.is_dir():
-            given = Literally(f"{self.repository}, which is {'a file' if self.repository.exists() else 'not there'}")
-            fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
-            raise UsageError("REPOSITORY", given=given, expected="a directory of bundles", fix=fix)
-        ports = {"--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port, "--http-port": self.http_port}
-        for name, port in ports.items():
-            if port is not None and not 0 <= port <= 65535:
-                raise UsageError(name, given=port, expected="0 to 65535", fix="Take a free port, or 0 for any.")
-        if self.grpc_port and self.grpc_port == self.metrics_port:
-            fix = "Give the two different ports."
-            raise UsageError("--metrics-port", given=self.metrics_port, expected="another port than gRPC's", fix=fix)
-        if self.http_port and self.http_port in (self.grpc_port, self.metrics_port):
-            expected, fix = "another port than gRPC's and the metrics'", "Give each its own."
-            raise UsageError("--http-port", given=self.http_port, expected=expected, fix=fix)
-        sizes: dict[str, tuple[float, float, float]] = {
-            "--max-message-bytes": (self.max_message_bytes, 1, _MAX_INT32),
-            "--max-queue-size": (self.max_queue_size, 1, _MAX_INT32),
-            "--max-queue-bytes": (self.max_queue_bytes, 1, 2**63 - 1),
-            "--instances": (1 if self.instances is None else self.instances, 1, MAX_INSTANCES),
-            "--max-queue-delay-us": (self.max_queue_delay_us or 0, 0, 1_000_000),
-            "--default-timeout-ms": (self.default_timeout_ms, 0, math.inf),
-            "--watchdog-seconds": (self.watchdog_seconds, 0.1, math.inf),
-            "--stuck-exit-seconds": (self.stuck_exit_seconds, 0, math.inf),
-            "--memory-headroom-bytes": (self.memory_headroom_bytes, 0, 2**63 - 1),
-            "--poll-seconds": (self.poll_seconds, 0.1, 86400),
-            "--max-shared-memory-bytes": (self.max_shared_memory_bytes, 1, 2**63 - 1),
-        }
-        for name, (size, least, most) in sizes.items():
-            if not least <= size <= most:  # so that NaN is refused too
-                expected = f"{least} to {most}"
-                raise UsageError(name, given=size, expected=expected, fix="Leave it out for the default.")
-        if self.policy is not None and self.policy not in POLICIES:
-            fix = "Leave it out for what each bundle says."
-            raise UsageError("--policy", given=self.policy, expected=f"one of {', '.join(POLICIES)}", fix=fix)
-        if not self.drain_seconds >= 0:  # so that NaN is refused too
-            raise UsageError("--drain-seconds", given=self.drain_seconds, expected="0 or more", fix="Raise it.")
-        words: dict[str, tuple[str, Sequence[str]]] = {
-            "--model-control": (self.model_control, MODEL_CONTROL_MODES),
-            "--log-level": (self.log_level, LEVELS),
-            "--transport": (self.transport, TRANSPORTS),
-            "--log-format": (self.log_format, tuple(FORMATS)),
-        }
-        for name, (word, known) in words.items():
-            if word not in known:
-                expected = f"one of {', '.join(known)}"
-                raise UsageError(name, given=word, expected=expected, fix="Leave it out for the default.")
-        if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
-            expected = "http://HOST:PORT or https://HOST:PORT"
-            fix = "Give where the collector takes OTLP over gRPC, port 4317 as a rule."
-            raise UsageError("--trace-endpoint", given=self.trace_endpoint, expected=expected, fix=fix)
-        if not 0 <= self.trace_ratio <= 1:
-            raise UsageError("--trace-ratio", given=self.trace_ratio, expected="0 to 1", fix="1 traces all.")
-        if self.load_models and self.model_control != "explicit":
-            given = Literally(f"it with --model-control {self.model_control}")
-            fix = "Leave it out: all models are loaded at the start."
-            raise UsageError("--load-model", given=given, expected="--model-control explicit", fix=fix)
-        if "*" in self.load_models and len(self.load_models) > 1:
-            fix = "Give one or the other."
-            raise UsageError("--load-model", given=list(self.load_models), expected="* alone, or names", fix=fix)
-        self._check_transport()
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            given, fix = Literally("one without the other"), "Give both, or leave both out."
-            raise UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
-        if self.tls_client_ca and not self.tls_certificate:
-            given, fix = Literally("it without --tls-certificate"), "Give the server a certificate too."
-            raise UsageError("--tls-client-ca", given=given, expected="--tls-certificate and --tls-key", fix=fix)
-
-    def _check_transport(self) -> None:
-        if self.transport == "grpcio":
-            return
-        if find_spec("ngh2") is None:
-            given, fix = Literally(f"{self.transport} without its library"), "Install it: pip install 'fewheads[fast]'."
-            raise UsageError("--transport", given=given, expected="the package ngh2", fix=fix)
-
-    def open_doors(self) -> list[str]:
-        """Return what a stranger on the network may do with these settings; nothing where none reaches the server."""
+    def exposure_warnings(self) -> list[str]:
+        """Return what a stranger on the network can do with these settings; nothing on a loopback address."""
         if _is_loopback(self.host):
             return []
-        doors = []
+        warnings = []
         if not self.tokens and not self.tls_client_ca:
-            fix = "--tokens, or --tls-client-ca, lets in only those who shall"
-            doors.append(f"{self.host} is no loopback address, and whoever reaches it may call everything; {fix}")
+            fix = "--tokens, or --tls-client-ca, admits only known clients"
+            warnings.append(f"{self.host} is no loopback address, and whoever reaches it may call everything; {fix}")
         if not self.tls_certificate:
-            told = "requests, answers and tokens" if self.tokens else "requests and answers"
+            readable = "requests, answers and tokens" if self.tokens else "requests and answers"
             fix = "--tls-certificate encrypts them"
-            doors.append(f"{self.host} is no loopback address, and {told} can be read on the way; {fix}")
-        return doors
+            warnings.append(f"{self.host} is no loopback address, and {readable} can be read on the way; {fix}")
+        return warnings
+
+
+#: The declaration of each setting, by the name of its field.
+DECLARATIONS: dict[str, Declaration] = {one.name: one.metadata["declaration"] for one in fields(Settings)}
+
+
+def option_of(name: str) -> str:
+    """Return the command-line option of a setting."""
+    return DECLARATIONS[name].option or f"--{name.replace('_', '-')}"
+
+
+class Transport(NamedTuple):
+    """The library that carries gRPC, and a sentence that says why this one."""
+
+    name: str
+    reason: str
+
+
+def choose_transport(wanted: str) -> Transport:
+    """Return the transport for a setting: nghttp2 for ``auto`` where its library can be used, grpcio elsewhere."""
+    if wanted != "auto":
+        return Transport(wanted, "--transport says so.")
+    problem = _ngh2_problem()
+    if problem:
+        return Transport("grpcio", f"nghttp2 would be faster, but there is {problem}; pip install 'fewheads[fast]'.")
+    return Transport("nghttp2", "It is faster than grpcio, and installed.")
+
+
+def _ngh2_problem() -> str:
+    """Return why nghttp2 cannot be used; empty where it can."""
+    try:
+        import ngh2
+    except ImportError as error:
+        return f"no usable ngh2 ({error})"
+    found = str(ngh2.__version__)
+    return "" if found == NGH2_VERSION else f"ngh2 {found} in place of {NGH2_VERSION}"
+
+
+def _wrong_values(settings: Settings) -> Iterator[UsageError]:
+    for name, declaration in DECLARATIONS.items():
+        value = getattr(settings, name)
+        problem = None if value is None else declaration.problem(option_of(name), value)
+        if problem:
+            yield problem
+
+
+def _repository_is_a_directory(settings: Settings) -> Iterator[UsageError]:
+    path = settings.repository
+    if not path.is_dir():
+        given = Literally(f"{path}, which is {'a file' if path.exists() else 'not there'}")
+        fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
+        yield UsageError("REPOSITORY", given=given, expected="a directory of bundles", fix=fix)
+
+
+def _ports_differ(settings: Settings) -> Iterator[UsageError]:
+    grpc, metrics, http = settings.grpc_port, settings.metrics_port, settings.http_port
+    if grpc and grpc == metrics:
+        fix = "Give the two different ports."
+        yield UsageError("--metrics-port", given=metrics, expected="another port than gRPC's", fix=fix)
+    if http and http in (grpc, metrics):
+        expected, fix = "another port than gRPC's and the metrics'", "Give each its own."
+        yield UsageError("--http-port", given=http, expected=expected, fix=fix)
+
+
+def _collector_has_a_url(settings: Settings) -> Iterator[UsageError]:
+    url = settings.trace_endpoint
+    if url and not url.startswith(("http://", "https://")):
+        expected = "http://HOST:PORT or https://HOST:PORT"
+        fix = "Give where the collector takes OTLP over gRPC, port 4317 as a rule."
+        yield UsageError("--trace-endpoint", given=url, expected=expected, fix=fix)
+
+
+def _models_are_loaded_on_request(settings: Settings) -> Iterator[UsageError]:
+    models = settings.load_models
+    if models and settings.model_control != "explicit":
+        given = Literally(f"it with --model-control {settings.model_control}")
+        fix = "Leave it out: all models are loaded at the start."
+        yield UsageError("--load-model", given=given, expected="--model-control explicit", fix=fix)
+    if "*" in models and len(models) > 1:
+        fix = "Give one or the other."
+        yield UsageError("--load-model", given=list(models), expected="* alone, or names", fix=fix)
+
+
+def _transport_is_installed(settings: Settings) -> Iterator[UsageError]:
+    problem = _ngh2_problem() if settings.transport == "nghttp2" else ""
+    if problem:
+        fix = "Install it: pip install 'fewheads[fast]'."
+        expected = f"the package ngh2 {NGH2_VERSION}"
+        yield UsageError("--transport", given=Literally(f"nghttp2, but {problem}"), expected=expected, fix=fix)
+
+
+def _tls_is_whole(settings: Settings) -> Iterator[UsageError]:
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        given, fix = Literally("one without the other"), "Give both, or leave both out."
+        yield UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
+    if settings.tls_client_ca and not settings.tls_certificate:
+        given, fix = Literally("it without --tls-certificate"), "Give the server a certificate too."
+        yield UsageError("--tls-client-ca", given=given, expected="--tls-certificate and --tls-key", fix=fix)
+
+
+_RULES = (
+    _repository_is_a_directory,
+    _ports_differ,
+    _collector_has_a_url,
+    _models_are_loaded_on_request,
+    _transport_is_installed,
+    _tls_is_whole,
+)
 
 
 def _is_loopback(host: str) -> bool:

@@ -151,11 +151,11 @@ def _peer(name: str, start: Callable[[int, int], Start], environment: str, http:
 
 def recipes() -> list[Recipe]:
     """All servers, ours first."""
-    fast = [Recipe(f"fewheads, --transport {name}", _ours(f"--transport={name}")) for name in TRANSPORTS[1:]]
-    fast.append(Recipe("fewheads, 1 instance on nghttp2", _ours("--transport=nghttp2", "--instances=1")))
+    explicit = [Recipe(f"fewheads, --transport {name}", _ours(f"--transport={name}")) for name in TRANSPORTS]
+    explicit.append(Recipe("fewheads, 1 instance on nghttp2", _ours("--transport=nghttp2", "--instances=1")))
     return [
         Recipe(OURS, _ours()),
-        *(fast if find_spec("ngh2") else []),
+        *(explicit if find_spec("ngh2") else []),
         Recipe("fewheads, the MLP alone", _ours(repository="small"), models=("mlp",)),
         Recipe("bare grpcio, 4 threads", _bare),
         _peer("Triton, Python backend", partial(_triton, 1), "triton"),

@@ -101,15 +101,25 @@ def test_shell_completion() -> None:
     assert answer(python(code, **asked)).split() == ["plain,bench", "plain,build"]
 
 
-@pytest.mark.parametrize("command", [["train", "calculator-gate"], ["finetune", "digits"]])
-def test_a_missing_package_ends_in_one_line_that_names_its_extra(tmp_path: Path, command: list[str]) -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("torch", "export", ["train", "calculator-gate"]),
+        ("torch", "export", ["finetune", "digits"]),
+        ("starlette", "rest", ["serve", ".", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]),
+        ("ngh2", "fast", ["serve", ".", "--transport=nghttp2"]),
+    ],
+)
+def test_a_missing_package_ends_in_one_line_that_names_its_extra(
+    tmp_path: Path, package: str, extra: str, command: list[str]
+) -> None:
+    code = f"""
 import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        if name.split(".")[0] == "{package}":
+            raise ModuleNotFoundError("No module named '{package}'", name="{package}")
 
 sys.meta_path.insert(0, Blocked())
 from edge.__main__ import main
@@ -124,8 +134,8 @@ main()
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
     )
     line = refusal(done, 2)
-    assert "No module named 'torch'" in line
-    assert "fewheads[export]" in line
+    assert package in line
+    assert f"fewheads[{extra}]" in line
 
 
 @pytest.mark.parametrize("arguments", [["info", "--schema"], ["info", ORACLE_BUNDLE], ["--help"], ["doctor", "--json"]])
@@ -266,3 +276,11 @@ def test_serve_with_a_wrong_setting(tmp_path: Path, wrong: str) -> None:
     option = wrong.partition("=")[0]
     line = refusal(fewheads("serve", tmp_path, wrong, *([] if option == "--grpc-port" else ["--grpc-port=0"])), 2)
     assert line.startswith(f"fewheads: {option}: got ")
+
+
+def test_serve_with_several_wrong_settings(tmp_path: Path) -> None:
+    done = fewheads("serve", tmp_path, "--grpc-port=70000", "--log-level=zz", "--http-port=8002", "--load-model=a")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("fewheads: 4 settings: got ")
+    wrong = ["--grpc-port", "--log-level", "--http-port", "--load-model"]
+    assert [line.partition(": got ")[0].strip() for line in done.stderr.splitlines()[1:]] == wrong

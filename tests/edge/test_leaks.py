@@ -26,7 +26,7 @@ from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.server import Ready, serve
 from edge.serving.inference import InferenceService
-from edge.settings import Settings
+from edge.settings import TRANSPORTS, Settings
 from tests.edge.models import ORACLE_BUNDLE, serialized
 from tests.edge.serving_models import write_bundle_of
 from tests.edge.test_access import REQUESTS, methods
@@ -50,7 +50,7 @@ def write_failing_bundle(directory: Path) -> None:
 
 
 @asynccontextmanager
-async def serving_here(directory: Path) -> AsyncIterator[grpc.aio.Channel]:
+async def serving_here(directory: Path, transport: str = Settings.transport) -> AsyncIterator[grpc.aio.Channel]:
     """A server in this process, with everything on, and a connection to it."""
     repository = directory / "repository"
     repository.mkdir()
@@ -60,6 +60,7 @@ async def serving_here(directory: Path) -> AsyncIterator[grpc.aio.Channel]:
         repository=repository,
         cache=directory / "cache",
         grpc_port=0,
+        transport=transport,
         metrics_port=None,
         model_control="explicit",
         load_models=("*",),
@@ -96,8 +97,10 @@ def failing(code: CodeType) -> Iterator[None]:
     assert failed
 
 
-def code_of(rpc: str) -> CodeType:
+def code_of(rpc: str, transport: str) -> CodeType:
     _, service, method = rpc.split("/")
+    if (method, transport) == ("ModelInfer", "nghttp2"):  # which needs no coroutine for it
+        method = "start_model_infer"
     servicer = InferenceServicer if service == INFERENCE else TelemetryServicer
     found: CodeType = inspect.unwrap(getattr(servicer, method)).__code__
     return found
@@ -116,11 +119,14 @@ async def end(channel: grpc.aio.Channel, rpc: str) -> tuple[grpc.StatusCode, str
     return grpc.StatusCode.OK, ""
 
 
-async def test_every_rpc_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving_here(tmp_path) as channel:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_every_rpc_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str) -> None:
+    async with serving_here(tmp_path, transport) as channel:
         for rpc in OURS:
+            if (rpc.rpartition("/")[2], transport) == ("ModelStreamInfer", "nghttp2"):
+                continue  # it ends while the client still writes, which grpc.aio may take for an error of its own
             caplog.clear()
-            with failing(code_of(rpc)):
+            with failing(code_of(rpc, transport)):
                 assert await end(channel, rpc) == (grpc.StatusCode.INTERNAL, INTERNAL), rpc
             assert SECRET in caplog.text  # which is where whoever runs the server can read it
             if not rpc.endswith("/Watch"):  # which goes on for as long as it is let

@@ -51,7 +51,8 @@ def check(channel: grpc.Channel, service: str) -> int:
     return status
 
 
-def test_what_it_announces(server: Ready, good: Ready) -> None:
+def test_what_it_announces(server: Ready, good: Ready, transport: str) -> None:
+    assert server.transport == transport
     assert f"{ORACLE}:1" in server.ready
     assert set(server.unavailable) == {"broken"}
     assert "model.onnx" in server.unavailable["broken"]

@@ -1,17 +1,22 @@
-"""The server's settings: every one checked, every refusal says how to go on."""
+"""The server's settings: each declared once and checked, all that is wrong reported at once, with the way out."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import ngh2
 import pytest
 
+from edge.cli.serve import serve
 from edge.errors import UsageError
-from edge.settings import Settings
+from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport, option_of
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def refused(repository: Path, **wrong: Any) -> UsageError:
@@ -163,7 +168,7 @@ def test_no_room_for_shared_memory(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_stranger_may_do(tmp_path: Path, given: dict[str, Any], doors: list[str]) -> None:
-    told = Settings(repository=tmp_path, **given).open_doors()
+    told = Settings(repository=tmp_path, **given).exposure_warnings()
     assert len(told) == len(doors)
     assert all(door in text for door, text in zip(doors, told, strict=True))
 
@@ -188,18 +193,83 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
         settings.grpc_port = 1  # type: ignore[misc]
 
 
-def test_every_setting_is_documented() -> None:
+def test_every_setting_has_help_and_every_option_is_a_setting() -> None:
+    names = [field.name for field in dataclasses.fields(Settings)]
+    assert list(DECLARATIONS) == names
+    assert all(re.fullmatch(r"[A-Z].*\.", DECLARATIONS[name].help) for name in names)
+    options = {parameter.name: parameter.opts[0] for parameter in serve.params}
+    # These two give no setting of their own.
+    assert (options.pop("no_metrics"), options.pop("as_json")) == ("--no-metrics", "--json")
+    assert options.pop("repository") == "repository"
+    assert options == {name: option_of(name) for name in names[1:]}
+
+
+def test_the_command_line_and_programs_have_the_same_defaults(tmp_path: Path) -> None:
+    given = serve.make_context("serve", [str(tmp_path)]).params
+    assert (given.pop("no_metrics"), given.pop("as_json")) == (False, False)
+    settings = Settings(repository=tmp_path)
+    assert given == {name: getattr(settings, name) for name in DECLARATIONS}
+
+
+def test_every_default_is_within_its_bounds() -> None:
     for field in dataclasses.fields(Settings):
-        assert f"        {field.name}: " in (Settings.__doc__ or "")
+        if field.default not in (None, dataclasses.MISSING):
+            assert DECLARATIONS[field.name].problem(field.name, field.default) is None
+
+
+def test_the_command_line_gives_every_kind_of_value(tmp_path: Path) -> None:
+    arguments = [str(tmp_path), "--grpc-port=1", "--drain-seconds=0.5", "--no-batching", "--allow-shared-memory"]
+    arguments += ["--load-model=a", "--load-model=b", "--tokens=t", "--rate-limit=5:7", "--policy=router"]
+    given = serve.make_context("serve", arguments).params
+    assert (given["grpc_port"], given["drain_seconds"], given["batching"]) == (1, 0.5, False)
+    assert (given["allow_shared_memory"], given["load_models"], given["tokens"]) == (True, ("a", "b"), Path("t"))
+    assert (given["rate_limit"].per_second, given["rate_limit"].burst, given["policy"]) == (5, 7, "router")
+
+
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
+    error = refused(
+        tmp_path / "none", grpc_port=-1, drain_seconds=math.nan, log_level="zz", load_models=("a",), tls_key=tmp_path
+    )
+    assert error.subject == "6 settings"
+    lines = str(error).splitlines()[1:]
+    starts = [
+        "  --grpc-port: got -1, expected 0 to 65535. ",
+        "  --drain-seconds: got nan, expected 0 or more. ",
+        "  --log-level: got 'zz', expected one of debug, ",
+        f"  REPOSITORY: got {tmp_path / 'none'}, which is not there, expected a directory of bundles. ",
+        "  --load-model: got it with --model-control none, expected --model-control explicit. ",
+        "  --tls-certificate and --tls-key: got one without the other, expected both or none. ",
+    ]
+    assert all(line.startswith(start) and line.endswith(".") for line, start in zip(lines, starts, strict=True))
 
 
 def test_an_unknown_transport(tmp_path: Path) -> None:
-    assert refused(tmp_path, transport="zz").expected == "one of grpcio, nghttp2"
+    assert refused(tmp_path, transport="zz").expected == "one of auto, grpcio, nghttp2"
 
 
-def test_a_transport_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ngh2", None)
-    monkeypatch.setattr(sys, "path", [])
+@pytest.fixture(params=["absent", "older", "newer"])
+def unusable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of nghttp2 cannot be used."""
+    if request.param == "absent":
+        monkeypatch.setitem(sys.modules, "ngh2", None)
+    else:
+        monkeypatch.setattr(ngh2, "__version__", {"older": "0.2.9", "newer": "0.3.1"}[request.param])
+
+
+@pytest.mark.usefixtures("unusable")
+def test_a_transport_without_its_library(tmp_path: Path) -> None:
     error = refused(tmp_path, transport="nghttp2")
-    assert (error.subject, error.expected) == ("--transport", "the package ngh2")
-    assert "fewheads[fast]" in error.fix
+    assert (error.subject, error.expected) == ("--transport", "the package ngh2 0.3.0")
+    assert error.fix == "Install it: pip install 'fewheads[fast]'."
+    name, reason = choose_transport("auto")
+    assert name == "grpcio"
+    assert "pip install 'fewheads[fast]'" in reason
+
+
+@pytest.mark.parametrize(("wanted", "chosen"), [("auto", "nghttp2"), ("nghttp2", "nghttp2"), ("grpcio", "grpcio")])
+def test_the_transport_that_is_chosen(wanted: str, chosen: str) -> None:
+    assert choose_transport(wanted).name == chosen
+
+
+def test_the_extra_installs_the_version_that_can_be_used() -> None:
+    assert f'fast = ["ngh2=={NGH2_VERSION}"]' in (ROOT / "pyproject.toml").read_text()
