@@ -37,6 +37,7 @@ _WAITING_BYTES: Final = 64 * 1024
 #: A message above this is not copied to stand behind its prefix.
 _COPIED_BYTES: Final = 16 * 1024
 _NOT_FOUND = "the server has no such method"
+_NO_HEAD: Final = Head("", None, IDENTITY)
 
 #: A call may have to say something to a stream or connection that ended in the same moment.
 _whatever_is_gone = suppress(ngh2.NGH2Error)
@@ -61,7 +62,10 @@ class Connection(asyncio.Protocol):
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, _configuration(limits.max_metadata_bytes))
         self._rpcs: dict[int, Rpc] = {}
         self._begun: set[int] = set()  # streams whose response has begun
+        self._last_fields: tuple[Field, ...] = ()
+        self._last_head = _NO_HEAD
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._answered_early: set[int] = set()  # streams whose response has ended and whose request has not
         self._open = False
         self._paused = False
         self._flushing = False
@@ -198,6 +202,9 @@ class Connection(asyncio.Protocol):
                 self._http2.send_trailers(stream_id, fields)
             else:
                 self._http2.send_response(stream_id, RESPONSE + fields, end_stream=True)
+            rpc = self._rpcs.get(stream_id)
+            if rpc and not rpc.request_ended:
+                self._answered_early.add(stream_id)
             self._flush_soon()
 
     def room(self, stream_id: int) -> asyncio.Future[None] | None:
@@ -240,16 +247,18 @@ class Connection(asyncio.Protocol):
             rpc.receive(data, ended)
 
     def _accept(self, stream_id: int, fields: tuple[Field, ...]) -> None:
-        head, route = Head("", None, IDENTITY), None
+        context = copy_context()  # of the call; its caller's name is set in it
+        route: Route | None = None
         refused: Refused | NotGrpc | None = None
-        context = copy_context()  # of the call, in which it is noted who calls
         try:
-            head = read_head(fields, self._limits.max_metadata_bytes)
+            if fields != self._last_fields:  # most clients send the same with every call
+                self._last_head, self._last_fields = read_head(fields, self._limits.max_metadata_bytes), fields
+            head = self._last_head
             route = context.run(self._find, head.path, fields)
             if route is None:
                 refused = Refused(grpc.StatusCode.UNIMPLEMENTED, _NOT_FOUND)
         except (Refused, NotGrpc) as error:
-            refused = error
+            head, refused = _NO_HEAD, error
         if not self._rpcs:
             self._time_limits.set_busy(True)
         rpc = Rpc(self, stream_id, route, head, fields, self._limits.max_message_bytes, context)
@@ -275,6 +284,7 @@ class Connection(asyncio.Protocol):
 
     def _forget(self, stream_id: int) -> None:
         self._begun.discard(stream_id)
+        self._answered_early.discard(stream_id)
         rpc = self._rpcs.pop(stream_id, None)
         if rpc:
             rpc.close()
@@ -299,10 +309,11 @@ class Connection(asyncio.Protocol):
                 data = b"" if self._paused else self._http2.data_to_send(_CHUNK_BYTES)
                 if data:
                     self._transport.write(data)
+                reset = self._answered_early and not self._paused and self._reset_answered()
                 events = self._http2.events()
                 if events:
                     self._handle(events)
-                elif len(data) < _CHUNK_BYTES:
+                elif len(data) < _CHUNK_BYTES and not reset:
                     break
             if self._waiting:
                 self._wake()
@@ -310,6 +321,15 @@ class Connection(asyncio.Protocol):
             self._break(str(error))
         finally:
             self._flushing = False
+
+    def _reset_answered(self) -> bool:
+        """Tell clients that still send to answered calls to stop, once the whole answer is sent (RFC 9113, 8.1)."""
+        sent = [stream_id for stream_id in self._answered_early if not self._http2.queued_body_size(stream_id)]
+        for stream_id in sent:
+            self._answered_early.discard(stream_id)
+            with _whatever_is_gone:
+                self._http2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
+        return bool(sent)
 
     def _wake(self) -> None:
         for stream_id, waiting in list(self._waiting.items()):

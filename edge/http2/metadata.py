@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 import grpc
@@ -23,7 +22,6 @@ RESPONSE: tuple[Field, ...] = (
     (b"grpc-accept-encoding", ENCODINGS),
 )
 OK_TRAILERS: tuple[Field, ...] = ((b"grpc-status", b"0"),)
-_TIMEOUT: Final = b"grpc-timeout"
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: Overhead that counts toward the size of each field (RFC 9113, 6.5.2).
 _FIELD_BYTES = 32
@@ -70,23 +68,7 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
         NotGrpc: the method is not POST, or the content type is not gRPC's.
         Refused: the fields exceed the limit, or the encoding or the timeout is invalid.
     """
-    timeouts = [field for field in fields if field[0] == _TIMEOUT]
-    if not timeouts:
-        return _parameters(tuple(fields), max_bytes, 0)
-    # Clients send what is left of their deadline, which differs from call to call; the other fields are the same.
-    others = tuple([field for field in fields if field[0] != _TIMEOUT])
-    path, _, encoding = _parameters(others, max_bytes, _size(timeouts))
-    return Head(path, _seconds(timeouts[-1][1]), encoding)
-
-
-def _size(fields: Sequence[Field]) -> int:
-    return sum([len(name) + len(value) for name, value in fields]) + _FIELD_BYTES * len(fields)
-
-
-@lru_cache(maxsize=256)
-def _parameters(fields: tuple[Field, ...], max_bytes: int, further_bytes: int) -> Head:
-    """Read the parameters of a call but its timeout, once for calls whose other fields are the same."""
-    size = _size(fields) + further_bytes
+    size = sum([len(name) + len(value) for name, value in fields]) + _FIELD_BYTES * len(fields)
     if size > max_bytes:
         raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"metadata: got {size} bytes, expected at most {max_bytes}")
     named = dict(fields)
@@ -98,7 +80,9 @@ def _parameters(fields: tuple[Field, ...], max_bytes: int, further_bytes: int) -
     if not known_encoding(encoding):
         details = f"grpc-encoding: got {encoding[:20]!r}, expected one of {ENCODINGS.decode()}. Use one of them."
         raise Refused(grpc.StatusCode.UNIMPLEMENTED, details)
-    return Head(named[b":path"].decode("ascii", "replace"), None, encoding)
+    timeout = named.get(b"grpc-timeout")
+    path = named[b":path"].decode("ascii", "replace")
+    return Head(path, None if timeout is None else _seconds(timeout), encoding)
 
 
 def _is_grpc(content_type: bytes) -> bool:

@@ -66,6 +66,7 @@ class Rpc:
 
     Attributes:
         held: bytes that were received and not yet acknowledged.
+        request_ended: whether the client has sent all that it will.
         done: whether it has been said how the call ended, or nobody listens any more.
     """
 
@@ -74,7 +75,6 @@ class Rpc:
         "_context",
         "_deadline",
         "_direct",
-        "_ended",
         "_fields",
         "_handler",
         "_inbox",
@@ -85,6 +85,7 @@ class Rpc:
         "_wire",
         "done",
         "held",
+        "request_ended",
         "stream_id",
     )
 
@@ -109,7 +110,7 @@ class Rpc:
         self._messages = Messages(max_message_bytes, head.encoding)
         self._inbox: deque[bytes] = deque()
         self._reader: asyncio.Future[None] | None = None
-        self._ended = False
+        self.request_ended = False
         self._task: asyncio.Task[None] | None = None
         self._deadline = None if head.timeout is None else time.monotonic() + head.timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -132,7 +133,7 @@ class Rpc:
                 self._inbox.extend(self._messages.feed(data))
             if ended and self._messages.begun:
                 raise Refused(_INTERNAL, "the request ends in the middle of a message")
-            self._ended = ended
+            self.request_ended = ended
             if self._handler.request_streaming:
                 self._wake()
             elif len(self._inbox) > 1 or (ended and not self._inbox):
@@ -183,7 +184,7 @@ class Rpc:
     async def read(self) -> Any:
         """Return the next request, or ``grpc.aio.EOF``."""
         while not self._inbox:
-            if self._ended:
+            if self.request_ended:
                 return grpc.aio.EOF
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -225,6 +226,7 @@ class Rpc:
 
     def _respond_once(self, outcome: Any) -> None:
         """End a call that needed no coroutine, with its response or its status."""
+        self._call = None
         if self.done:
             return
         if isinstance(outcome, Status):

@@ -47,7 +47,8 @@ class InferenceServicer:
 
     def _introduce(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Name the caller and, where requests are traced, keep its trace context."""
-        name_caller(context)
+        if self._service.limited:
+            name_caller(context)
         if self._service.traced:
             carry(context.invocation_metadata())
 

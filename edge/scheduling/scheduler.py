@@ -75,7 +75,7 @@ class Scheduler:
         device_bound: bool = True,
     ) -> None:
         self.instances = instances
-        self.runs = Runs(instances, self._forget)
+        self.runs = Runs(instances, self.forget)
         self.runs.on_lost = self._refuse_all
         self._queue = JobQueue(max_queue_size, max_queue_bytes)
         self._admission = Admission(self._queue, instances, admission)
@@ -165,7 +165,7 @@ class Scheduler:
             if waited:
                 self._admission.drift.left(time.monotonic(), job.promise)
         if waited:  # otherwise a worker has it in hand
-            self._forget(job)
+            self.forget(job)
         return waited
 
     def finish_seconds(self, job: Job) -> float:
@@ -250,8 +250,8 @@ class Scheduler:
         worker.run = now, jobs[0].lane, size
         worker.inbox.put(jobs)
 
-    def _forget(self, job: Job) -> None:
-        """Let go of what a job needed for its run, which is over or will not be."""
+    def forget(self, job: Job) -> None:
+        """Let go of what a job needed for its run, which is over or will not take place; a second time does nothing."""
         job.inputs = {}
         use, job.use = job.use, None
         if use:
@@ -282,7 +282,7 @@ class Scheduler:
         for job in jobs:
             if not job.ended:
                 job.error = self.runs.refusal()
-            self._forget(job)
+            self.forget(job)
         deliver(jobs)
 
     def _work(self, worker: _Worker) -> None:
@@ -363,7 +363,7 @@ class Scheduler:
                 self._admission.drift.left(now, promise)
         for job in late:
             job.expire()
-            self._forget(job)
+            self.forget(job)
         deliver(late)
 
 

@@ -75,6 +75,11 @@ class InferenceService:
         self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
 
     @property
+    def limited(self) -> bool:
+        """Whether there is a limit for each caller, so that callers have to be named."""
+        return self._limit is not None
+
+    @property
     def traced(self) -> bool:
         """Whether requests are traced."""
         return self._traces is not None
@@ -129,11 +134,14 @@ class InferenceService:
             try:
                 ended = self._submit(call)
             except BaseException as error:
-                self._refused(call.entry, call.model, error, request.model_name, request_id, call.started_ns)
+                self._scheduler.forget(call)
+                self._refused(call.entry, error, request.model_name, request_id, call.started_ns)
                 raise
         except Exception as error:
             _fail(reply, error, request.model_name, request_id)
             return None
+        finally:
+            del reply  # which may hold an error, and that this frame by its traceback
         if ended:
             self._finish(call)
             return None
@@ -202,7 +210,8 @@ class InferenceService:
                 form = Form(entry, model, tensors, parameters, names, *known)
                 self._forms.remember(key, form)
         except BaseException as error:
-            self._refused(entry, model, error, request.model_name, request_id, started_ns)
+            model.use.give_back()
+            self._refused(entry, error, request.model_name, request_id, started_ns)
             raise
         call.entry, call.model, call.parameters = entry, model, parameters
         call.output_names, call.windows = names, windows
@@ -302,7 +311,7 @@ class InferenceService:
         if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime, say, ends no event loop
             error = RuntimeError(f"{type(error).__name__} in a run")
         _fail(reply, error, call.model.name, call.request_id)
-        del error  # its traceback may lead to this frame, which must not hold it in turn
+        del error, reply  # its traceback may lead to this frame, which must not hold it in turn
 
     def _account(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
         """Count an answered call, and note in its response what it asked to know."""
@@ -356,11 +365,8 @@ class InferenceService:
         if self._traces:
             self._traces.failed(call.model.name, call.request_id, call.started_ns, reason, call.trace_context)
 
-    def _refused(
-        self, entry: Entry, model: Model, error: BaseException, name: str, request_id: str, started_ns: int
-    ) -> None:
+    def _refused(self, entry: Entry, error: BaseException, name: str, request_id: str, started_ns: int) -> None:
         """Count a request that is refused before it is queued."""
-        model.use.give_back()
         if isinstance(error, Exception):
             place = error.cause if isinstance(error, Overloaded) else _refused_at(error)
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)

@@ -206,7 +206,7 @@ CASES = [
     Case(
         "6.9.1",
         "more DATA than the window of the stream",
-        lambda c: [head(c), *(DataFrame(1, bytes(2**14)) for _ in range(17))],
+        lambda c: [head(c), *(DataFrame(1, b"\0\1\0\0\0" + bytes(2**14 - 5)) for _ in range(17))],
         _FLOW_CONTROL,
     ),
     Case(
