@@ -116,7 +116,7 @@ def _measure_all(
                     for record in _measure(recipe, models, truths, runs_us, seconds, out):
                         cells.write(json.dumps({**common, **record}) + "\n")
                         cells.flush()
-                except (FewheadsError, RuntimeError) as error:  # the other servers can still be compared
+                except (FewheadsError, RuntimeError, OSError) as error:  # the other servers can still be compared
                     failures[f"{recipe.name} ({', '.join(recipe.models)})"] = str(error)
                 bar.advance(task)
     return failures
