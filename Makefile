@@ -42,10 +42,11 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Serving against the bare runtime, on the demo's models; then against those other servers that are installed.
+# Serving beside the bare runtime, on the demo's models; then beside the other servers that are installed.
+# `make bench PEERS="--repetitions 5 --publish"` updates deploy/peers/RESULTS.md, too.
 bench: .venv/installed
 	$(BIN)/fewheads bench .demo/repository/*
-	$(BIN)/python deploy/peers/compare.py
+	$(BIN)/python deploy/peers/compare.py $(PEERS)
 
 # The same questions to a real Triton, which deploy/peers/install.sh has to install before.
 conformance: .venv/installed

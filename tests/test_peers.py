@@ -28,54 +28,112 @@ def test_without_peers_it_says_how_to_get_them(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_unknown_server_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(PEERS / "compare.py"), "--only=zz", f"--out={tmp_path / 'out'}")
+    assert done.returncode == 2
+    assert "--only: got zz, expected a part of a server's name: fewheads, " in " ".join(done.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_peer_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, str(PEERS / "install.sh"), "zz")
     assert done.returncode == 2
     assert "zz: unknown" in done.stderr
 
 
+def cell(server: str, repetition: int = 1, **figures: Any) -> dict[str, Any]:
+    place = {"model": "mlp", "client": "h2load", "concurrency": 1, "day": "2026-01-01", "repetition": repetition}
+    usual = {"mean_us": 1.0, "p50_us": 1.0, "p99_us": 9.0, "per_second": 1.0, "cpu_us": 1.0, "foreign_cores": 0.0}
+    return {"server": server, "version": "", **place, **usual, **figures}
+
+
 def test_medians_ratios_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PEERS))
     import report
 
-    def cell(server: str, p50_us: float, foreign_cores: float = 0.0) -> dict[str, Any]:
-        place = {"model": "mlp", "client": "h2load", "concurrency": 1, "day": "2026-01-01"}
-        figures = {"p99_us": 9.0, "per_second": 1.0, "cpu_us": 1.0, "foreign_cores": foreign_cores}
-        return {"server": server, "version": "", "p50_us": p50_us, **place, **figures}
-
-    start = {"server": "fewheads, default", "version": "", "day": "2026-01-01", "ready_s": 1.0}
-    start |= {"rss_mb": 90.0, "pss_mb": 50.0, "processes": 1}
+    start = {"server": "fewheads, nghttp2", "models": "mlp", "version": "", "day": "2026-01-01", "ready_s": 1.0}
+    start |= {"rss_mb": 90.0, "pss_mb": 50.0, "processes": 1, "repetition": 1}
     records = [
         start,
-        cell("fewheads, default", 100),
-        cell("fewheads, default", 120),
-        cell("fewheads, default", 900, 1.5),
-        cell("other", 330, 1.0),
+        cell("fewheads, nghttp2", p50_us=100),
+        cell("fewheads, nghttp2", p50_us=120),
+        cell("fewheads, nghttp2", p50_us=900, foreign_cores=1.5),
+        cell("other", p50_us=330, foreign_cores=1.0),
     ]
     results = report.summarise(records, {"cpu": "one"})
     assert {c["server"]: (c["p50_us"], c["ratio"]) for c in results["cells"]} == {
-        "fewheads, default": (110, 1),
+        "fewheads, nghttp2": (110, 1),
         "other": (330, 3),
     }
     page = report.markdown(results)
     assert "| other | 330 (3.00)* |" in page
-    assert "| fewheads, default | 110 (1.00) |" in page
-    assert "| fewheads, default |  | 1.00 | 1 | 90 | 50 | 1 |" in page
+    assert "| fewheads, nghttp2 | 110 (1.00) |" in page
+    assert "| fewheads, nghttp2 | mlp |  | 1.00 | 1 | 90 | 50 | 1 |" in page
 
 
-def test_the_published_page_shows_the_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_taken_within_one_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PEERS))
     import report
 
-    results = json.loads((PEERS / "results.json").read_text())
-    assert (PEERS / "RESULTS.md").read_text().endswith(report.markdown(results))
+    records = []
+    # The machine gets slower and slower; the ratio of the medians would be 0.67.
+    for repetition, (ours_us, theirs_us) in enumerate([(10, 20), (20, 30), (50, 80)], start=1):
+        for server, cpu_us in (("fewheads, nghttp2", ours_us), ("Triton, Python backend", theirs_us)):
+            records.append(cell(server, repetition, model="accelerator", concurrency=16, cpu_us=cpu_us))
+    records.append(cell("fewheads, nghttp2", 4, model="accelerator", concurrency=16))  # without a rival
+    for server, foreign_cores in (("fewheads, nghttp2", 1.5), ("Triton, Python backend", 0.0)):
+        records.append(cell(server, 5, model="accelerator", concurrency=16, foreign_cores=foreign_cores))
+    for server, mean_us in (("fewheads, nghttp2", 1150), ("Triton, Python backend", 1260)):
+        alone = {"mean_us": mean_us, "run_us": 1060.0, "beyond_us": mean_us - 1060.0}
+        records.append(cell(server, 1, model="accelerator", **alone))
+    results = report.summarise(records, {"cpu": "one"})
+    ratios = {ratio["figure"]: ratio for ratio in results["ratios"]}
+    cpu = ratios["CPU per request, 16 at once"]
+    assert (cpu["median"], cpu["min"], cpu["max"], cpu["repetitions"]) == (0.625, 0.5, 2 / 3, 3)
+    assert ratios["time beyond the runner, 1 at once"]["median"] == 0.45
+    page = report.markdown(results)
+    assert "| fewheads, nghttp2 / Triton, Python backend | 0.62 (0.50..0.67) |  | 0.45 (0.45..0.45) |" in page
+    assert "| Triton, Python backend | 200 | 1 (" in page
+    assert "A run on the accelerator takes 1060 µs" in page
+
+
+@pytest.mark.parametrize("page", sorted(PEERS.glob("RESULTS*.md")), ids=lambda page: page.name)
+def test_the_published_page_shows_the_published_figures(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PEERS))
+    import report
+
+    results = json.loads(page.with_name(page.name.replace("RESULTS", "results")).with_suffix(".json").read_text())
+    assert page.read_text().endswith(f"\n## The tables\n\n{report.markdown(results)}")
+
+
+def test_publishing_keeps_the_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PEERS))
+    import report
+
+    results = report.summarise([cell("fewheads, nghttp2")], {"cpu": "one"})
+    page = tmp_path / "RESULTS.md"
+    page.write_text("# Title\n\nProse.\n\n## The tables\n\n| old |\n")
+    report.publish(results, page)
+    assert page.read_text() == f"# Title\n\nProse.\n\n## The tables\n\n{report.markdown(results)}"
 
 
 @pytest.mark.slow
-def test_it_measures_a_server_that_is_always_there(tmp_path: Path) -> None:
+def test_it_measures_bare_grpcio_and_fewheads_on_the_accelerator(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ["--only=bare", "--repetitions=1", "--seconds=0.1", f"--out={out}"]
-    done = run(tmp_path, sys.executable, str(PEERS / "compare.py"), *arguments)
-    assert done.returncode == 0, done.stderr
-    assert "failed" not in done.stdout
-    assert (out / "results.md").read_text().count("| bare grpcio, 4 threads |") == 5
+    arguments = ["--models=accelerator", "--only=bare", "--only=fewheads", "--repetitions=1", "--seconds=0.2"]
+    done = run(tmp_path, sys.executable, str(PEERS / "compare.py"), *arguments, f"--out={out}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((out / "results.json").read_text())
+    assert {start["models"] for start in results["starts"]} == {"accelerator"}
+    cells = {(c["server"], c["client"], c["concurrency"]): c for c in results["cells"]}
+    for server in ("bare grpcio, batching", "fewheads, grpcio"):
+        assert {place[1:] for place in cells if place[0] == server} == {
+            *((client, level) for client in ("h2load", "grpcio stubs") for level in (1, 16)),
+            ("h2load", 64),
+        }
+        alone, many = cells[server, "h2load", 1], cells[server, "h2load", 64]
+        assert alone["p50_us"] >= 1000  # the accelerator's run
+        assert alone["beyond_us"] == pytest.approx(alone["mean_us"] - alone["run_us"])
+        assert many["per_second"] > 2 * alone["per_second"]  # requests share runs
+        assert many["cpu_us"] > 0
+    assert "| fewheads, grpcio / bare grpcio, batching |" in (out / "results.md").read_text()

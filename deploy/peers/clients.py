@@ -1,6 +1,6 @@
-"""The clients: h2load, which is C and costs little, and blocking stubs of grpcio in a process of their own.
+"""The clients: h2load, which is written in C and costs little, and blocking grpcio stubs in a process of their own.
 
-python clients.py URL FILE CONCURRENCY COUNT      is that process: what is in FILE goes to URL
+python clients.py URL FILE CONCURRENCY COUNT      is that process; it sends the content of FILE to URL
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
 from edge.serving.wire import from_raw, to_raw
-from work import REQUESTS, SPECS
+from work import MODELS
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _JSON = "application/json"
@@ -30,18 +30,19 @@ _SECONDS = 60
 
 
 class Latencies(NamedTuple):
-    """Of one cell: percentiles in µs, and answers per second."""
+    """The latencies of one cell in µs, and its answers per second."""
 
+    mean_us: float
     p50_us: float
     p99_us: float
     per_second: float
 
 
 def message(name: str) -> bytes:
-    """The request to a model for gRPC."""
+    """Return the request to a model as a serialized ModelInferRequest."""
     request = pb.ModelInferRequest(model_name=name)
-    for spec in SPECS[name][0]:
-        array = REQUESTS[name][spec.name]
+    for spec in MODELS[name].inputs:
+        array = MODELS[name].request[spec.name]
         request.inputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         request.raw_input_contents.append(to_raw(array, spec.datatype))
     data: bytes = request.SerializeToString()
@@ -49,16 +50,16 @@ def message(name: str) -> bytes:
 
 
 def document(name: str) -> bytes:
-    """The request to a model as JSON."""
-    return json.dumps({tensor: array.tolist() for tensor, array in REQUESTS[name].items()}).encode()
+    """Return the request to a model as JSON."""
+    return json.dumps({tensor: array.tolist() for tensor, array in MODELS[name].request.items()}).encode()
 
 
 def ask(port: int, name: str, http_too: bool) -> Array:
-    """Ask once, and return the answer.
+    """Send the request to a model once, and return its output.
 
     Raises:
-        OSError: there is no server yet.
-        grpc.RpcError: it refuses.
+        OSError: no server is listening.
+        grpc.RpcError: the server refuses the request.
     """
     if http_too:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
@@ -74,15 +75,15 @@ def ask(port: int, name: str, http_too: bool) -> Array:
 
 
 def has_h2load() -> bool:
-    """Whether the client in C is there."""
+    """Return whether h2load is installed."""
     return shutil.which("h2load") is not None
 
 
 def h2load(port: int, name: str, http_too: bool, concurrency: int, count: int, directory: Path) -> Latencies:
-    """Send so many requests over so many connections.
+    """Send ``count`` requests over ``concurrency`` connections, one at a time on each.
 
     Raises:
-        RuntimeError: not all of them were answered.
+        RuntimeError: requests were left unanswered.
     """
     body, log = directory / f"{name}.body", directory / "h2load.tsv"
     log.unlink(missing_ok=True)
@@ -108,10 +109,10 @@ def h2load(port: int, name: str, http_too: bool, concurrency: int, count: int, d
 
 
 def stubs(port: int, name: str, http_too: bool, concurrency: int, count: int, directory: Path) -> Latencies:
-    """Send so many requests from so many threads of another process, each with a connection of its own.
+    """Send ``count`` requests from ``concurrency`` threads of another process, each with a connection of its own.
 
     Raises:
-        RuntimeError: not all of them were answered.
+        RuntimeError: requests were left unanswered.
     """
     body = directory / f"{name}.message"
     body.write_bytes(document(name) if http_too else message(name))
@@ -125,7 +126,7 @@ def stubs(port: int, name: str, http_too: bool, concurrency: int, count: int, di
 
 def _latencies(durations_us: list[float] | list[int], seconds: float) -> Latencies:
     p50, p99 = np.percentile(durations_us, [50, 99])
-    return Latencies(float(p50), float(p99), len(durations_us) / seconds)
+    return Latencies(float(np.mean(durations_us)), float(p50), float(p99), len(durations_us) / seconds)
 
 
 def _caller(url: str, data: bytes) -> Callable[[], object]:
@@ -145,7 +146,7 @@ def _caller(url: str, data: bytes) -> Callable[[], object]:
 
 
 def main(url: str, path: str, concurrency: int, count: int) -> None:
-    """Send, and print percentiles as JSON."""
+    """Send the requests, and print their latencies as JSON."""
     data = Path(path).read_bytes()
     durations: list[float] = []
     failures: list[BaseException] = []

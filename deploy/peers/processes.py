@@ -1,4 +1,4 @@
-"""What a server with all its children takes, read from ``/proc``, and how it is ended."""
+"""Processes of a server and its children: their start, processor time and memory from ``/proc``, and their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMORY = re.compile(r"^(Rss|Pss): +(\d+) kB", re.MULTILINE)
 
 
 def _tree(root: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -33,14 +33,14 @@ def _tree(root: int) -> list[int]:
 
 
 class Watch:
-    """Who takes the machine while the block runs.
+    """Processor time of a server, and of unrelated processes, while the block runs.
 
     Args:
-        root: a server.
+        root: the server's process.
 
     Attributes:
-        cpu_us: CPU time of it and its descendants, in µs, as fine as the kernel's tick.
-        foreign_cores: what neither it took nor the clients that were children of this process, in cores.
+        cpu_us: processor time of the server and its descendants in µs, in steps of the kernel's tick.
+        foreign_cores: the load of processes that belong neither to the server nor to this process, in cores.
     """
 
     def __init__(self, root: int) -> None:
@@ -69,7 +69,7 @@ class Watch:
 
 
 def memory_mb(root: int) -> tuple[float, float, int]:
-    """RSS and PSS of a process and its descendants in MB, and how many they are."""
+    """Return RSS and PSS in MB, and the number, of a process and its descendants."""
     totals = {"Rss": 0, "Pss": 0}
     processes = _tree(root)
     for process in processes:
@@ -83,7 +83,7 @@ def memory_mb(root: int) -> tuple[float, float, int]:
 
 
 def free_ports() -> tuple[int, int]:
-    """Two free ports."""
+    """Return two free ports."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -94,7 +94,7 @@ def free_ports() -> tuple[int, int]:
 def running(
     command: list[str], environment: dict[str, str], directory: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a session of its own, yield its process, and end all of it."""
+    """Run a server in a session of its own, yield its process, and end all its processes."""
     with log.open("wb") as file:
         process = _start(command, environment, directory, file)
         try:

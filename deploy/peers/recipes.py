@@ -1,4 +1,4 @@
-"""How each server is started: its command and environment, which protocol it speaks, and whether it is there."""
+"""One recipe for each server: its command, environment and protocol, and the models it serves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from edge.settings import TRANSPORTS
-from work import HOME, MAX_ROWS, SPECS, WORK, model
+from work import HOME, MODELS, ON_CPU, WORK, onnx, repository
 
 TREE = Path(__file__).resolve().parents[2]
 SERVERS = Path(__file__).parent / "servers"
-OURS = "fewheads, default"
-_MODELS = [f"{name}={model(name)}" for name in SPECS]
-#: One thread in each run, for everyone; threads of BLAS would only disturb.
+#: The server whose latencies the others' are compared with.
+OURS = "fewheads, nghttp2"
+TRITON = "Triton, Python backend"
+BARE_BATCHING = "bare grpcio, batching"
+ACCELERATOR = ("accelerator",)
+_FILES = [f"{name}={onnx(name)}" for name in ON_CPU]
+#: Two batches of the accelerator: one in its run, one that gathers meanwhile.
+_BATCHING_THREADS = 2 * MODELS["accelerator"].max_rows
+#: Every server computes each run on one thread.
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SERVERS), "FEWHEADS_TREE": str(TREE)}
 _TRITON_TYPES = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 
@@ -29,8 +34,8 @@ class Start(NamedTuple):
 
     Attributes:
         command: its arguments.
-        environment: all of it.
-        directory: where it runs.
+        environment: the whole environment.
+        directory: its working directory.
     """
 
     command: list[str]
@@ -42,25 +47,30 @@ class Recipe(NamedTuple):
     """One server.
 
     Attributes:
-        name: in the table.
-        start: from a free port and another one beside it to what has to be started.
-        http: whether it speaks JSON over HTTP, for want of gRPC.
-        environment: the directory of its virtual environment; None where it is this one.
-        install: how to get it.
-        models: what it serves; only its start is measured where that is not all.
+        name: its row in the tables, which recipes with different models may share.
+        start: makes the process to start from two free ports, the first of which is for the requests.
+        models: the models that it serves.
+        http: whether it speaks JSON over HTTP, because it has no gRPC.
+        environment: the directory of its virtual environment; None is this process's.
+        start_only: whether only its start is measured.
     """
 
     name: str
     start: Callable[[int, int], Start]
+    models: tuple[str, ...] = ON_CPU
     http: bool = False
     environment: str | None = None
-    install: str = ""
-    models: tuple[str, ...] = tuple(SPECS)
+    start_only: bool = False
 
     @property
     def installed(self) -> bool:
-        """Whether it can be started."""
+        """Whether its packages are installed."""
         return self.environment is None or (HOME / self.environment / "versions.txt").is_file()
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"deploy/peers/install.sh {self.environment}"
 
     @property
     def version(self) -> str:
@@ -72,44 +82,52 @@ class Recipe(NamedTuple):
         return next((line for line in lines if line.startswith(f"{package}==")), "")
 
 
-def _ours(*arguments: str, repository: str = "bundles") -> Callable[[int, int], Start]:
+def _ours(name: str, *arguments: str, models: tuple[str, ...] = ON_CPU, start_only: bool = False) -> Recipe:
     def start(port: int, other: int) -> Start:
-        command = [sys.executable, "-m", "edge", "serve", str(WORK / repository), f"--grpc-port={port}", "--no-metrics"]
-        command += [f"--cache={WORK / 'cache'}", *arguments]
+        command = [sys.executable, "-m", "edge", "serve", str(repository(models)), f"--grpc-port={port}"]
+        command += ["--no-metrics", f"--cache={WORK / 'cache'}", *arguments]
         return Start(command, {**_ENVIRONMENT, "PYTHONPATH": str(TREE)})
 
-    return start
+    return Recipe(f"fewheads, {name}", start, models, start_only=start_only)
 
 
 def _bare(port: int, other: int) -> Start:
-    return Start([sys.executable, str(SERVERS / "bare.py"), str(port), "4", *_MODELS], _ENVIRONMENT)
+    return Start([sys.executable, str(SERVERS / "bare.py"), str(port), "4", *_FILES], _ENVIRONMENT)
+
+
+def _bare_batching(port: int, other: int) -> Start:
+    model = MODELS["accelerator"]
+    command = [sys.executable, str(SERVERS / "bare_batching.py"), str(port), str(_BATCHING_THREADS)]
+    return Start([*command, str(onnx("accelerator")), str(model.run_ms), str(model.max_rows)], _ENVIRONMENT)
 
 
 def _python(environment: str) -> str:
     return str(HOME / environment / "bin" / "python")
 
 
-def _triton(instances: int, port: int, other: int) -> Start:
-    repository = WORK / "triton"
-    shutil.rmtree(repository, ignore_errors=True)
-    for name, (inputs, outputs) in SPECS.items():
-        (repository / name / "1").mkdir(parents=True)
-        shutil.copy(SERVERS / "triton_model.py", repository / name / "1" / "model.py")
-        shutil.copy(SERVERS / "sessions.py", repository / name / "1")
-        lines = [f'name: "{name}" backend: "python" max_batch_size: {MAX_ROWS} dynamic_batching {{}}']
+def _triton(models: tuple[str, ...], instances: int, port: int, other: int) -> Start:
+    directory = WORK / "triton"
+    shutil.rmtree(directory, ignore_errors=True)
+    for name in models:
+        model = MODELS[name]
+        (directory / name / "1").mkdir(parents=True)
+        shutil.copy(SERVERS / "triton_model.py", directory / name / "1" / "model.py")
+        shutil.copy(SERVERS / "sessions.py", directory / name / "1")
+        lines = [f'name: "{name}" backend: "python" max_batch_size: {model.max_rows} dynamic_batching {{}}']
         lines.append(f"instance_group {{ count: {instances} kind: KIND_CPU }}")
-        lines.append(f'parameters {{ key: "file" value {{ string_value: "{model(name)}" }} }}')
-        for kind, specs in (("input", inputs), ("output", outputs)):
+        for key, value in (("file", onnx(name)), ("run_ms", model.run_ms)):
+            lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
+        for kind, specs in (("input", model.inputs), ("output", model.outputs)):
             for spec in specs:
                 tensor = f'name: "{spec.name}" data_type: {_TRITON_TYPES[spec.datatype]} dims: {list(spec.shape[1:])}'
                 lines.append(f"{kind} {{ {tensor} }}")
-        (repository / name / "config.pbtxt").write_text("\n".join(lines))
+        (directory / name / "config.pbtxt").write_text("\n".join(lines))
     site = HOME / "triton" / "lib" / "python3.11" / "site-packages"
-    command = [str(site / "pytriton" / "tritonserver" / "bin" / "tritonserver"), f"--model-repository={repository}"]
+    command = [str(site / "pytriton" / "tritonserver" / "bin" / "tritonserver"), f"--model-repository={directory}"]
     command += [f"--backend-directory={HOME / 'triton' / 'backends'}", "--allow-http=false", "--allow-metrics=false"]
     command += ["--grpc-address=127.0.0.1", f"--grpc-port={port}"]
     environment = {**_ENVIRONMENT, "LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs")}
-    # Where the Python that it embeds finds its packages.
+    # The Python that it embeds finds its packages through PATH.
     environment["PATH"] = f"{HOME / 'triton' / 'bin'}:{environment['PATH']}"
     return Start(command, environment)
 
@@ -117,11 +135,11 @@ def _triton(instances: int, port: int, other: int) -> Start:
 def _mlserver(port: int, other: int) -> Start:
     directory = WORK / "mlserver"
     shutil.rmtree(directory, ignore_errors=True)
-    for name in SPECS:
+    for name in ON_CPU:
         (directory / name).mkdir(parents=True)
-        settings = {"name": name, "implementation": "mlserver_model.Onnx", "parameters": {"uri": str(model(name))}}
+        settings = {"name": name, "implementation": "mlserver_model.Onnx", "parameters": {"uri": str(onnx(name))}}
         (directory / name / "model-settings.json").write_text(json.dumps(settings))
-    # Without workers of its own it is faster here than with one. Its variables count for less than this file.
+    # It is faster here without a worker process. The file overrides the environment's variables.
     settings = {"host": "127.0.0.1", "http_port": other, "grpc_port": port, "parallel_workers": 0}
     settings |= {"metrics_endpoint": None, "debug": False}
     (directory / "settings.json").write_text(json.dumps(settings))
@@ -129,39 +147,40 @@ def _mlserver(port: int, other: int) -> Start:
 
 
 def _kserve(port: int, other: int) -> Start:
-    command = [_python("kserve"), str(SERVERS / "kserve_server.py"), *_MODELS]
+    command = [_python("kserve"), str(SERVERS / "kserve_server.py"), *_FILES]
     return Start([*command, f"--grpc_port={port}", f"--http_port={other}"], _ENVIRONMENT)
 
 
 def _litserve(port: int, other: int) -> Start:
-    return Start([_python("litserve"), str(SERVERS / "litserve_server.py"), str(port), *_MODELS], _ENVIRONMENT)
+    return Start([_python("litserve"), str(SERVERS / "litserve_server.py"), str(port), *_FILES], _ENVIRONMENT)
 
 
 def _bentoml(port: int, other: int) -> Start:
     command = [str(HOME / "bentoml" / "bin" / "bentoml"), "serve", "bentoml_service:Onnx", "--host=127.0.0.1"]
-    models = {f"MODEL_{name.upper()}": str(model(name)) for name in SPECS}
+    models = {f"MODEL_{name.upper()}": str(onnx(name)) for name in ON_CPU}
     quiet = {"BENTOML_CONFIG_OPTIONS": "api_server.logging.access.enabled=false", "BENTOML_DO_NOT_TRACK": "1"}
     quiet |= {"BENTOML_HOME": str(WORK / "bentoml")}
     return Start([*command, f"--port={port}"], {**_ENVIRONMENT, **models, **quiet}, SERVERS)
 
 
-def _peer(name: str, start: Callable[[int, int], Start], environment: str, http: bool = False) -> Recipe:
-    return Recipe(name, start, http, environment, f"deploy/peers/install.sh {environment}")
-
-
 def recipes() -> list[Recipe]:
-    """All servers, ours first."""
-    explicit = [Recipe(f"fewheads, --transport {name}", _ours(f"--transport={name}")) for name in TRANSPORTS]
-    explicit.append(Recipe("fewheads, 1 instance on nghttp2", _ours("--transport=nghttp2", "--instances=1")))
+    """Return the recipes of all servers, those of Fewheads first."""
+    simulated = f"--target=simulated:{MODELS['accelerator'].run_ms:g}"
+    transports = ("nghttp2", "grpcio") if find_spec("ngh2") else ("grpcio",)
+    ours = [_ours(name, f"--transport={name}") for name in transports]
+    if "nghttp2" in transports:
+        ours.append(_ours("nghttp2, 1 instance", "--transport=nghttp2", "--instances=1"))
     return [
-        Recipe(OURS, _ours()),
-        *(explicit if find_spec("ngh2") else []),
-        Recipe("fewheads, the MLP alone", _ours(repository="small"), models=("mlp",)),
+        *ours,
+        _ours("the MLP alone", f"--transport={transports[0]}", models=("mlp",), start_only=True),
         Recipe("bare grpcio, 4 threads", _bare),
-        _peer("Triton, Python backend", partial(_triton, 1), "triton"),
-        _peer("Triton, 2 instances", partial(_triton, 2), "triton"),
-        _peer("MLServer", _mlserver, "mlserver"),
-        _peer("KServe SDK", _kserve, "kserve"),
-        _peer("LitServe (HTTP)", _litserve, "litserve", http=True),
-        _peer("BentoML (HTTP)", _bentoml, "bentoml", http=True),
+        Recipe(TRITON, partial(_triton, ON_CPU, 1), environment="triton"),
+        Recipe("Triton, 2 instances", partial(_triton, ON_CPU, 2), environment="triton"),
+        Recipe("MLServer", _mlserver, environment="mlserver"),
+        Recipe("KServe SDK", _kserve, environment="kserve"),
+        Recipe("LitServe (HTTP)", _litserve, http=True, environment="litserve"),
+        Recipe("BentoML (HTTP)", _bentoml, http=True, environment="bentoml"),
+        *(_ours(name, f"--transport={name}", simulated, models=ACCELERATOR) for name in transports),
+        Recipe(BARE_BATCHING, _bare_batching, ACCELERATOR),
+        Recipe(TRITON, partial(_triton, ACCELERATOR, 1), ACCELERATOR, environment="triton"),
     ]

@@ -1,30 +1,46 @@
-"""From what was measured to tables: medians over the repetitions, and ratios to this server."""
+"""Tables from measurements: medians over the repetitions, and ratios within each repetition."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recipes import OURS
+from recipes import ACCELERATOR, BARE_BATCHING, OURS, TRITON
 
 Record = dict[str, Any]
 _START = ("ready_s", "rss_mb", "pss_mb", "processes")
-_CELL = ("p50_us", "p99_us", "per_second", "cpu_us", "foreign_cores")
-#: Cores that others may take while a cell is measured. Cells with more are left out where there are quieter ones.
+_CELL = ("mean_us", "p50_us", "p99_us", "per_second", "cpu_us", "foreign_cores", "beyond_us", "run_us")
+#: The load that other processes may put on the machine during a measurement, in cores. Measurements with more are
+#: left out where there are quieter ones.
 _QUIET = 0.2
+#: The figures of the accelerator whose ratios are shown: title, requests at once, field.
+_COMPARED = (
+    ("CPU per request, 16 at once", 16, "cpu_us"),
+    ("CPU per request, 64 at once", 64, "cpu_us"),
+    ("time beyond the runner, 1 at once", 1, "beyond_us"),
+    ("throughput, 16 at once", 16, "per_second"),
+)
+_CLIENT_OF_RATIOS = "h2load"
+_TABLES = "## The tables\n"
 
 
 def summarise(records: list[Record], machine: dict[str, str]) -> Record:
-    """Return medians of all records that describe the same thing; a ratio is that of p50 to this server's."""
-    starts = _medians([r for r in records if "ready_s" in r], ("server", "version"), _START)
-    cells = _medians([r for r in records if "p50_us" in r], ("model", "client", "concurrency", "server"), _CELL)
+    """Return the medians of the records of each place, and the ratios between servers on the accelerator.
+
+    The ``ratio`` of a cell is that of its p50 to this server's.
+    """
+    starts = _medians([r for r in records if "ready_s" in r], ("server", "version", "models"), _START)
+    measured = [r for r in records if "p50_us" in r]
+    cells = _medians(measured, ("model", "client", "concurrency", "server"), _CELL)
     ours = {_place(cell): cell["p50_us"] for cell in cells if cell["server"] == OURS}
     for cell in cells:
         base = ours.get(_place(cell))
         cell["ratio"] = cell["p50_us"] / base if base else None
-    return {"days": sorted({r["day"] for r in records}), "machine": machine, "starts": starts, "cells": cells}
+    days = sorted({r["day"] for r in records})
+    return {"days": days, "machine": machine, "starts": starts, "cells": cells, "ratios": _ratios(measured)}
 
 
 def _place(cell: Record) -> tuple[Any, ...]:
@@ -40,21 +56,58 @@ def _medians(records: list[Record], keys: tuple[str, ...], fields: tuple[str, ..
         groups[group] = quiet or [min(found, key=lambda record: record["foreign_cores"])]
     return [
         {**dict(zip(keys, group, strict=True)), "repetitions": len(found)}
-        | {field: median(record[field] for record in found) for field in fields}
+        | {field: median(record[field] for record in found) for field in fields if field in found[0]}
         for group, found in groups.items()
     ]
+
+
+def _ratios(cells: list[Record]) -> list[Record]:
+    """Compare our servers with their rivals within each repetition, which cancels the machine's drift."""
+    found = {
+        (cell["server"], cell["concurrency"], cell["repetition"]): cell
+        for cell in cells
+        if cell["model"] in ACCELERATOR and cell["client"] == _CLIENT_OF_RATIOS
+    }
+    servers = list(dict.fromkeys(server for server, _, _ in found if server.startswith("fewheads")))
+    repetitions = sorted({repetition for _, _, repetition in found})
+    ratios = []
+    for server in servers:
+        for rival in (TRITON, BARE_BATCHING):
+            for title, concurrency, field in _COMPARED:
+                pairs = [
+                    (found[server, concurrency, n], found[rival, concurrency, n])
+                    for n in repetitions
+                    if (server, concurrency, n) in found and (rival, concurrency, n) in found
+                ]
+                pairs = [
+                    pair for pair in pairs if pair[1][field] > 0
+                ]  # the kernel's tick is too coarse for short cells
+                quiet = [pair for pair in pairs if max(cell["foreign_cores"] for cell in pair) <= _QUIET]
+                values = [ours[field] / theirs[field] for ours, theirs in quiet or pairs]
+                if values:
+                    place = {"server": server, "rival": rival, "figure": title, "quiet": bool(quiet)}
+                    spread = {"median": median(values), "min": min(values), "max": max(values)}
+                    ratios.append({**place, **spread, "repetitions": len(values)})
+    return ratios
+
+
+def publish(results: Record, page: Path) -> None:
+    """Replace the tables at the end of a page; the prose above them stays."""
+    prose, heading, _ = page.read_text().partition(_TABLES)
+    page.write_text(f"{prose}{heading}\n{markdown(results)}")
 
 
 def markdown(results: Record) -> str:
     """Return the tables."""
     machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-    noisy = f"* measured while others took more than {_QUIET:g} cores."
+    noisy = f"* measured while other processes took more than {_QUIET:g} cores."
     lines = [f"Measured {', '.join(results['days'])}; {machine}. {noisy}", ""]
     lines += _table(
-        ["server", "version", "ready s", "processes", "idle RSS MB", "idle PSS MB", "repetitions"],
+        ["server", "models", "version", "ready s", "processes", "idle RSS MB", "idle PSS MB", "repetitions"],
         (
             [
                 start["server"],
+                start["models"],
                 start["version"],
                 f"{start['ready_s']:.2f}",
                 f"{start['processes']:.0f}",
@@ -65,21 +118,50 @@ def markdown(results: Record) -> str:
             for start in results["starts"]
         ),
     )
-    cells = {(*_place(cell), cell["server"]): cell for cell in results["cells"]}
-    levels = sorted({cell["concurrency"] for cell in results["cells"]})
-    servers = list(dict.fromkeys(cell["server"] for cell in results["cells"]))
-    heads = [f"{level} at once: p50 µs (ratio) | p99 | per s | CPU µs" for level in levels]
     for model, client in dict.fromkeys((cell["model"], cell["client"]) for cell in results["cells"]):
-        lines += ["", f"**{model}, {client}**", ""]
-        rows = []
-        for server in servers:
-            row = [server]
-            for level in levels:
-                cell = cells.get((model, client, level, server))
-                row += _figures(cell) if cell else [""] * 4
-            rows.append(row)
-        lines += _table(["server", *(name for head in heads for name in head.split(" | "))], rows)
+        cells = [cell for cell in results["cells"] if (cell["model"], cell["client"]) == (model, client)]
+        lines += ["", f"**{model}, {client}**", "", *_cells(cells)]
+    runs = [cell["run_us"] for cell in results["cells"] if "run_us" in cell]
+    if runs:
+        run = f"A run on the accelerator takes {median(runs):.0f} µs, measured without a server before each repetition."
+        lines += ["", f"{run} The time beyond the runner is the mean latency minus that, for every server."]
+    if results["ratios"]:
+        lines += ["", f"**accelerator, {_CLIENT_OF_RATIOS}: ratios between servers**", "", *_ratio_rows(results)]
+        lines += [
+            "",
+            "The median, least and largest ratio within one repetition, over the repetitions.",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _cells(cells: list[Record]) -> list[str]:
+    """Return the table of one model and one client."""
+    found = {(cell["server"], cell["concurrency"]): cell for cell in cells}
+    levels = sorted({cell["concurrency"] for cell in cells})
+    beyond = any("beyond_us" in cell for cell in cells)
+    heads = [f"{level} at once: p50 µs (ratio) | p99 | per s | CPU µs" for level in levels]
+    rows = []
+    for server in dict.fromkeys(cell["server"] for cell in cells):
+        row = [server]
+        if beyond:
+            alone = found.get((server, levels[0]), {})
+            row.append(f"{alone['beyond_us']:.0f}" if "beyond_us" in alone else "")
+        for level in levels:
+            cell = found.get((server, level))
+            row += _figures(cell) if cell else [""] * 4
+        rows.append(row)
+    titles = ["server", *(["time beyond the runner µs"] if beyond else [])]
+    return _table([*titles, *(name for head in heads for name in head.split(" | "))], rows)
+
+
+def _ratio_rows(results: Record) -> list[str]:
+    rows: dict[str, list[str]] = defaultdict(lambda: [""] * len(_COMPARED))
+    titles = [title for title, _, _ in _COMPARED]
+    for ratio in results["ratios"]:
+        noise = "" if ratio["quiet"] else "*"
+        text = f"{ratio['median']:.2f} ({ratio['min']:.2f}..{ratio['max']:.2f}){noise}"
+        rows[f"{ratio['server']} / {ratio['rival']}"][titles.index(ratio["figure"])] = text
+    return _table(["servers", *titles], ([name, *texts] for name, texts in rows.items()))
 
 
 def _figures(cell: Record) -> list[str]:
