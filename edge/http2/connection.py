@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._open = False
         self._paused = False
         self._flushing = False
+        self._receiving = False
         self._loop = asyncio.get_running_loop()
 
     # What asyncio tells.
@@ -100,12 +101,15 @@ class Connection(asyncio.Protocol):
         """Take what the client sent."""
         if not self._open:
             return
+        self._receiving = True
         try:
             self._http2.receive_data(data)
             self._handle(self._http2.events())
         except ngh2.NGH2Error as error:
             self._break(str(error))
             return
+        finally:
+            self._receiving = False
         # Not now: a client that is woken up by each answer of many takes more of the processor than they do.
         if self._http2.want_write or not self._http2.want_read:
             self._flush_soon()
@@ -192,7 +196,10 @@ class Connection(asyncio.Protocol):
             self._http2.send_trailers(stream_id, OK_TRAILERS)
         except ngh2.NGH2Error:
             return
-        self._flush_soon()
+        if len(self._rpcs) == 1 and not self._receiving:
+            self._flush()  # there is no other call whose answer could go with it
+        else:
+            self._flush_soon()
 
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
         """Send how a call ended."""

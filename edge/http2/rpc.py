@@ -22,6 +22,8 @@ from edge.rpc.methods import UNPARSEABLE, Status
 
 log = logging.getLogger(__name__)
 
+#: What a request may hold of its connection's window until its call ends.
+_LATER_BYTES = 16 * 1024
 _OK = grpc.StatusCode.OK
 _INTERNAL = grpc.StatusCode.INTERNAL
 
@@ -141,8 +143,11 @@ class Rpc:
         except Refused as refused:
             self._cut(refused.code, refused.details)
             return
-        if not self._inbox or not self._handler.request_streaming:
-            self._acknowledge()
+        if self._handler.request_streaming:
+            if not self._inbox:
+                self._acknowledge()
+        elif not ended or self.held > _LATER_BYTES:
+            self._acknowledge()  # otherwise with the end of the call, which leaves the client waiting for nothing
         if ended and not self._handler.request_streaming:
             self._answer()
 

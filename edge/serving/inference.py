@@ -303,8 +303,9 @@ class InferenceService:
             except Exception as wrong:
                 error = wrong
             else:
-                self._account(call, response, begun_ns, tier)
+                self._measure(call, response, begun_ns, tier)
                 reply(response)
+                self._account(call, tier)  # what reads these numbers comes after this on the same thread
                 return
         assert error is not None
         self._end(call, type(error).__name__)
@@ -313,9 +314,8 @@ class InferenceService:
         _fail(reply, error, call.model.name, call.request_id)
         del error, reply  # its traceback may lead to this frame, which must not hold it in turn
 
-    def _account(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
-        """Count an answered call, and note in its response what it asked to know."""
-        assert call.answer is not None
+    def _measure(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
+        """Take the times of an answered call, and put into its response what it asked to know."""
         if call.timer:
             call.timer.cancel()
         call.reply = None
@@ -326,12 +326,17 @@ class InferenceService:
         if tier:
             response.parameters[TIER].string_param = tier
             response.parameters[TIER_REASON].string_param = call.tier_reason
-            call.entry.statistics.answered(tier, call.tier_reason)
         if call.parameters.timings:
             for stage in _STAGES:
                 response.parameters[stage].int64_param = getattr(timings, stage)
+
+    def _account(self, call: Call, tier: str) -> None:
+        """Count an answered call."""
+        assert call.answer is not None
+        if tier:
+            call.entry.statistics.answered(tier, call.tier_reason)
         nonfinite = bool(call.answer.nonfinite)
-        call.entry.statistics.succeeded(timings, call.rows, call.batch_rows, tier=tier, nonfinite=nonfinite)
+        call.entry.statistics.succeeded(call.timings, call.rows, call.batch_rows, tier=tier, nonfinite=nonfinite)
         if self._traces:
             self._traces.answered(call, tier)
 
