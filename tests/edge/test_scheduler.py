@@ -504,6 +504,19 @@ def test_what_is_over_sooner_than_a_thread_wakes_up_runs_where_it_is() -> None:
     scheduler.close()
 
 
+def test_a_tier_that_was_long_once_is_not_brief() -> None:
+    scheduler = Scheduler(10, device_bound=False)
+    lane = brief_lane(lambda rows: rows)
+    assert submitted(scheduler, job_of(lane, 0)).done()
+    lane.learn(1, 0.1, 1.0)
+    for _ in range(50):
+        lane.learn(1, 1e-5, 1.0)
+    assert (lane.latency.usual_seconds(1) or 1) < 1e-4
+    assert not lane.is_brief(1, time.monotonic())
+    assert lane.is_brief(1, time.monotonic() + 60)
+    scheduler.close()
+
+
 def test_a_run_on_a_device_never_leaves_its_thread(scheduler: Scheduler) -> None:
     names = brief_lane(lambda rows: threading.current_thread().name)
     assert output(submitted(scheduler, job_of(names, 0))) == "device-0"
