@@ -28,6 +28,9 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype(np.object_),
 }
 
+#: NumPy type to protocol name, but for text.
+DATATYPES = {dtype: name for name, dtype in NUMPY_TYPES.items() if name != "BYTES"}
+
 #: The same as raw contents hold them: little-endian.
 WIRE_TYPES = {name: dtype.newbyteorder("<") for name, dtype in NUMPY_TYPES.items()}
 
@@ -72,15 +75,12 @@ def datatype_of(array: Array) -> str:
     Raises:
         KeyError: the type has no protocol name.
     """
-    name = _NAMES.get(array.dtype)
+    name = DATATYPES.get(array.dtype)
     if name:
         return name
-    return "BYTES" if array.dtype.kind in "SUO" else _NAMES[array.dtype.newbyteorder("=")]
+    return "BYTES" if array.dtype.kind in "SUO" else DATATYPES[array.dtype.newbyteorder("=")]
 
 
 def byte_size(datatype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of a dense tensor. Python integers, so no shape can overflow it."""
     return prod(shape) * NUMPY_TYPES[datatype].itemsize
-
-
-_NAMES = {dtype: name for name, dtype in NUMPY_TYPES.items() if name != "BYTES"}

@@ -41,6 +41,7 @@ class Model:
         version: its version, as the protocol writes it.
         manifest: its manifest.
         tiers: the runner and golden report of each tier by name, the full one first.
+        full_tier: the name of the largest tier.
         instances: how many runs are computed at once.
         program: computes its requests.
         lanes: each tier as the scheduler sees it, and the router under ``auto``.
@@ -65,6 +66,7 @@ class Model:
         self.name = bundle.manifest.name
         self.version = str(bundle.manifest.version)
         self.tiers = dict(tiers)
+        self.full_tier = bundle.manifest.tiers[0].name
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
@@ -79,11 +81,6 @@ class Model:
         self.lanes = self._lanes(options)
         self.elastic = Elastic(self.name, self.lanes, options.policy or self._default_policy)
         self._golden = bundle.goldens
-
-    @property
-    def full_tier(self) -> str:
-        """The name of the largest tier."""
-        return self.manifest.tiers[0].name
 
     @property
     def runner(self) -> Runner:

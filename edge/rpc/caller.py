@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -12,12 +11,6 @@ import grpc
 
 from edge.security.access import CALLER, Access
 from edge.security.rate import client_of
-
-
-def deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """Return the ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever."""
-    remaining = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining
 
 
 def name_caller(context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from edge.pb import inference_pb2 as pb
-from edge.rpc.caller import authorize_again, deadline, name_caller
+from edge.rpc.caller import authorize_again, name_caller
 from edge.rpc.methods import UNPARSEABLE, Status, rpc, status_of
 from edge.security.access import Access
 from edge.security.scopes import INFER_STREAM
@@ -90,7 +91,7 @@ class InferenceServicer:
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ModelInferResponse:
         self._introduce(context)
-        return await self._service.infer(request, deadline(context))
+        return await self._service.infer(request, _deadline(context))
 
     def start_model_infer(
         self,
@@ -116,7 +117,7 @@ class InferenceServicer:
         def reply(outcome: pb.ModelInferResponse | Exception) -> None:
             end(status_of(outcome, "ModelInfer") if isinstance(outcome, Exception) else outcome)
 
-        return self._service.start(request, deadline(context), reply)
+        return self._service.start(request, _deadline(context), reply)
 
     def cancel_model_infer(self, call: Call) -> None:
         """Drop a call whose answer nobody waits for any more."""
@@ -134,7 +135,7 @@ class InferenceServicer:
             return None if request is grpc.aio.EOF else request
 
         try:
-            await self._streams.answer(read, context.write, deadline(context))
+            await self._streams.answer(read, context.write, _deadline(context))
             return
         except Unparseable:
             code, details = grpc.StatusCode.INTERNAL, UNPARSEABLE
@@ -182,3 +183,9 @@ class InferenceServicer:
     @rpc
     async def LogSettings(self, request: Any, context: Any) -> pb.LogSettingsResponse:
         return self._extensions.log_settings(request)
+
+
+def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """Return the ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining

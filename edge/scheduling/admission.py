@@ -38,18 +38,18 @@ class Admission:
         self._by_deadline = by_deadline
         self._returns = LatencyTable()
 
-    def check(self, job: Job, now: float, before: Callable[[], Iterable[Begun]]) -> None:
+    def check(self, job: Job, now: float, cause: str | None, before: Callable[[], Iterable[Begun]]) -> None:
         """Refuse a job that there is no room for, or no time; note in it what it was promised.
 
         Args:
             job: that shall wait.
             now: in ``time.monotonic()`` seconds.
+            cause: which bound of the queue it would break; None where there is room.
             before: returns the runs that it has to wait for beside what is in the queue.
 
         Raises:
             Overloaded: it may not wait.
         """
-        cause = self._queue.full(job)
         if cause:
             waiting = len(self._queue) if cause == "requests" else f"{self._queue.size_bytes} bytes in the"
             given = Literally(f"{waiting} waiting requests")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from edge.programs.program import Options, Program
@@ -14,10 +13,6 @@ from edge.scheduling.latency import LatencyTable
 PROMISED_DEVIATIONS = 2.0
 #: The same for runs that come before it. What makes one slow, such as a neighbour, often makes all of them slow.
 _WAITING_DEVIATIONS = 1.0
-#: Waking up a worker and coming back takes about half as long.
-_BRIEF_SECONDS = 0.00025
-#: How long a run has to take for its tier not to be brief, and for how long.
-_LONG_SECONDS, _LONG_REMEMBERED_SECONDS = 0.025, 30.0
 
 
 @dataclass(frozen=True)
@@ -79,23 +74,7 @@ class Lane:
         self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
         self.preferred_rows = preferred_rows
         self.latency = LatencyTable()
-        self._brief_after = 0.0
         self.failures = FailureTracker()
-
-    def learn(self, size: int, seconds: float, repeats: float) -> None:
-        """Learn from a run of ``size`` elements that took some seconds and repeated its step so often."""
-        self.latency.observe(size, seconds, repeats)
-        if seconds > _LONG_SECONDS:
-            self._brief_after = time.monotonic() + _LONG_REMEMBERED_SECONDS
-
-    def is_brief(self, size: int, now: float) -> bool:
-        """Return whether a run is over sooner than a worker wakes up, so that the thread that submits it may compute it.
-
-        That thread is the event loop, which serves everyone. So a tier whose time depends on more than the size of its
-        inputs, and now and then is long, is not brief, however short most of its runs are.
-        """
-        seconds = self.latency.usual_seconds(size)
-        return seconds is not None and seconds < _BRIEF_SECONDS and now >= self._brief_after
 
     def run_seconds(self, size: int) -> float:
         """Predict one run, on the safe side; 0 while nothing is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left, insort
 
 #: Weights of a new sample in the mean and in the mean deviation, as TCP estimates round trips (RFC 6298).
@@ -10,6 +11,10 @@ _MEAN_WEIGHT, _DEVIATION_WEIGHT = 1 / 8, 1 / 4
 _MEDIAN_STEP = 1 / 16
 #: Sizes are kept apart by their fourth root of 2, so that one entry holds runs that differ by 19 % at most.
 _STEPS_PER_OCTAVE = 4
+#: Waking up a worker and coming back takes about half as long.
+_BRIEF_SECONDS = 0.00025
+#: How long a run has to take for its tier not to be brief, and for how long.
+_LONG_SECONDS, _LONG_REMEMBERED_SECONDS = 0.025, 30.0
 
 
 class LatencyTable:
@@ -26,6 +31,7 @@ class LatencyTable:
         self._deviations: dict[int, float] = {}
         self._medians: dict[int, float] = {}
         self._repeats = 1.0
+        self._brief_after = 0.0
         self._repeats_deviation = 0.0
 
     def observe(self, size: int, seconds: float, repeats: float = 1.0) -> None:
@@ -35,6 +41,8 @@ class LatencyTable:
         error = repeats - self._repeats
         self._repeats += _MEAN_WEIGHT * error
         self._repeats_deviation += _DEVIATION_WEIGHT * (abs(error) - self._repeats_deviation)
+        if seconds > _LONG_SECONDS:
+            self._brief_after = time.monotonic() + _LONG_REMEMBERED_SECONDS
         seconds /= repeats
         bucket = _bucket(size)
         mean = self._means.get(bucket)
@@ -81,6 +89,19 @@ class LatencyTable:
         """Return about the median of runs of a size, which a few slow ones do not move; None where it is not known."""
         median = self._medians.get(_bucket(size))
         return None if median is None else median * self._repeats
+
+    def is_brief(self, size: int, now: float) -> bool:
+        """Return whether a run is over sooner than a worker wakes up, so that the submitting thread may compute it.
+
+        That thread is the event loop, which serves everyone. So a tier whose time depends on more than the size of its
+        inputs, and now and then is long, is not brief, however short most of its runs are.
+
+        Args:
+            size: of the run.
+            now: in ``time.monotonic()`` seconds.
+        """
+        seconds = self.usual_seconds(size)
+        return seconds is not None and seconds < _BRIEF_SECONDS and now >= self._brief_after
 
     def seconds_per_element(self) -> float | None:
         """Return the least time for an element that any known size took: what a busy server can reach."""

@@ -136,7 +136,7 @@ class Scheduler:
                 self._enqueue(job, now)
                 return False
             worker = self._idle.pop()
-            worker.lent = not self._device_bound and job.lane.is_brief(job.size, now)
+            worker.lent = not self._device_bound and job.lane.latency.is_brief(job.size, now)
             if not worker.lent:
                 self._hand_over(worker, [job], now)
                 return False
@@ -213,7 +213,9 @@ class Scheduler:
 
     def _enqueue(self, job: Job, now: float) -> None:
         """Let a job wait. Only with the lock."""
-        self._admission.check(job, now, self._runs_before)
+        full = self._queue.full(job)
+        if full or job.deadline is not None:
+            self._admission.check(job, now, full, self._runs_before)
         job.ready_at = now + job.lane.max_delay_seconds
         self._queue.push(job)
         if job.deadline is not None and job.deadline < self._alarm_at:

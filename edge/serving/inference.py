@@ -17,7 +17,7 @@ from edge.programs.program import summary
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
-from edge.scheduling.elastic import Demand
+from edge.scheduling.elastic import PINNED, Demand
 from edge.scheduling.job import Job, expired
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
@@ -181,7 +181,7 @@ class InferenceService:
             call.output_names, call.windows = form.output_names, {}
         else:
             call = self._checked(request, request_id, contents, key, started_ns)
-        call.request_id, call.started_ns = request_id, started_ns
+        call.request_id, call.started_ns, call.tier_reason = request_id, started_ns, PINNED
         call.timer, call.trace_context = None, CARRIER.get() if self._traces else None
         return call
 
@@ -245,8 +245,9 @@ class InferenceService:
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and give it to the scheduler; return whether it has ended already."""
         parameters = call.parameters
-        choice = call.model.elastic.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
-        call.lane, call.options, call.tier_reason = choice.lane, choice.lane.options, choice.reason
+        if len(call.model.lanes) > 1 or parameters.tier or parameters.policy:
+            choice = call.model.elastic.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
+            call.lane, call.options, call.tier_reason = choice.lane, choice.lane.options, choice.reason
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import Literally, RunnerError
 from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
 from edge.scheduling.job import Answer
 from edge.serving.shared_memory import Window
-from edge.serving.wire import encode_outputs
+from edge.serving.shared_tensors import tell
+from edge.serving.wire import to_raw
 
 
 class ResponseBuilder:
@@ -59,3 +61,39 @@ class ResponseBuilder:
             outputs = {**outputs, made.output.name: made(outputs[made.reads])}
         encode_outputs(response, outputs, names, windows)
         return response
+
+
+def encode_outputs(
+    response: pb.ModelInferResponse,
+    outputs: Mapping[str, Array],
+    names: Iterable[str],
+    windows: Mapping[str, Window] | None = None,
+) -> None:
+    """Add the outputs to a response, always with exactly one raw entry each.
+
+    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them: an output in shared
+    memory has an empty one.
+
+    Args:
+        response: the message to fill.
+        outputs: by name.
+        names: which of them, in their order.
+        windows: where those go that shall be in shared memory.
+
+    Raises:
+        InvalidRequest: an output does not fit into its shared memory.
+    """
+    for name in names:
+        array = outputs[name]
+        datatype = DATATYPES.get(array.dtype)
+        if datatype:
+            raw = array.astype(WIRE_TYPES[datatype], copy=False).tobytes()
+        else:  # text, or of another byte order
+            datatype = datatype_of(array)
+            raw = to_raw(array, datatype)
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        window = windows.get(name) if windows else None
+        if window:
+            window.write(raw)
+            tell(tensor, window, len(raw))
+        response.raw_output_contents.append(b"" if window else raw)

@@ -1,4 +1,4 @@
-"""Protobuf tensors to NumPy and back. Every size is checked before it is used; raw contents are not copied."""
+"""Protobuf tensors to NumPy, and arrays to raw contents. Sizes are checked first; raw contents are not copied."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size, datatype_of
+from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.pb import inference_pb2 as pb
-from edge.serving.shared_memory import SharedMemory, Window
-from edge.serving.shared_tensors import input_window, is_shared, no_shared_memory, tell
+from edge.serving.shared_memory import SharedMemory
+from edge.serving.shared_tensors import input_window, is_shared, no_shared_memory
 
 #: Datatype to the field of InferTensorContents that carries it. FP16 and BF16 travel raw only.
 CONTENTS_FIELDS: dict[str, str] = {
@@ -200,38 +200,6 @@ def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
             raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
         names.append(output.name)
     return names or list(specs)
-
-
-def encode_outputs(
-    response: pb.ModelInferResponse,
-    outputs: Mapping[str, Array],
-    names: Iterable[str],
-    windows: Mapping[str, Window] | None = None,
-) -> None:
-    """Add the outputs to a response, always with exactly one raw entry each.
-
-    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them: an output in shared
-    memory has an empty one.
-
-    Args:
-        response: the message to fill.
-        outputs: by name.
-        names: which of them, in their order.
-        windows: where those go that shall be in shared memory.
-
-    Raises:
-        InvalidRequest: an output does not fit into its shared memory.
-    """
-    for name in names:
-        array = outputs[name]
-        datatype = datatype_of(array)
-        tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-        raw = to_raw(array, datatype)
-        window = windows.get(name) if windows else None
-        if window:
-            window.write(raw)
-            tell(tensor, window, len(raw))
-        response.raw_output_contents.append(b"" if window else raw)
 
 
 def to_raw(array: Array, datatype: str) -> bytes:

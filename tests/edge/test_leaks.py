@@ -52,7 +52,9 @@ def write_failing_bundle(directory: Path) -> None:
 
 
 @asynccontextmanager
-async def serving_here(directory: Path, transport: str = Settings.transport) -> AsyncIterator[grpc.aio.Channel]:
+async def serving_here(
+    directory: Path, transport: str = Settings.transport, **options: Any
+) -> AsyncIterator[grpc.aio.Channel]:
     """A server in this process, with everything on, and a connection to it."""
     repository = directory / "repository"
     repository.mkdir()
@@ -69,6 +71,7 @@ async def serving_here(directory: Path, transport: str = Settings.transport) -> 
         allow_shared_memory=True,
         allow_log_settings=True,
         drain_seconds=5,
+        **options,
     )
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(settings, ready.set_result))

@@ -7,7 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from edge.instruments.nonfinite import NonfiniteWarnings, nonfinite
+from edge.instruments.nonfinite import NonfiniteWarnings
+from edge.scheduling.runs import nonfinite
 
 FLOATS = ("float16", "float32", "float64")
 

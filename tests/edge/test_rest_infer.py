@@ -16,7 +16,8 @@ from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.rest.infer import Wanted, infer_request, infer_response
 from edge.rest.json_messages import MAX_JSON_BYTES, encode, parse
-from edge.serving.wire import encode_outputs, from_raw, to_raw
+from edge.serving.responses import encode_outputs
+from edge.serving.wire import from_raw, to_raw
 
 JSON_TYPES = sorted(set(NUMPY_TYPES) - {"FP16"})
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

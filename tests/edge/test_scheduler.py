@@ -508,12 +508,12 @@ def test_a_tier_that_was_long_once_is_not_brief() -> None:
     scheduler = Scheduler(10, device_bound=False)
     lane = brief_lane(lambda rows: rows)
     assert submitted(scheduler, job_of(lane, 0)).done()
-    lane.learn(1, 0.1, 1.0)
+    lane.latency.observe(1, 0.1)
     for _ in range(50):
-        lane.learn(1, 1e-5, 1.0)
+        lane.latency.observe(1, 1e-5)
     assert (lane.latency.usual_seconds(1) or 1) < 1e-4
-    assert not lane.is_brief(1, time.monotonic())
-    assert lane.is_brief(1, time.monotonic() + 60)
+    assert not lane.latency.is_brief(1, time.monotonic())
+    assert lane.latency.is_brief(1, time.monotonic() + 60)
     scheduler.close()
 
 
