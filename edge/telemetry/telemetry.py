@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
 
-from edge.instruments.statistics import Histogram, Stages
+from edge.instruments.histogram import Durations, Histogram
+from edge.instruments.metrics import NONFINITE, PER_UNIT, REQUEST_METRICS, RequestMetric
+from edge.instruments.snapshot import Snapshot, Stages
 from edge.pb import telemetry_pb2 as pb
 from edge.repository.entry import Entry
 from edge.telemetry.sources import Sources
@@ -59,13 +62,15 @@ class Telemetry:
 
 def _model(entry: Entry, state: str) -> pb.ModelReading:
     now = entry.statistics.snapshot()
+    metrics = list(request_metrics(now))
     message = pb.ModelReading(
         name=entry.name,
         version=entry.version,
         state=state,
         success_count=now.success,
         failure_count=now.fail,
-        nonfinite_count=now.nonfinite,
+        nonfinite_count=int(sum(metric.value for metric in metrics if metric.name == NONFINITE.name)),
+        metrics=metrics,
         stages=_stages(now.stages),
         tier_latencies=[pb.TierLatency(tier=tier, stages=_stages(of)) for tier, of in now.tier_stages.items()],
         executions={rows: totals.count for rows, totals in now.batches.items()},
@@ -82,11 +87,24 @@ def _model(entry: Entry, state: str) -> pb.ModelReading:
     return message
 
 
+def request_metrics(now: Snapshot, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> Iterator[pb.Metric]:
+    """Yield the samples of the metrics that answered requests add to."""
+    for metric in metrics:
+        divisor = PER_UNIT.get(metric.unit, 1)
+        for values, value in now.counted[metric.name].items():
+            labels = dict(zip(metric.labels, values, strict=True))
+            if isinstance(value, Histogram):
+                yield pb.Metric(name=f"{metric.name}_count", labels=labels, value=value.count)
+                yield pb.Metric(name=f"{metric.name}_sum", labels=labels, value=value.total / divisor, unit=metric.unit)
+            else:
+                yield pb.Metric(name=metric.name, labels=labels, value=value / divisor, unit=metric.unit)
+
+
 def _stages(stages: Stages) -> list[pb.StageReading]:
     return [_stage(stage, histogram) for stage, histogram in stages.items()]
 
 
-def _stage(stage: str, histogram: Histogram) -> pb.StageReading:
+def _stage(stage: str, histogram: Durations) -> pb.StageReading:
     return pb.StageReading(
         stage=stage,
         count=histogram.count,
