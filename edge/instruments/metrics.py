@@ -35,19 +35,18 @@ class Outputs(Protocol):
 
 
 class Answered(Protocol):
-    """The attributes of an answered request that metrics may read; a call of the service has them."""
+    """The attributes of an answered request that metrics may read.
 
-    @property
-    def inputs(self) -> Mapping[str, Array]:
-        """The inputs of the graph, by name."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Their size."""
+    A call of the service has them. Its inputs are not among them, because they are released when its run ends.
+    """
 
     @property
     def rows(self) -> int:
-        """The number of their rows."""
+        """The number of rows of its inputs."""
+
+    @property
+    def size(self) -> int:
+        """The product of the dimensions that it chose: rows times tokens of text, else rows."""
 
     @property
     def batch_rows(self) -> int:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.datatypes import Array
 from edge.instruments.histogram import BUCKETS_NS, Durations, Histogram
 from edge.instruments.metrics import METRICS, Answered, RequestMetric
 from edge.instruments.snapshot import STAGES, Timings
@@ -32,8 +31,7 @@ class Request:
     batch_rows: int = 1
     answer: Answer = field(default_factory=lambda: Answer({}, {}))
     tier_reason: str = ""
-    inputs: dict[str, Array] = field(default_factory=dict)
-    size_bytes: int = 0
+    size: int = 1
 
 
 def observed(durations: list[int]) -> Durations:
@@ -155,15 +153,15 @@ def test_requests_that_share_a_run_are_one_execution() -> None:
 
 def test_places_and_tiers_are_counted() -> None:
     statistics = ModelStatistics()
-    statistics.failed("Overloaded", 1, "bytes")
-    statistics.failed("Overloaded", 1, "bytes")
+    statistics.failed("Overloaded", 1, "tokens")
+    statistics.failed("Overloaded", 1, "tokens")
     statistics.failed("Cancelled", 1, "queued")
     statistics.failed("RunnerError", 1)
     for tier, reason in (("full", "full"), ("half", "load"), ("half", "load")):
         statistics.succeeded(Request(tier_reason=reason), tier)
     now = statistics.snapshot()
     assert now.failures == {"Overloaded": 2, "Cancelled": 1, "RunnerError": 1}
-    assert now.drops == {("Overloaded", "bytes"): 2, ("Cancelled", "queued"): 1}
+    assert now.drops == {("Overloaded", "tokens"): 2, ("Cancelled", "queued"): 1}
     assert now.tiers == {("full", "full"): 1, ("half", "load"): 2}
     now.drops.clear()
     now.tiers.clear()
@@ -214,25 +212,25 @@ def reason_of(request: Answered) -> tuple[str, ...]:
 
 
 def test_a_metric_of_requests_is_a_sum_by_labels_or_a_histogram() -> None:
-    bytes_ = RequestMetric("bytes", "", lambda request: request.size_bytes, labels=("reason",), label=reason_of)
+    tokens = RequestMetric("tokens", "", lambda request: request.size, labels=("reason",), label=reason_of)
     rows = RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))
-    statistics = ModelStatistics((bytes_, rows))
-    assert statistics.snapshot().counted == {"bytes": {}, "rows": {}}
+    statistics = ModelStatistics((tokens, rows))
+    assert statistics.snapshot().counted == {"tokens": {}, "rows": {}}
     for count, reason in ((0, "load"), (1, "load"), (4, "full"), (9, "full")):
-        statistics.succeeded(Request(rows=count, size_bytes=10 * count, tier_reason=reason))
+        statistics.succeeded(Request(rows=count, size=10 * count, tier_reason=reason))
     first = statistics.snapshot().counted
-    assert first["bytes"] == {("load",): 10, ("full",): 130}
+    assert first["tokens"] == {("load",): 10, ("full",): 130}
     histogram = first["rows"][()]
     assert isinstance(histogram, Histogram)
     assert (histogram.count, histogram.total, histogram.counts) == (4, 14, [2, 1, 1])
     histogram.observe(1)
-    first["bytes"].clear()
+    first["tokens"].clear()
     second = statistics.snapshot().counted
-    assert (second["rows"][()].count, len(second["bytes"])) == (4, 2)  # type: ignore[union-attr]
+    assert (second["rows"][()].count, len(second["tokens"])) == (4, 2)  # type: ignore[union-attr]
 
 
 def test_a_metric_that_fails_costs_neither_the_answer_nor_other_metrics(caplog: pytest.LogCaptureFixture) -> None:
-    wrong = RequestMetric("wrong", "", lambda request: request.inputs["mask"].size)
+    wrong = RequestMetric("wrong", "", lambda request: request.answer.outputs["mask"].size)
     rows = RequestMetric("rows", "", lambda request: request.rows)
     statistics = ModelStatistics((wrong, rows))
     for _ in range(3):

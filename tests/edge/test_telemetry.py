@@ -266,8 +266,7 @@ def test_answers_that_hold_nan_are_counted_and_left_as_they_are(telling: Ready, 
         assert stub.ModelInfer(request).raw_output_contents == request.raw_input_contents
         assert model(reading(), "echo-fp32").nonfinite_count == count
         assert value(telling, NONFINITE.name, model="echo-fp32") == count
-        (metric,) = model(reading(), "echo-fp32").metrics
-        assert (metric.name, metric.value, dict(metric.labels)) == (NONFINITE.name, count, {})
+        assert [m.value for m in model(reading(), "echo-fp32").metrics if m.name == NONFINITE.name] == [count]
     assert model(reading(), "busy").nonfinite_count == 0
 
 
@@ -339,7 +338,9 @@ def test_the_readme_lists_every_metric(telling: Ready) -> None:
     section = README.read_text().split("| metrics |")[1].split("\n\n")[0]
     listed = {name for row in section.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     known = {*(metric.name for metric in METRICS), *SERVER_METRICS, *BOARD_METRICS, "fewheads_build_info"}
-    assert listed == known, "the table of metrics in edge/README.md and the tables in edge/ differ"
+    missing, unknown = sorted(known - listed), sorted(listed - known)
+    assert not missing, f"add {missing} to the table of metrics in edge/README.md"
+    assert not unknown, f"no metric is called {unknown}: correct the table of metrics in edge/README.md"
     with urllib.request.urlopen(f"http://127.0.0.1:{telling.metrics_port}/metrics", timeout=20) as page:
         shown = set(re.findall(r"^# TYPE (\w+)", page.read().decode(), re.MULTILINE))
     assert shown <= known
