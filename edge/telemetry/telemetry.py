@@ -13,7 +13,7 @@ from edge.pb import telemetry_pb2 as pb
 from edge.repository.entry import Entry
 from edge.telemetry.sources import Sources
 
-#: Between two looks at what no file of the kernel remembers.
+#: Between two samples of values that the kernel does not accumulate.
 _LOOK_SECONDS = 1.0
 
 
@@ -29,9 +29,9 @@ class Telemetry:
         self._started = time.monotonic()
 
     async def watch(self) -> None:
-        """Look every second at what shows only over time: how busy the processors are, the device's high-water mark.
+        """Sample every second what shows only over time: processor load, and the device's high-water mark.
 
-        So every reader is told the same, whenever it asks. Runs until it is cancelled.
+        So all readers get the same values, whenever they read. Runs until it is cancelled.
         """
         while True:
             self._sources.memory.note()
@@ -39,7 +39,7 @@ class Telemetry:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def reading(self) -> pb.Reading:
-        """Read everything now. Costs milliseconds, for the process's PSS and for power, so not on the event loop."""
+        """Read everything now. It takes milliseconds, for PSS and power, so it must not run on the event loop."""
         reading = pb.Reading(
             time_ms=time.time_ns() // 1_000_000,
             uptime_seconds=time.monotonic() - self._started,
