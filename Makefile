@@ -1,4 +1,4 @@
-# Two commands for everyone: `make demo` and `make test`. The rest is for those who change the code.
+# Two commands for everyone: `make demo` and `make test`. The rest is for those who change the code; see CONTRIBUTING.md.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -6,11 +6,18 @@ BIN := .venv/bin
 PYTHON3.10 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 PYTHON3.12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
 
-.PHONY: demo test test-workstation test-jetpack6 test-jetpack7 check bench conformance generate clean
+.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 check bench conformance generate clean
 
 # Train, export, build and serve the calculators, and ask them with a stock client.
 demo: .venv/installed
 	$(BIN)/python deploy/demo.py
+
+# The device's half without a server or another process, in under a minute: two halves of the files side by side.
+quick: .venv/installed
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync quick-a-h quick-i-z
+
+quick-a-h quick-i-z: quick-%: .venv/installed
+	$(BIN)/python -m pytest -q -rfE --no-processes tests/test_[$*]*.py tests/edge/test_[$*]*.py
 
 # Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons.
 test: test-workstation
@@ -36,7 +43,7 @@ test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
 	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,otel,test]'
 	touch $@
 
-# What a reviewer would ask for first: style, types, fresh generated code.
+# Style and types.
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

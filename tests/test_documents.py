@@ -9,10 +9,12 @@ from pathlib import Path
 from edge import __version__
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
+from tests.edge.test_layers import ORDER
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -30,9 +32,9 @@ def test_every_file_that_the_readme_names_exists() -> None:
         for name in re.findall(r"\b([a-z_0-9]+\.(?:py|proto))\b", line):
             found = (ROOT / section / name).exists() or (ROOT / name).exists()
             assert found or list(ROOT.glob(f"{section}**/{name}")), name
-    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README + SERVER):
+    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README + SERVER + CONTRIBUTING):
         assert (ROOT / name).exists(), name
-    for page, folder in ((README, ROOT), (SERVER, ROOT / "edge")):
+    for page, folder in ((README, ROOT), (SERVER, ROOT / "edge"), (CONTRIBUTING, ROOT)):
         for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page):
             assert (folder / target).exists(), target
 
@@ -46,8 +48,18 @@ def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
 
 def test_the_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake (\w+)", README + SERVER):
+    for target in re.findall(r"\bmake (\w+)", README + SERVER + CONTRIBUTING):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
+    tables = CONTRIBUTING.split("| package of `edge/` |")[1].split("| package of `export/` |")
+    first = [row.split("|")[1] for table in tables for row in table.split("\n\n")[0].splitlines()[2:]]
+    named = [name.removesuffix(".py") for cell in first for name in re.findall(r"`(\w+(?:\.py)?)/?`", cell)]
+    order = [name for name in ORDER if name != "__main__"]
+    assert named[: len(order)] == order
+    packages = {path.parent.name for path in (ROOT / "export").glob("*/__init__.py")}
+    assert set(named[len(order) :]) == packages
 
 
 def test_the_limits_page_computes_what_it_says() -> None:

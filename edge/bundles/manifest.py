@@ -10,9 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from edge.bundles.fields import FileName, ModelName, NonNegative, Positive, Shape, Struct, Text
+from edge.bundles.fields import FileName, ModelName, NonNegative, Positive, Shape, Struct, Text, broken
 from edge.bundles.programs import CascadeProgram, Role
 from edge.datatypes import TensorName, TensorSpec
+from edge.errors import Literally
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -104,6 +105,9 @@ class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="typ
         """The inputs of the graph that this step computes."""
         return (self.output,)
 
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Do nothing: the rules of all steps suffice."""
+
 
 class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"):
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
@@ -139,6 +143,20 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
     def outputs(self) -> tuple[str, ...]:
         """The inputs of the graph that this step computes."""
         return (self.ids, self.mask, *((self.segments,) if self.segments else ()))
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Check the rules of the tokenizer.
+
+        Raises:
+            BundleError: its file is not in the bundle.
+        """
+        if self.file not in manifest.files:
+            raise broken(subject, f"files entry for {self.file!r}", Literally("nothing"), "the tokenizer of preprocess")
+
+
+#: The steps before a model, each implemented in :data:`edge.bundles.preprocess.STEPS`. A step states its text
+#: inputs (``inputs``) and the inputs of the graph that it computes (``outputs``), and checks its own rules (``check``).
+Preprocess = ExpressionPreprocess | TokenizerPreprocess
 
 
 class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
@@ -233,7 +251,7 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     golden: FileName
     files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
     provenance: Provenance
-    preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None
+    preprocess: Preprocess | None = None
     postprocess: LabelPostprocess | ScorePostprocess | None = None
     program: CascadeProgram | None = None
     serving: Serving | None = None

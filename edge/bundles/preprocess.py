@@ -1,15 +1,20 @@
-"""Preprocessing on the device, as a bundle's manifest asks for it, so that clients may send text."""
+"""Preprocessing on the device, as described in a bundle's manifest, so that clients may send text.
+
+A step is a struct of the manifest with its rules (:data:`edge.bundles.manifest.Preprocess`) and an implementation here,
+which :data:`STEPS` finds by the type of the struct.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from edge.bundles import expression, text
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN
-from edge.bundles.manifest import ExpressionPreprocess, TokenizerPreprocess
+from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 
@@ -18,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Preprocessor(Protocol):
-    """Text to the inputs of a graph."""
+    """Computes the inputs of a graph from text."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What a client may send: all of them, or none."""
+        """The text inputs of a client, which sends all of them or none."""
         ...
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that they stand for; a client sends these or :attr:`inputs`, never both."""
+        """The inputs of the graph that it computes; a client sends these or :attr:`inputs`, never both."""
         ...
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
@@ -47,6 +52,11 @@ class ExpressionPreprocessor:
         self.outputs = config.outputs
         self._max_abs_operand = config.max_abs_operand
 
+    @classmethod
+    def of(cls, config: ExpressionPreprocess, bundle: Bundle) -> ExpressionPreprocessor:
+        """Return the step of a bundle."""
+        return cls(config)
+
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the tokens of expressions."""
         decoded = text.decode(texts[0][:, 0], f"input {self.inputs[0].name!r}").tolist()
@@ -59,9 +69,9 @@ class TokenizerPreprocessor:
     See :class:`Preprocessor`.
 
     Args:
-        config: what the manifest says.
+        config: the fields of the manifest.
         definition: the ``tokenizer.json``.
-        subject: how errors call that file.
+        subject: the name of that file in errors.
 
     Raises:
         BundleError: the file is no tokenizer, or leaves no room for text in the manifest's ``max_length``.
@@ -77,9 +87,19 @@ class TokenizerPreprocessor:
         if config.max_length <= special:  # the library would raise, or cut nothing
             expected = f"more tokens than the {special} that the tokenizer adds"
             raise BundleError(f"{subject} max_length", given=config.max_length, expected=expected, fix=EXPORT_AGAIN)
-        # A tokenizer.json brings the padding and truncation of its training with it; the manifest's hold here.
+        # A tokenizer.json has the padding and truncation of its training; the manifest's apply here.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
+
+    @classmethod
+    def of(cls, config: TokenizerPreprocess, bundle: Bundle) -> TokenizerPreprocessor:
+        """Return the step of a bundle, with the tokenizer in it.
+
+        Raises:
+            BundleError: the tokenizer is broken.
+            BackendError: the package ``tokenizers`` is missing.
+        """
+        return cls(config, bundle.read(config.file), f"file {bundle.path / config.file}")
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return ids, mask and segments, as long as the longest row of the request."""
@@ -106,21 +126,24 @@ class TokenizerPreprocessor:
         return decoded
 
 
+#: The type of a manifest's ``preprocess`` to what makes its implementation from it and the bundle.
+STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] = {
+    ExpressionPreprocess: ExpressionPreprocessor.of,
+    TokenizerPreprocess: TokenizerPreprocessor.of,
+}
+
+
 def preprocessor(bundle: Bundle) -> Preprocessor | None:
-    """Return the preprocessor that a bundle asks for, if it asks for one; it has reproduced the golden inputs.
+    """Return the preprocessor of a bundle, which has reproduced the golden inputs; None where it has none.
 
     Raises:
-        BundleError: a file of it is broken, or it makes other inputs of the golden text than the bundle holds.
+        BundleError: a file of it is broken, or it computes other inputs from the golden text than the bundle holds.
         BackendError: a package that it needs is missing.
     """
     config = bundle.manifest.preprocess
     if config is None:
         return None
-    step: Preprocessor
-    if isinstance(config, ExpressionPreprocess):
-        step = ExpressionPreprocessor(config)
-    else:
-        step = TokenizerPreprocessor(config, bundle.read(config.file), f"file {bundle.path / config.file}")
+    step = STEPS[type(config)](config, bundle)
     _check_golden(step, bundle)
     return step
 

@@ -1,4 +1,4 @@
-"""The rules of a manifest that span fields. The rules of a program are in :mod:`edge.bundles.programs`."""
+"""The rules of a manifest that span fields. Programs and preprocess steps check rules of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from edge.bundles.manifest import (
     Manifest,
     Tensors,
     Tier,
-    TokenizerPreprocess,
 )
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import Literally
@@ -112,8 +111,7 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
     for text in step.inputs:
         if any(text.name == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
             raise broken(subject, "preprocess input", text.name, "a name that no tensor of the graph has")
-    if isinstance(step, TokenizerPreprocess) and step.file not in manifest.files:
-        raise broken(subject, f"files entry for {step.file!r}", Literally("nothing"), "the tokenizer of preprocess")
+    step.check(manifest, subject)
 
 
 def _check_postprocess(manifest: Manifest, subject: str) -> None:

@@ -13,7 +13,7 @@ from edge.cli.output import table
 from edge.errors import printable
 
 if TYPE_CHECKING:
-    from edge.telemetry.window import Reading, StageWindow, Window
+    from edge.telemetry.window import MetricWindow, Reading, StageWindow, Window
 
 #: In a terminal narrower than this, a table keeps only the columns that matter most.
 _NARROW = 100
@@ -96,6 +96,14 @@ def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
     if rows:
         columns = ["model", "not answered", "place", "count"]
         yield _table(columns, rows, columns)
+    rows = [
+        [name, _metric_name(metric), metric.increase, metric.increase_per_second]
+        for name, model in models
+        for metric in model.metrics
+    ]
+    if rows:
+        columns = ["model", "metric", "increase", "increase /s"]
+        yield _table(columns, rows, columns)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], kept: Sequence[str]) -> Table:
@@ -105,6 +113,12 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], kept: Seque
 
 def _percentiles(stage: StageWindow | None, names: Sequence[str] = _PERCENTILES) -> list[Any]:
     return [getattr(stage, name) if stage else None for name in names]
+
+
+def _metric_name(metric: MetricWindow) -> str:
+    """Return the name of a metric and its labels, as on the Prometheus page."""
+    labels = ", ".join(f'{name}="{value}"' for name, value in sorted(metric.labels.items()))
+    return f"{metric.name}{{{labels}}}" if labels else metric.name
 
 
 def _machine(reading: Reading) -> Table:

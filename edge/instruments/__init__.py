@@ -1,1 +1,1 @@
-"""What is counted and read: latency, memory, sensors, logs, traces. They know nothing of the server."""
+"""Instruments: the metrics of models, memory, sensors and logs. They know nothing of the server."""

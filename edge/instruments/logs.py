@@ -1,4 +1,4 @@
-"""What the server logs, and how that is changed while it runs."""
+"""The server's log, and changes of its settings at run time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGGERS: Final = (logging.getLogger(), logging.getLogger("edge"))
 
 
 class About(NamedTuple):
-    """Which request a message is about: the model that it asked, and its id, which may be empty."""
+    """The request that a message is about: its model, and its id, which may be empty."""
 
     model: str
     request_id: str

@@ -1,7 +1,7 @@
-"""Where a board's sensors are: the files of sysfs that tell temperature, power, load, clocks and throttling.
+"""Files of sysfs with a board's sensors: temperature, power, load, clocks and throttling.
 
 For an Orin under JetPack 5, 6 and 7, after published listings of their trees. Numbers of zones and chips change from
-one boot to the next, so everything is found by the name that the kernel gives it. No daemon is asked, and no root is
+one boot to the next, so everything is found by the name that the kernel gives it. No daemon and no root is
 needed but for the clock of the memory.
 """
 

@@ -1,4 +1,4 @@
-"""What the board tells of itself: temperature, power, load, clocks and throttling, each reading with its source."""
+"""Sensors of the board: temperature, power, load, clocks and throttling, each reading with its source."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ProcessorTime:
         root: the root of the file system.
 
     Attributes:
-        utilization: between the last two calls of :meth:`note`, 0 to 1; None where it cannot be told.
+        utilization: between the last two calls of :meth:`note`, 0 to 1; None where it is unknown.
     """
 
     def __init__(self, root: Path) -> None:

@@ -67,7 +67,7 @@ class MemoryReading(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ModelReading(_message.Message):
-    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions", "nonfinite_count", "tier_latencies")
+    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions", "nonfinite_count", "tier_latencies", "metrics")
     class ExecutionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class ModelReading(_message.Message):
     EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TIER_LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -103,7 +104,27 @@ class ModelReading(_message.Message):
     executions: _containers.ScalarMap[int, int]
     nonfinite_count: int
     tier_latencies: _containers.RepeatedCompositeFieldContainer[TierLatency]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ..., nonfinite_count: _Optional[int] = ..., tier_latencies: _Optional[_Iterable[_Union[TierLatency, _Mapping]]] = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[Metric]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ..., nonfinite_count: _Optional[int] = ..., tier_latencies: _Optional[_Iterable[_Union[TierLatency, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
+
+class Metric(_message.Message):
+    __slots__ = ("name", "labels", "value", "unit")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.ScalarMap[str, str]
+    value: float
+    unit: str
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class TierLatency(_message.Message):
     __slots__ = ("tier", "stages")

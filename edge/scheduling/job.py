@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Literally
-from edge.instruments.statistics import ModelStatistics, Timings
+from edge.instruments.snapshot import Timings
+from edge.instruments.statistics import ModelStatistics
 from edge.scheduling.batching import byte_size
 from edge.scheduling.drift import Promise
 from edge.scheduling.lane import Lane

@@ -333,11 +333,7 @@ class InferenceService:
 
     def _account(self, call: Call, tier: str) -> None:
         """Count an answered call."""
-        assert call.answer is not None
-        if tier:
-            call.entry.statistics.answered(tier, call.tier_reason)
-        nonfinite = bool(call.answer.nonfinite)
-        call.entry.statistics.succeeded(call.timings, call.rows, call.batch_rows, tier=tier, nonfinite=nonfinite)
+        call.entry.statistics.succeeded(call, tier)
         if self._traces:
             self._traces.answered(call, tier)
 

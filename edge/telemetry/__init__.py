@@ -1,1 +1,1 @@
-"""What is told of the server: readings, Prometheus, and a page for people."""
+"""Telemetry of the server: readings, the Prometheus page, and a web page."""

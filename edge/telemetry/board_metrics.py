@@ -32,6 +32,11 @@ _TRITON = {
     "nv_gpu_memory_used_bytes": ("Bytes of the GPU in the memory of the board", "device_used"),
     "nv_gpu_memory_total_bytes": ("Bytes of the memory that it shares", "device_total"),
 }
+_MEMORY = "fewheads_memory_bytes"
+#: The names of all metrics of the board, as on the page.
+BOARD_METRICS = frozenset(
+    (_MEMORY, *_TRITON, *(f"{name}_total" if unit == "events" else name for (_, unit), (name, *_) in _SENSORS.items()))
+)
 _SIZES = re.compile(rb"^(nv_gpu_memory_\w+\{[^}]*\}) (\S+)$", re.MULTILINE)
 
 
@@ -42,7 +47,7 @@ def board_metrics(memory: Iterable[MemoryReading], sensors: Iterable[SensorReadi
         memory: of the process, the system and the device.
         sensors: of the board.
     """
-    sizes = GaugeMetricFamily("fewheads_memory_bytes", "Memory, by kind and source", labels=("kind", "source"))
+    sizes = GaugeMetricFamily(_MEMORY, "Memory, by kind and source", labels=("kind", "source"))
     gpu: dict[str, float] = {}
     for size in memory:
         sizes.add_metric([size.kind, size.source], size.size_bytes)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Who sends or reads nothing for so long is let go.
+#: A connection without traffic for so long is closed.
 _IDLE_SECONDS = 10.0
-#: One more is let go at once, so that nobody can make threads without end.
+#: Further connections are closed at once, which bounds the threads.
 _MAX_CONNECTIONS = 64
 _MAX_LINE_BYTES = 64 * 1024
 #: A refusal is lost on a client whose request was not read, so as much of a body is.

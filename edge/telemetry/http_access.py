@@ -1,4 +1,4 @@
-"""Tokens for a WSGI application: whoever may not read it is told so, and the application is not asked."""
+"""Token checks in front of a WSGI application, which sees only authorized requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be read over HTTP: the page for people, the readings that it draws, and the metrics for Prometheus."""
+"""The pages over HTTP: the web page, the readings that it draws, and the metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from edge.telemetry.window import Reading
 
-#: What holds nothing of this server. A browser sends no token with the address that is typed into it, so the page comes
-#: without one, and asks for the token that its readings need.
+#: Pages without data of this server. A browser sends no token with a typed address, so this page needs none, but asks
+#: for the token that its readings need.
 PUBLIC = frozenset({"/"})
-#: A reading serves everyone who asks within this time, so that many viewers cost no more than one.
+#: A reading is reused for this time, so that many viewers cost no more than one.
 _FRESH_SECONDS = 0.9
-#: When nobody has asked for so long, what happened meanwhile says little about now.
+#: After such a pause, the difference to the last reading says little about the present.
 _STALE_SECONDS = 30.0
 
-#: In every answer: it is for this origin, as it is now, and nothing but what it says that it is.
+#: In every answer: for this origin only, not to be cached, and with a content type that browsers must not guess.
 _HEADERS = [
     ("Cache-Control", "no-store"),
     ("Cross-Origin-Resource-Policy", "same-origin"),

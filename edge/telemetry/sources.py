@@ -1,4 +1,4 @@
-"""What is told of a server is read from here, by whoever tells it."""
+"""Data sources of everything that reports on a server."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from edge.serving.streams import Streams
 
 
 class HasProblem(Protocol):
-    """What may be wrong with files that the server follows."""
+    """A followed file, or a group of them, that may be wrong."""
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """The error, as a sentence; empty if there is none."""
 
 
 class Sources(NamedTuple):
-    """The parts of a server that count and know.
+    """The parts of a server that have data.
 
     Attributes:
         repository: the models and their counters.
         scheduler: the queue.
-        health: what is wrong, if anything is.
+        health: of the server and its models.
         memory: where memory is read.
         sensors: those of the board.
         streams: the streams that are open.
-        files: what is read again when it changes.
+        files: certificates and tokens, which are read again when they change.
     """
 
     repository: Repository
@@ -43,5 +43,5 @@ class Sources(NamedTuple):
     files: Sequence[HasProblem] = ()
 
     def problems(self) -> list[str]:
-        """Say what is not as it should be, one sentence each."""
+        """Return why the server or a part of it is not healthy, one sentence each."""
         return [*self.health.problems(), *(file.problem for file in self.files if file.problem)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
 
-from edge.instruments.statistics import Histogram, Stages
+from edge.instruments.histogram import Durations, Histogram
+from edge.instruments.metrics import NONFINITE, PER_UNIT, REQUEST_METRICS, RequestMetric
+from edge.instruments.snapshot import Snapshot, Stages
 from edge.pb import telemetry_pb2 as pb
 from edge.repository.entry import Entry
 from edge.telemetry.sources import Sources
 
-#: Between two looks at what no file of the kernel remembers.
+#: Between two samples of values that the kernel does not accumulate.
 _LOOK_SECONDS = 1.0
 
 
@@ -26,9 +29,9 @@ class Telemetry:
         self._started = time.monotonic()
 
     async def watch(self) -> None:
-        """Look every second at what shows only over time: how busy the processors are, the device's high-water mark.
+        """Sample every second what shows only over time: processor load, and the device's high-water mark.
 
-        So every reader is told the same, whenever it asks. Runs until it is cancelled.
+        So all readers get the same values, whenever they read. Runs until it is cancelled.
         """
         while True:
             self._sources.memory.note()
@@ -36,7 +39,7 @@ class Telemetry:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def reading(self) -> pb.Reading:
-        """Read everything now. Costs milliseconds, for the process's PSS and for power, so not on the event loop."""
+        """Read everything now. It takes milliseconds, for PSS and power, so it must not run on the event loop."""
         reading = pb.Reading(
             time_ms=time.time_ns() // 1_000_000,
             uptime_seconds=time.monotonic() - self._started,
@@ -59,13 +62,15 @@ class Telemetry:
 
 def _model(entry: Entry, state: str) -> pb.ModelReading:
     now = entry.statistics.snapshot()
+    metrics = list(request_metrics(now))
     message = pb.ModelReading(
         name=entry.name,
         version=entry.version,
         state=state,
         success_count=now.success,
         failure_count=now.fail,
-        nonfinite_count=now.nonfinite,
+        nonfinite_count=int(sum(metric.value for metric in metrics if metric.name == NONFINITE.name)),
+        metrics=metrics,
         stages=_stages(now.stages),
         tier_latencies=[pb.TierLatency(tier=tier, stages=_stages(of)) for tier, of in now.tier_stages.items()],
         executions={rows: totals.count for rows, totals in now.batches.items()},
@@ -82,11 +87,24 @@ def _model(entry: Entry, state: str) -> pb.ModelReading:
     return message
 
 
+def request_metrics(now: Snapshot, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> Iterator[pb.Metric]:
+    """Yield the samples of the metrics that answered requests add to."""
+    for metric in metrics:
+        divisor = PER_UNIT.get(metric.unit, 1)
+        for values, value in now.counted[metric.name].items():
+            labels = dict(zip(metric.labels, values, strict=True))
+            if isinstance(value, Histogram):
+                yield pb.Metric(name=f"{metric.name}_count", labels=labels, value=value.count)
+                yield pb.Metric(name=f"{metric.name}_sum", labels=labels, value=value.total / divisor, unit=metric.unit)
+            else:
+                yield pb.Metric(name=metric.name, labels=labels, value=value / divisor, unit=metric.unit)
+
+
 def _stages(stages: Stages) -> list[pb.StageReading]:
     return [_stage(stage, histogram) for stage, histogram in stages.items()]
 
 
-def _stage(stage: str, histogram: Histogram) -> pb.StageReading:
+def _stage(stage: str, histogram: Durations) -> pb.StageReading:
     return pb.StageReading(
         stage=stage,
         count=histogram.count,

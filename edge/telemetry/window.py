@@ -1,7 +1,7 @@
-"""What happened between two readings of one server: rates, percentiles, shares of tiers, and causes of failures.
+"""Differences of two readings of one server: rates, percentiles, shares of tiers, and causes of failures.
 
-A reading counts from the start of the server. Whoever watches wants to know about now, so the command line and the page
-both take the difference of two readings from here.
+A reading counts from the start of the server. The command line and the web page show the present, so both take the
+difference of two readings from here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from edge.instruments.statistics import Histogram
+from edge.instruments.histogram import Durations
 from edge.pb import telemetry_pb2 as pb
 
 #: How far a window reaches back. In a single second so few requests may end that its percentiles would only jump.
 WINDOW_SECONDS = 5.0
 
-#: What a server says of itself at one moment.
+#: The state of a server at one moment.
 Reading = pb.Reading
 
 K = TypeVar("K")
@@ -56,6 +56,16 @@ class DropWindow(msgspec.Struct, frozen=True):
     count: int
 
 
+class MetricWindow(msgspec.Struct, frozen=True):
+    """One sample of a metric: by how much it grew. ``unit`` is empty for a plain count."""
+
+    name: str
+    labels: dict[str, str]
+    unit: str
+    increase: float
+    increase_per_second: float
+
+
 class ModelWindow(msgspec.Struct, frozen=True):
     """One version of a model; ``rows_per_run`` is None when nothing ran, and stages without durations are absent."""
 
@@ -70,12 +80,13 @@ class ModelWindow(msgspec.Struct, frozen=True):
     stages: dict[str, StageWindow]
     tiers: list[TierWindow]
     drops: list[DropWindow]
+    metrics: list[MetricWindow]
 
 
 class Window(msgspec.Struct, frozen=True):
     """The whole server: ``stages`` are those of all models together.
 
-    ``since_start`` tells that there was no earlier reading, so that ``seconds`` is all the server's life.
+    ``since_start`` is true without an earlier reading; ``seconds`` is then the age of the server.
     """
 
     seconds: float
@@ -93,9 +104,9 @@ class Recent:
         self._readings: deque[Reading] = deque()
 
     def add(self, reading: Reading) -> Window:
-        """Take the newest reading and return what lies between it and the oldest one kept.
+        """Take the newest reading and return the difference between it and the oldest one kept.
 
-        One whose clock has gone back is of a server that was started again, so that nothing before it counts.
+        A shorter uptime than before means that the server was started again; earlier readings are dropped.
         """
         readings = self._readings
         if readings and reading.uptime_seconds < readings[-1].uptime_seconds:
@@ -158,7 +169,22 @@ def _model(before: pb.ModelReading, now: pb.ModelReading, seconds: float) -> Mod
         stages=_stages([(before.stages, now.stages)]),
         tiers=_tiers(before, now),
         drops=[DropWindow(reason, place, count) for (reason, place), count in drops.items()],
+        metrics=_metrics(before, now, seconds),
     )
+
+
+def _metrics(before: pb.ModelReading, now: pb.ModelReading, seconds: float) -> list[MetricWindow]:
+    earlier = {_key(metric): metric.value for metric in before.metrics}
+    grown = [(metric, metric.value - earlier.get(_key(metric), 0.0)) for metric in now.metrics]
+    return [
+        MetricWindow(metric.name, dict(metric.labels), metric.unit, increase, _rate(increase, seconds))
+        for metric, increase in grown
+        if increase > 0
+    ]
+
+
+def _key(metric: pb.Metric) -> tuple[str, frozenset[tuple[str, str]]]:
+    return metric.name, frozenset(metric.labels.items())
 
 
 def _tiers(before: pb.ModelReading, now: pb.ModelReading) -> list[TierWindow]:
@@ -181,26 +207,26 @@ def _tiers(before: pb.ModelReading, now: pb.ModelReading) -> list[TierWindow]:
 
 
 def _stages(pairs: Iterable[tuple[_Stages, _Stages]]) -> dict[str, StageWindow]:
-    """Return each stage with the durations of all pairs of readings together; those that nothing passed are absent."""
-    histograms: dict[str, Histogram] = {}
+    """Return each stage with the durations of all pairs of readings together; stages without durations are absent."""
+    histograms: dict[str, Durations] = {}
     for before, now in pairs:
         earlier = {stage.stage: stage for stage in before}
         for stage in now:
-            _add(histograms.setdefault(stage.stage, Histogram()), earlier.get(stage.stage, pb.StageReading()), stage)
+            _add(histograms.setdefault(stage.stage, Durations()), earlier.get(stage.stage, pb.StageReading()), stage)
     return {stage: _stage(histogram) for stage, histogram in histograms.items() if histogram.count}
 
 
-def _add(histogram: Histogram, before: pb.StageReading, now: pb.StageReading) -> None:
-    # A server of another release may have other buckets, or tell none: then nothing can be said of a window.
+def _add(histogram: Durations, before: pb.StageReading, now: pb.StageReading) -> None:
+    # A server of another release may have other buckets or none; then a window has no percentiles.
     if now.count == before.count or len(now.bucket_counts) != len(histogram.counts):
         return
     histogram.count += now.count - before.count
-    histogram.total_ns += now.total_ns - before.total_ns
+    histogram.total += now.total_ns - before.total_ns
     grown = map(sub, now.bucket_counts, before.bucket_counts or repeat(0))
     histogram.counts = list(map(add, histogram.counts, grown))
 
 
-def _stage(histogram: Histogram) -> StageWindow:
+def _stage(histogram: Durations) -> StageWindow:
     return StageWindow(
         histogram.count,
         histogram.total_ns / histogram.count / 1e6,
@@ -214,5 +240,5 @@ def _grown(before: Mapping[K, int], now: Mapping[K, int]) -> dict[K, int]:
     return {key: count for key, count in grown.items() if count > 0}
 
 
-def _rate(count: int, seconds: float) -> float:
+def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0

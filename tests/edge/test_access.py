@@ -98,7 +98,10 @@ def methods() -> list[str]:
 
 
 def test_every_rpc_has_a_scope_and_nothing_else_has() -> None:
-    assert sorted(RPC_SCOPES) == methods()
+    where = "RPC_SCOPES in edge/security/scopes.py, one of _INFER, _CONTROL, _METRICS and _ANY for each"
+    missing, gone = sorted(set(methods()) - set(RPC_SCOPES)), sorted(set(RPC_SCOPES) - set(methods()))
+    assert not missing, f"nobody with a token may call {missing}: add them to {where}"
+    assert not gone, f"no service has {gone}: remove them from {where}"
     assert all(scopes <= set(SCOPES) for scopes in RPC_SCOPES.values())
     assert {rpc for rpc, scopes in RPC_SCOPES.items() if scopes == OPEN} == {
         f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch")

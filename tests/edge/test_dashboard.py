@@ -123,6 +123,7 @@ def test_names_are_text(tab: Browser) -> None:
         model = pb.ModelReading(name=HOSTILE, version=HOSTILE, state=HOSTILE, success_count=count)
         model.tiers.add(tier=HOSTILE, reason=HOSTILE, count=count)
         model.drops.add(reason=HOSTILE, place=HOSTILE, count=count)
+        model.metrics.add(name=HOSTILE, labels={HOSTILE: HOSTILE}, value=count)
         reading = pb.Reading(uptime_seconds=time.monotonic(), models=[model], problems=[HOSTILE])
         reading.sensors.add(kind="temperature", name=HOSTILE, value=1, unit=HOSTILE, source=HOSTILE)
         reading.memory.add(kind=HOSTILE, size_bytes=1, source=HOSTILE)
@@ -131,6 +132,7 @@ def test_names_are_text(tab: Browser) -> None:
     with shown(read, tab):
         tab.wait("document.querySelector('[aria-label=\"Not answered\"] td') !== null")
         assert cells(tab, "Models")[0][:3] == [HOSTILE] * 3
+        assert cells(tab, "Metrics")[0][:3] == [HOSTILE, HOSTILE, f'{HOSTILE}="{HOSTILE}"']
         assert tab.ask("document.querySelector('#problems li').textContent") == HOSTILE
         assert tab.ask("document.querySelectorAll('img').length") == 0
         assert "taken over" not in tab.ask("document.title")

@@ -119,7 +119,7 @@ def test_many_viewers_cost_one_reading() -> None:
 # The port
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def echo() -> Iterator[HttpServer]:
     """A server that answers with the method and path, and fails on /wrong."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import MAX_TERMS, TOKENS, tokenize
-from edge.bundles.manifest import ExpressionPreprocess
-from edge.bundles.preprocess import ExpressionPreprocessor, preprocessor
+from edge.bundles.manifest import ExpressionPreprocess, Preprocess
+from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest
 from tests.edge.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden
@@ -23,6 +25,10 @@ def rows(*texts: str | bytes) -> Array:
     array = np.empty((len(texts), 1), np.object_)
     array[:, 0] = [text.encode() if isinstance(text, str) else text for text in texts]
     return array
+
+
+def test_every_step_of_the_manifest_has_an_implementation() -> None:
+    assert set(STEPS) == set(get_args(Preprocess)), "add the step to STEPS in edge/bundles/preprocess.py"
 
 
 def test_a_manifest_without_preprocessing_has_none() -> None:

@@ -1,24 +1,41 @@
-"""Counters and histograms: percentiles against NumPy, consistency, and many threads at once."""
+"""Counters, histograms and the table of metrics: percentiles against NumPy, consistency, many threads at once."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.instruments.statistics import BUCKETS_NS, STAGES, Histogram, ModelStatistics, Timings
+from edge.instruments.histogram import BUCKETS_NS, Durations, Histogram
+from edge.instruments.metrics import METRICS, Answered, RequestMetric
+from edge.instruments.snapshot import STAGES, Timings
+from edge.instruments.statistics import ModelStatistics
+from edge.scheduling.job import Answer
 
 #: Durations up to the last bound, and beyond 0 as a clock gives them.
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), min_size=1, max_size=200)
 
 
-def observed(durations: list[int]) -> Histogram:
-    histogram = Histogram()
+@dataclass
+class Request:
+    """The attributes of a call that metrics read."""
+
+    timings: Timings = field(default_factory=Timings)
+    rows: int = 1
+    batch_rows: int = 1
+    answer: Answer = field(default_factory=lambda: Answer({}, {}))
+    tier_reason: str = ""
+    size: int = 1
+
+
+def observed(durations: list[int]) -> Durations:
+    histogram = Durations()
     for duration in durations:
         histogram.observe(duration)
     return histogram
@@ -74,7 +91,7 @@ def test_percentiles_of_many_equal_durations_are_interpolated() -> None:
 
 @pytest.mark.parametrize("percent", [0, 50, 99, 100])
 def test_an_empty_histogram_has_no_percentiles(percent: int) -> None:
-    assert Histogram().percentile_ns(percent) == 0
+    assert Durations().percentile_ns(percent) == 0
 
 
 def test_durations_beyond_the_last_bucket_count_as_the_last_bound() -> None:
@@ -109,9 +126,8 @@ def test_one_success_is_counted_everywhere() -> None:
     statistics = ModelStatistics()
     before = statistics.snapshot()
     statistics.executed(8, 3)
-    statistics.succeeded(
-        Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11), 8, batch_rows=8
-    )
+    timings = Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11)
+    statistics.succeeded(Request(timings, rows=8, batch_rows=8))
     now = statistics.snapshot()
     assert (now.success, now.inference_count, now.execution_count, now.fail) == (1, 8, 1, 0)
     assert now.last_inference_ms > before.last_inference_ms == 0
@@ -126,7 +142,8 @@ def test_requests_that_share_a_run_are_one_execution() -> None:
     statistics = ModelStatistics()
     statistics.executed(5, infer_ns=100)
     for rows in (2, 3):
-        statistics.succeeded(Timings(compute_input_ns=1, compute_infer_ns=100, compute_output_ns=4), rows, batch_rows=5)
+        timings = Timings(compute_input_ns=1, compute_infer_ns=100, compute_output_ns=4)
+        statistics.succeeded(Request(timings, rows, batch_rows=5))
     now = statistics.snapshot()
     assert (now.success, now.inference_count, now.execution_count) == (2, 5, 1)
     (batch,) = now.batches.values()
@@ -136,15 +153,15 @@ def test_requests_that_share_a_run_are_one_execution() -> None:
 
 def test_places_and_tiers_are_counted() -> None:
     statistics = ModelStatistics()
-    statistics.failed("Overloaded", 1, "bytes")
-    statistics.failed("Overloaded", 1, "bytes")
+    statistics.failed("Overloaded", 1, "tokens")
+    statistics.failed("Overloaded", 1, "tokens")
     statistics.failed("Cancelled", 1, "queued")
     statistics.failed("RunnerError", 1)
     for tier, reason in (("full", "full"), ("half", "load"), ("half", "load")):
-        statistics.answered(tier, reason)
+        statistics.succeeded(Request(tier_reason=reason), tier)
     now = statistics.snapshot()
     assert now.failures == {"Overloaded": 2, "Cancelled": 1, "RunnerError": 1}
-    assert now.drops == {("Overloaded", "bytes"): 2, ("Cancelled", "queued"): 1}
+    assert now.drops == {("Overloaded", "tokens"): 2, ("Cancelled", "queued"): 1}
     assert now.tiers == {("full", "full"): 1, ("half", "load"): 2}
     now.drops.clear()
     now.tiers.clear()
@@ -154,10 +171,10 @@ def test_places_and_tiers_are_counted() -> None:
 
 def test_stages_are_counted_by_tier_where_there_are_several() -> None:
     statistics = ModelStatistics()
-    statistics.succeeded(Timings(request_ns=5, compute_infer_ns=3), 1, 1)
+    statistics.succeeded(Request(Timings(request_ns=5, compute_infer_ns=3)))
     assert statistics.snapshot().tier_stages == {}
     for tier, duration in (("full", 7), ("half", 2), ("half", 4), ("half,full", 9)):
-        statistics.succeeded(Timings(request_ns=duration), 1, 1, tier=tier)
+        statistics.succeeded(Request(Timings(request_ns=duration)), tier)
     now = statistics.snapshot()
     of_tiers = {tier: (stages["request"].count, stages["request"].total_ns) for tier, stages in now.tier_stages.items()}
     assert of_tiers == {"full": (1, 7), "half": (2, 6), "half,full": (1, 9)}
@@ -169,11 +186,58 @@ def test_stages_are_counted_by_tier_where_there_are_several() -> None:
 
 
 def test_answers_that_are_no_numbers_are_counted() -> None:
-    statistics = ModelStatistics()
-    for nonfinite in (False, True, True):
-        statistics.succeeded(Timings(), 1, 1, nonfinite=nonfinite)
+    statistics, name = ModelStatistics(), "fewheads_nonfinite_answers_total"
+    assert statistics.snapshot().counted[name] == {(): 0}
+    for nonfinite in ((), ("y",), ("y", "z")):
+        statistics.succeeded(Request(answer=Answer({}, {}, nonfinite)))
     now = statistics.snapshot()
-    assert (now.success, now.nonfinite) == (3, 2)
+    assert (now.success, now.counted[name]) == (3, {(): 2})
+
+
+# The table
+
+
+def test_names_say_unit_and_kind() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.removesuffix("_total").endswith(metric.unit), metric.name
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert metric.name.startswith("nv_inference_" if metric.kind == "unknown" else "fewheads_"), metric.name
+        if isinstance(metric, RequestMetric):
+            assert bool(metric.labels) == bool(metric.label), metric.name
+
+
+def reason_of(request: Answered) -> tuple[str, ...]:
+    return (request.tier_reason,)
+
+
+def test_a_metric_of_requests_is_a_sum_by_labels_or_a_histogram() -> None:
+    tokens = RequestMetric("tokens", "", lambda request: request.size, labels=("reason",), label=reason_of)
+    rows = RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))
+    statistics = ModelStatistics((tokens, rows))
+    assert statistics.snapshot().counted == {"tokens": {}, "rows": {}}
+    for count, reason in ((0, "load"), (1, "load"), (4, "full"), (9, "full")):
+        statistics.succeeded(Request(rows=count, size=10 * count, tier_reason=reason))
+    first = statistics.snapshot().counted
+    assert first["tokens"] == {("load",): 10, ("full",): 130}
+    histogram = first["rows"][()]
+    assert isinstance(histogram, Histogram)
+    assert (histogram.count, histogram.total, histogram.counts) == (4, 14, [2, 1, 1])
+    histogram.observe(1)
+    first["tokens"].clear()
+    second = statistics.snapshot().counted
+    assert (second["rows"][()].count, len(second["tokens"])) == (4, 2)  # type: ignore[union-attr]
+
+
+def test_a_metric_that_fails_costs_neither_the_answer_nor_other_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = RequestMetric("wrong", "", lambda request: request.answer.outputs["mask"].size)
+    rows = RequestMetric("rows", "", lambda request: request.rows)
+    statistics = ModelStatistics((wrong, rows))
+    for _ in range(3):
+        statistics.succeeded(Request(rows=2))
+    now = statistics.snapshot()
+    assert (now.success, now.counted) == (3, {"wrong": {(): 0}, "rows": {(): 6}})
+    assert [record.message for record in caplog.records] == ["metric wrong failed and is not counted any more"]
 
 
 def test_failures_are_counted_by_reason() -> None:
@@ -190,14 +254,14 @@ def test_a_snapshot_is_independent() -> None:
     statistics = ModelStatistics()
     statistics.executed(2, 1)
     statistics.executed(2, 1)
-    statistics.succeeded(Timings(request_ns=5), 2, 2)
+    statistics.succeeded(Request(Timings(request_ns=5), 2, 2))
     statistics.failed("Overloaded", 1)
     first = statistics.snapshot()
     first.failures["Overloaded"] = 100
     first.stages["request"].observe(10**9)
     first.batches[2].count = 100
     first.batches.clear()
-    statistics.succeeded(Timings(request_ns=7), 2, 2)
+    statistics.succeeded(Request(Timings(request_ns=7), 2, 2))
     second = statistics.snapshot()
     assert (second.failures, second.stages["request"].total_ns, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
     assert first.success == 1
@@ -222,7 +286,7 @@ def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
     def count(rows: int) -> None:
         for _ in range(each):
             statistics.executed(rows, 1)
-            statistics.succeeded(Timings(request_ns=3, queue_ns=1), rows, rows)
+            statistics.succeeded(Request(Timings(request_ns=3, queue_ns=1), rows, rows))
             statistics.failed("Overloaded", 2)
 
     def watch() -> None:

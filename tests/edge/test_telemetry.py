@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -11,9 +12,13 @@ from queue import Queue
 import grpc
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from edge.instruments.statistics import STAGES
+from edge.instruments.metrics import METRICS, NONFINITE, ModelNow, RequestMetric
+from edge.instruments.snapshot import STAGES
+from edge.instruments.statistics import ModelStatistics
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
@@ -22,11 +27,15 @@ from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
 from edge.serving.inference import InferenceService
+from edge.telemetry.board_metrics import BOARD_METRICS
+from edge.telemetry.metrics import SERVER_METRICS, families
+from edge.telemetry.telemetry import request_metrics
 from tests.edge.gauges import wait_until
 from tests.edge.sentiment import write_sentiment_bundle
 from tests.edge.serving_models import echo_input, write_busy_bundle, write_echo_bundle
 from tests.edge.test_admission import text
 from tests.edge.test_overload import busy
+from tests.edge.test_statistics import Request, reason_of
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 Telemetry = telemetry_pb2_grpc.TelemetryStub
@@ -34,6 +43,7 @@ Get = Callable[[], telemetry_pb2.Reading]
 Hold = Callable[[float], grpc.Future]
 Labels = dict[str, str]
 QUEUE_BYTES = 64
+README = Path(__file__).parent.parent.parent / "edge" / "README.md"
 #: Of the busy model, as often as it was measured.
 STEP_SECONDS: list[float] = []
 FAMILIES = (
@@ -255,7 +265,8 @@ def test_answers_that_hold_nan_are_counted_and_left_as_they_are(telling: Ready, 
         request = echo(*numbers)
         assert stub.ModelInfer(request).raw_output_contents == request.raw_input_contents
         assert model(reading(), "echo-fp32").nonfinite_count == count
-        assert value(telling, "fewheads_nonfinite_answers_total", model="echo-fp32") == count
+        assert value(telling, NONFINITE.name, model="echo-fp32") == count
+        assert [m.value for m in model(reading(), "echo-fp32").metrics if m.name == NONFINITE.name] == [count]
     assert model(reading(), "busy").nonfinite_count == 0
 
 
@@ -279,3 +290,58 @@ def test_sensors_of_this_machine(telling: Ready, reading: Get) -> None:
     assert 0 <= value(telling, "fewheads_utilization_ratio", unit="cpu") <= 1
     told = sum(len(samples(telling, name)) for name in FAMILIES)
     assert told == len(now.sensors)
+
+
+def test_a_metric_that_is_only_in_the_table_is_told_everywhere() -> None:
+    tokens = RequestMetric(
+        "fewheads_input_tokens_total", "Tokens", lambda request: request.rows, "tokens", ("reason",), reason_of
+    )
+    runs = RequestMetric("fewheads_run_rows", "Rows", lambda request: request.batch_rows, "rows", buckets=(1, 4))
+    waits = RequestMetric("fewheads_wait_seconds", "Waits", lambda r: r.timings.queue_ns, "seconds", buckets=(10**9,))
+    table = (tokens, runs, waits)
+    statistics = ModelStatistics(table)
+    for rows, batch_rows, reason in ((3, 4, "load"), (2, 5, "full")):
+        request = Request(rows=rows, batch_rows=batch_rows, tier_reason=reason)
+        request.timings.queue_ns = 250_000_000
+        statistics.succeeded(request)
+    now = statistics.snapshot()
+    told = {(m.name, *dict(m.labels).values()): (m.value, m.unit) for m in request_metrics(now, table)}
+    assert told == {
+        ("fewheads_input_tokens_total", "load"): (3, "tokens"),
+        ("fewheads_input_tokens_total", "full"): (2, "tokens"),
+        ("fewheads_run_rows_count",): (2, ""),
+        ("fewheads_run_rows_sum",): (9, "rows"),
+        ("fewheads_wait_seconds_count",): (2, ""),
+        ("fewheads_wait_seconds_sum",): (0.5, "seconds"),
+    }
+    registry = CollectorRegistry()
+    registry.register(Page([ModelNow("m", "1", now)], table))
+    page = generate_latest(registry).decode()
+    for line in (
+        "# TYPE fewheads_input_tokens_total counter",
+        'fewheads_input_tokens_total{model="m",reason="load",version="1"} 3.0',
+        'fewheads_run_rows_bucket{le="4",model="m",version="1"} 1.0',
+        'fewheads_run_rows_bucket{le="+Inf",model="m",version="1"} 2.0',
+        'fewheads_run_rows_sum{model="m",version="1"} 9.0',
+        'fewheads_wait_seconds_bucket{le="1",model="m",version="1"} 2.0',
+        'fewheads_wait_seconds_sum{model="m",version="1"} 0.5',
+    ):
+        assert line in page.splitlines(), page
+
+
+class Page(Collector):
+    def __init__(self, models: list[ModelNow], table: tuple[RequestMetric, ...]) -> None:
+        self.collect = lambda: families(models, table)  # type: ignore[method-assign]
+
+
+def test_the_readme_lists_every_metric(telling: Ready) -> None:
+    section = README.read_text().split("| metrics |")[1].split("\n\n")[0]
+    listed = {name for row in section.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    known = {*(metric.name for metric in METRICS), *SERVER_METRICS, *BOARD_METRICS, "fewheads_build_info"}
+    missing, unknown = sorted(known - listed), sorted(listed - known)
+    assert not missing, f"add {missing} to the table of metrics in edge/README.md"
+    assert not unknown, f"no metric is called {unknown}: correct the table of metrics in edge/README.md"
+    with urllib.request.urlopen(f"http://127.0.0.1:{telling.metrics_port}/metrics", timeout=20) as page:
+        shown = set(re.findall(r"^# TYPE (\w+)", page.read().decode(), re.MULTILINE))
+    assert shown <= known
+    assert {*(metric.name for metric in METRICS), *SERVER_METRICS} <= shown

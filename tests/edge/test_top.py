@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -20,10 +21,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
 import pytest
+from rich.console import Console
 
-from edge.cli.view import duration
+from edge.cli.view import duration, view
 from edge.client import Client, text
 from edge.launch import running_server
+from edge.pb import telemetry_pb2 as pb
+from edge.telemetry.window import between
 from tests.edge.commands import SECONDS, answer, fewheads, refusal
 from tests.edge.conftest import ORACLE
 from tests.edge.models import ORACLE_BUNDLE
@@ -71,6 +75,22 @@ def test_once(url: str) -> None:
     cells = [cell.strip() for cell in row.split("│")[1:-1]]
     assert cells[1] == "READY"
     assert 0 < float(cells[4]) <= float(cells[5]) <= float(cells[6])
+
+
+def test_metrics_that_grew_are_shown_with_their_labels() -> None:
+    now = pb.Reading(uptime_seconds=2, models=[pb.ModelReading(name="m", version="1", success_count=1)])
+    now.models[0].metrics.add(name="fewheads_input_tokens_total", labels={"tier": "full"}, value=6, unit="tokens")
+    now.models[0].metrics.add(name="fewheads_nonfinite_answers_total", value=0)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(view("url", now, between(None, now), 120))
+    shown = console.export_text()
+    (row,) = [line for line in shown.splitlines() if "fewheads_" in line]
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == [
+        "m:1",
+        'fewheads_input_tokens_total{tier="full"}',
+        "6",
+        "3",
+    ]
 
 
 def test_once_as_json(url: str) -> None:

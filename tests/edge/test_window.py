@@ -11,15 +11,15 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.instruments.statistics import BUCKETS_NS, Histogram
+from edge.instruments.histogram import BUCKETS_NS, Durations
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import WINDOW_SECONDS, Recent, between, document
 
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), max_size=50)
 
 
-def observed(durations: Sequence[int]) -> Histogram:
-    histogram = Histogram()
+def observed(durations: Sequence[int]) -> Durations:
+    histogram = Durations()
     for duration in durations:
         histogram.observe(duration)
     return histogram
@@ -102,6 +102,22 @@ def test_tiers_failures_and_runs() -> None:
     assert (quiet.tiers, quiet.drops, quiet.stages, quiet.rows_per_run) == ([], [], {}, None)
 
 
+def test_metrics_grow_by_name_and_labels() -> None:
+    def at(padded: float, *, other: float = 0) -> pb.ModelReading:
+        metrics = [
+            pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "full"}, value=padded, unit="rows"),
+            pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "half"}, value=7, unit="rows"),
+            *([pb.Metric(name="fewheads_other_total", value=other)] if other else []),
+        ]
+        return model(metrics=metrics)
+
+    (found,) = between(reading(10, at(3)), reading(12, at(9, other=1))).models
+    assert [msgspec.structs.astuple(metric) for metric in found.metrics] == [
+        ("fewheads_padded_rows_total", {"tier": "full"}, "rows", 6, 3),
+        ("fewheads_other_total", {}, "", 1, 0.5),
+    ]
+
+
 def test_a_model_that_comes_or_goes_harms_no_other() -> None:
     window = between(reading(1, model([10**6] * 9, "gone")), reading(2, model([10**6], "new")))
     assert [found.name for found in window.models] == ["new"]
@@ -140,7 +156,8 @@ def test_recent_forgets_a_server_that_was_started_again() -> None:
 
 def test_the_document_is_the_readings_json_and_the_window() -> None:
     latency = pb.TierLatency(tier="full", stages=[stage([10**6])])
-    now = reading(5, model([10**6], tier_latencies=[latency]))
+    metric = pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "full"}, value=2, unit="rows")
+    now = reading(5, model([10**6], tier_latencies=[latency], metrics=[metric]))
     now.sensors.add(kind="temperature", name="cpu", value=40, unit="celsius", source="/sys")
     fields = msgspec.json.decode(msgspec.json.encode(document(now, between(None, now))))
     window = fields.pop("window")

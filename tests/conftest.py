@@ -1,0 +1,29 @@
+"""``--no-processes``: skip every test as soon as it starts a process, for ``make quick``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+#: The audit events of a new process.
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-processes", action="store_true", help="skip every test that starts a process, such as a server"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_refuse)  # for good: hooks cannot be removed
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """Skip the running test, so that no list of such tests has to be kept."""
+    if event in _STARTS and "PYTEST_CURRENT_TEST" in os.environ:  # pytest has it in tests and fixtures, not in imports
+        pytest.skip("starts a process")
