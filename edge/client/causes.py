@@ -33,6 +33,12 @@ _CAUSES: Final = (
         "The server closed the connection after the TLS handshake. If it asks for client certificates, give "
         "--tls-certificate and --tls-key.",
     ),
+    _Cause(
+        ("Connection reset",),
+        True,
+        "The server ended the connection during or after the TLS handshake. If it asks for client certificates, give "
+        "--tls-certificate and --tls-key.",
+    ),
     _Cause(("WRONG_VERSION_NUMBER",), True, "That port does not use TLS. Leave out --tls and the other TLS options."),
     _Cause(("certificate has expired",), True, "The server's certificate, or its authority's, has expired. Renew it."),
     _Cause(("is not yet valid",), True, "The server's certificate is not valid yet. Compare the clocks of both hosts."),

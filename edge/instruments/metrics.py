@@ -6,8 +6,9 @@ Every entry is on the Prometheus page. A :class:`RequestMetric` is also counted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple, Protocol
 
 from edge.datatypes import Array
@@ -28,10 +29,6 @@ class Outputs(Protocol):
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The outputs of the graph, by name."""
-
-    @property
-    def nonfinite(self) -> Sequence[str]:
-        """The names of those that hold a NaN or an infinity."""
 
 
 class Answered(Protocol):
@@ -59,6 +56,10 @@ class Answered(Protocol):
     @property
     def answer(self) -> Outputs | None:
         """The outputs."""
+
+    @property
+    def nonfinite(self) -> int:
+        """1 where an output holds a NaN or an infinity, else 0."""
 
     @property
     def tier_reason(self) -> str:
@@ -155,13 +156,9 @@ def _durations(stages: Stages, names: Iterable[str], *labels: str) -> Iterable[S
     return [((*labels, name), stages[name]) for name in names]
 
 
-def _nonfinite(request: Answered) -> int:
-    return 1 if request.answer and request.answer.nonfinite else 0
-
-
 #: The telemetry has a field of its own for it.
 NONFINITE: Final = RequestMetric(
-    "fewheads_nonfinite_answers_total", "Answers that held a NaN or an infinity", _nonfinite
+    "fewheads_nonfinite_answers_total", "Answers that held a NaN or an infinity", attrgetter("nonfinite")
 )
 #: The stages whose duration the tier determines: each is 47 lines on the page, and a model may have eight tiers.
 _TIER_STAGES: Final = ("request", "compute_infer")

@@ -20,23 +20,24 @@ Begun = tuple[float, Lane, int]
 
 
 class Admission:
-    """Lets requests wait, or refuses them. The scheduler's lock guards it, but for :meth:`returned`.
+    """Lets requests wait, or refuses them. The scheduler's lock guards it.
 
     Args:
         queue: where they wait.
         instances: how many runs are computed at once.
+        returns: how long answers took from the end of their runs to the transport, which is learnt elsewhere.
         by_deadline: whether to refuse requests that are predicted to miss their deadline.
 
     Attributes:
         drift: learns from what became of the promises that were made.
     """
 
-    def __init__(self, queue: JobQueue, instances: int, by_deadline: bool) -> None:
+    def __init__(self, queue: JobQueue, instances: int, returns: LatencyTable, by_deadline: bool) -> None:
         self.drift = Drift()
         self._queue = queue
         self._instances = instances
         self._by_deadline = by_deadline
-        self._returns = LatencyTable()
+        self._returns = returns
 
     def check(self, job: Job, now: float, cause: str | None, before: Callable[[], Iterable[Begun]]) -> None:
         """Refuse a job that there is no room for, or no time; note in it what it was promised.
@@ -71,10 +72,6 @@ class Admission:
             seconds += max(begun + lane.run_seconds(size) - now, 0.0)
         waiting = (seconds / self._instances + own) * self.drift.factor(now)
         return waiting + job.lane.max_delay_seconds + self.return_seconds
-
-    def returned(self, seconds: float) -> None:
-        """Learn how long an answer took from the end of its run to the transport."""
-        self._returns.observe(1, seconds)
 
     @property
     def return_seconds(self) -> float:

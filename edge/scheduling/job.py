@@ -64,6 +64,7 @@ class Job:
         started: whether its run has begun.
         batch_rows: of the run that answered it; 0 before.
         computed_ns: when its run ended, by ``time.perf_counter_ns()``; 0 before.
+        nonfinite: 1 where its answer holds a NaN or an infinity, else 0.
         promise: what it was let in with; None where it had no deadline, or did not have to wait.
         answer: its result; None while there is none.
         error: why there is none; None while that is not known.
@@ -81,6 +82,7 @@ class Job:
         "error",
         "inputs",
         "lane",
+        "nonfinite",
         "options",
         "order",
         "priority",
@@ -128,6 +130,7 @@ class Job:
         self.started = False
         self.batch_rows = 0
         self.computed_ns = 0
+        self.nonfinite = 0
         self.promise: Promise | None = None
         self.answer: Answer | None = None
         self.error: BaseException | None = None

@@ -192,7 +192,10 @@ class Runs:
     ) -> None:
         job.timings.queue_ns = begun_ns - job.queued_ns
         job.computed_ns = computed_ns
-        job.answer = Answer(outputs, facts, nonfinite({name: outputs[name] for name in bad}) if bad else bad)
+        if bad:  # in some row of the run
+            bad = nonfinite({name: outputs[name] for name in bad})
+            job.nonfinite = 1 if bad else 0
+        job.answer = Answer(outputs, facts, bad)
 
 
 def _learn(job: Job, size: int, duration_ns: int, repeats: float) -> None:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from edge.scheduling.admission import Admission, Begun
 from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.lane import Lane
+from edge.scheduling.latency import LatencyTable
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Runs
 
@@ -73,7 +74,8 @@ class Scheduler:
         self.runs = Runs(instances, self.forget)
         self.runs.on_lost = self._refuse_all
         self._queue = JobQueue(max_queue_size, max_queue_bytes)
-        self._admission = Admission(self._queue, instances, admission)
+        self._returns = LatencyTable()
+        self._admission = Admission(self._queue, instances, self._returns, admission)
         self._device_bound = device_bound
         self._lock = threading.Lock()
         self._alarm = threading.Condition(self._lock)
@@ -186,7 +188,7 @@ class Scheduler:
 
     def returned(self, seconds: float) -> None:
         """Learn how long an answer took from the end of its run to the transport; a busy transport is a queue too."""
-        self._admission.returned(seconds)
+        self._returns.observe(1, seconds)
 
     def close(self) -> None:
         """Finish the jobs that wait, then stop the threads."""

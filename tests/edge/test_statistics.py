@@ -30,6 +30,7 @@ class Request:
     rows: int = 1
     batch_rows: int = 1
     answer: Answer = field(default_factory=lambda: Answer({}, {}))
+    nonfinite: int = 0
     tier_reason: str = ""
     size: int = 1
 
@@ -188,8 +189,8 @@ def test_stages_are_counted_by_tier_where_there_are_several() -> None:
 def test_answers_that_are_no_numbers_are_counted() -> None:
     statistics, name = ModelStatistics(), "fewheads_nonfinite_answers_total"
     assert statistics.snapshot().counted[name] == {(): 0}
-    for nonfinite in ((), ("y",), ("y", "z")):
-        statistics.succeeded(Request(answer=Answer({}, {}, nonfinite)))
+    for nonfinite in (0, 1, 1):
+        statistics.succeeded(Request(nonfinite=nonfinite))
     now = statistics.snapshot()
     assert (now.success, now.counted[name]) == (3, {(): 2})
 
