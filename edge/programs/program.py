@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-
 from edge.datatypes import Array
 from edge.runner import Runner
 
@@ -68,9 +66,3 @@ class SingleRun:
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run the tier that the options name."""
         return Computed(self._infer[options.tier](inputs))
-
-
-def summary(values: Array) -> str:
-    """Return a fact of several rows as text: the distinct values in order of their first row, joined by commas."""
-    _, first = np.unique(values, return_index=True)
-    return ",".join(str(values[index]) for index in sorted(first.tolist()))

@@ -13,12 +13,11 @@ from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import TIER as TIER_FACT
-from edge.programs.program import summary
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.elastic import PINNED, Demand
-from edge.scheduling.job import Job, expired
+from edge.scheduling.job import Answer, Job, expired
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
 from edge.security.access import CALLER
@@ -291,7 +290,7 @@ class InferenceService:
             begun_ns = time.perf_counter_ns()
             tier = ""
             if len(call.model.tiers) > 1:
-                tier = summary(answer.facts[TIER_FACT]) if TIER_FACT in answer.facts else call.lane.tier
+                tier = _answering_tiers(call, answer)
             try:
                 response = self._responses.build(
                     call.model,
@@ -374,6 +373,15 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _answering_tiers(call: Call, answer: Answer) -> str:
+    """Return the tier that answered, or with a comma between them those that answered some rows, the leaner first."""
+    rows = answer.facts.get(TIER_FACT)
+    if rows is None:
+        return call.lane.tier
+    names = set(rows.tolist())
+    return ",".join([name for name in reversed(call.model.tiers) if name in names])
 
 
 def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:

@@ -18,12 +18,15 @@ from edge.bundles.manifest import Serving, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import RunnerError
 from edge.instruments.statistics import ModelStatistics
+from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from edge.scheduling.batching import Joiner, split
+from edge.scheduling.job import Answer
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.serving.responses import ResponseBuilder
 from tests.edge import sentiment
 from tests.edge.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, submitted
 from tests.edge.models import write_attention_bundle, write_oracle_bundle
@@ -100,6 +103,22 @@ def test_texts_of_any_lengths_are_answered_as_alone(
     short = [feed.rows for feed in feeds if feed.inputs["input_ids"].shape[1] <= 8]
     if len(short) == len(feeds) > 1 and sum(short) <= sentiment.MAX_BATCH_SIZE:
         assert (now.execution_count, list(now.batches)) == (1, [sum(short)])
+
+
+def test_no_label_is_made_from_nonfinite_logits(text_model: Model) -> None:
+    def build(names: list[str], logits: list[float]) -> pb.ModelInferResponse:
+        outputs = {"logits": np.array([logits], np.float32)}
+        bad = () if np.isfinite(outputs["logits"]).all() else ("logits",)
+        return ResponseBuilder().build(
+            text_model, Answer(outputs, {}, bad), names, request_id="", tier="full", windows={}
+        )
+
+    assert build(["label"], [0.0, 1.0]).raw_output_contents[0].endswith(b"positive")
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(RunnerError, match=r"output 'label' .*: got a NaN or an infinity in 'logits', expected"):
+            build(["logits", "label"], [0.0, wrong])
+        sent = np.frombuffer(build(["logits"], [0.0, wrong]).raw_output_contents[0], np.float32)
+        np.testing.assert_array_equal(sent, np.array([0.0, wrong], np.float32))
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=12), st.integers(0, 2**32 - 1))

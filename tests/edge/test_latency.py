@@ -101,3 +101,18 @@ def test_the_usual_time_is_not_moved_by_a_few_slow_runs() -> None:
     for _ in range(200):
         learnt.observe(1, 0.02)
     assert (learnt.usual_seconds(1) or 0) == pytest.approx(0.02, rel=0.1)
+
+
+def test_repeats_are_learnt_apart_from_the_size() -> None:
+    table = LatencyTable()
+    for repeats in (1, 7) * 200:
+        table.observe(16, 0.002 * repeats, repeats)
+        table.observe(64, 0.008 * repeats, repeats)
+    # A run of either size takes so long for each repeat, and makes about four of them.
+    assert table.seconds(16) == pytest.approx(0.002 * 4, rel=0.2)
+    assert table.seconds(64) == pytest.approx(0.008 * 4, rel=0.2)
+    # Sure to hold for the seven repeats of half of the runs, although no size was ever seen to deviate.
+    assert (table.seconds(16, 2.0) or 0) > 0.002 * 7
+    for _ in range(100):
+        table.observe(16, 0.002, 1)
+    assert table.seconds(64) == pytest.approx(0.008, rel=0.05)  # what one size shows of the repeats holds for the other
