@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +16,9 @@ from edge.runtimes.device_errors import fatal
 from edge.scheduling.batching import split
 from edge.scheduling.job import Answer, Job
 from edge.scheduling.lane import Lane
+from edge.scheduling.latency import LatencyTable
 
 log = logging.getLogger(__name__)
-
-Forget = Callable[[Job], None]
 
 
 class Run(NamedTuple):
@@ -30,12 +29,20 @@ class Run(NamedTuple):
     size: int
 
 
+class _RunTime(NamedTuple):
+    """What one run shows of the latency of its tier."""
+
+    latency: LatencyTable
+    size: int
+    seconds: float
+    repeats: float
+
+
 class Runs:
     """Computes runs for the workers, and knows the current run of each.
 
     Args:
         workers: how many there are.
-        forget: called for each job once nothing is computed for it any more.
 
     Attributes:
         now: the run of each worker, None where it has none.
@@ -43,24 +50,22 @@ class Runs:
         on_lost: called once, on the thread that lost the device.
     """
 
-    def __init__(self, workers: int, forget: Forget = lambda job: None) -> None:
+    def __init__(self, workers: int) -> None:
         self.now: list[Run | None] = [None] * workers
         self.lost = ""
         self.on_lost: Callable[[], None] = lambda: None
-        self._forget = forget
+        self._times: list[list[_RunTime]] = [[] for _ in range(workers)]  # of each worker's last runs, not learnt yet
 
-    def execute(self, jobs: list[Job], worker: int) -> list[Job]:
+    def execute(self, jobs: Sequence[Job], worker: int) -> None:
         """Compute jobs of one lane in one run. If that fails, each is tried alone once, so that only the culprit fails.
+
+        Each job has its answer or its error afterwards, but for those that were cancelled before.
 
         Args:
             jobs: what left the queue together.
             worker: the index of the worker that computes them.
-
-        Returns:
-            The jobs, each with its answer or its error; without those that nobody waits for.
         """
-        jobs = [job for job in jobs if not self._dropped(job)]
-        alive = [job for job in jobs if self._begins(job)]
+        alive = [job for job in jobs if not job.cancelled and self._begins(job)]
         if len(alive) == 1:
             self._alone(alive[0], worker)
         elif alive and not self._together(alive, worker):
@@ -68,7 +73,13 @@ class Runs:
             for job in alive:
                 if self._begins(job):
                     self._alone(job, worker)
-        return jobs
+
+    def learn(self, worker: int) -> None:
+        """Learn from the times of a worker's last runs; nobody has to wait for that."""
+        times = self._times[worker]
+        for time_ in times:
+            time_.latency.observe(time_.size, time_.seconds, time_.repeats)
+        times.clear()
 
     def compute(
         self, lane: Lane, worker: int, inputs: Mapping[str, Array], size: int, *, options: Options, alone: bool = True
@@ -119,16 +130,10 @@ class Runs:
         fix = "Ask another server; this one ends, so that its supervisor can start it again."
         return ModelNotReady("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
 
-    def _dropped(self, job: Job) -> bool:
-        if job.cancelled:
-            self._forget(job)
-        return job.cancelled
-
     def _begins(self, job: Job) -> bool:
         """Return whether there is time left for a job; otherwise it has its error."""
         if job.deadline is not None and job.deadline <= time.monotonic():
             job.expire()
-            self._forget(job)
             return False
         job.started = True
         return True
@@ -144,8 +149,7 @@ class Runs:
             self._settle(job, computed.outputs, computed.facts, begun_ns, computed_ns, nonfinite(computed.outputs))
             job.timings.compute_infer_ns = computed_ns - begun_ns
             job.batch_rows = job.rows
-            _learn(job, job.size, computed_ns - begun_ns, computed.repeats)
-        self._forget(job)
+            self._ran(job, worker, job.size, computed_ns - begun_ns, computed.repeats)
 
     def _together(self, jobs: list[Job], worker: int) -> bool:
         """Compute several jobs in one run; False if that failed, and then nothing has happened to them."""
@@ -177,9 +181,14 @@ class Runs:
             timings.compute_input_ns += joined_ns - begun_ns
             timings.compute_output_ns = split_ns
             job.batch_rows = total
-            self._forget(job)
-        _learn(first, size, computed_ns - begun_ns, computed.repeats)
+        self._ran(first, worker, size, computed_ns - begun_ns, computed.repeats)
         return True
+
+    def _ran(self, job: Job, worker: int, size: int, duration_ns: int, repeats: float) -> None:
+        """Count the run of which a job was the first."""
+        self._times[worker].append(_RunTime(job.lane.latency, size, duration_ns / 1e9, repeats))
+        if job.statistics:
+            job.statistics.executed(job.batch_rows, job.timings.compute_infer_ns)
 
     @staticmethod
     def _settle(
@@ -196,13 +205,6 @@ class Runs:
             bad = nonfinite({name: outputs[name] for name in bad})
             job.nonfinite = 1 if bad else 0
         job.answer = Answer(outputs, facts, bad)
-
-
-def _learn(job: Job, size: int, duration_ns: int, repeats: float) -> None:
-    """Learn from the run of which a job was the first."""
-    job.lane.latency.observe(size, duration_ns / 1e9, repeats)
-    if job.statistics:
-        job.statistics.executed(job.batch_rows, job.timings.compute_infer_ns)
 
 
 def nonfinite(outputs: Mapping[str, Array]) -> tuple[str, ...]:

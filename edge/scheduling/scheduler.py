@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -71,7 +71,7 @@ class Scheduler:
         device_bound: bool = True,
     ) -> None:
         self.instances = instances
-        self.runs = Runs(instances, self.forget)
+        self.runs = Runs(instances)
         self.runs.on_lost = self._refuse_all
         self._queue = JobQueue(max_queue_size, max_queue_bytes)
         self._returns = LatencyTable()
@@ -143,9 +143,10 @@ class Scheduler:
                 self._hand_over(worker, [job], now)
                 return False
         try:
-            self.runs.execute([job], worker.index)
+            self.runs.execute((job,), worker.index)
         finally:
             self._take_back(worker)
+        self._settle((job,), worker)
         return True
 
     def cancel(self, job: Job) -> bool:
@@ -285,20 +286,16 @@ class Scheduler:
                 item = []
             if item is None:
                 return
-            ended: list[Job] = []
             if callable(item):
                 _guarded(item)
             elif item:
                 worker.hand = item
-                ended = self.runs.execute(item, worker.index)
-            # These variables would keep the last requests' tensors alive until the next ones come.
-            del item
-            self._learn(ended)
+                self.runs.execute(item, worker.index)
+                deliver(item)  # first of all, for clients wait for it
+                self._settle(item, worker)
+                worker.hand = []
+            del item  # it would keep the last requests' tensors alive until the next ones come
             wait = self._look_around(worker)
-            worker.hand = []
-            # Last, so that whoever gets an answer finds the worker idle and the interpreter free.
-            deliver(ended)
-            del ended
 
     def _look_around(self, worker: _Worker, *, returned: bool = False) -> float | None:
         """Put the next run into a worker's own inbox, or call it idle; return how long it may sleep."""
@@ -339,7 +336,11 @@ class Scheduler:
             self._end(late)
             del late
 
-    def _learn(self, ended: list[Job]) -> None:
+    def _settle(self, ended: Sequence[Job], worker: _Worker) -> None:
+        """Let go of what jobs held that have ended, and learn from their runs."""
+        for job in ended:
+            self.forget(job)
+        self.runs.learn(worker.index)
         promises = [job.promise for job in ended if job.promise and job.answer]
         if promises:
             now = time.monotonic()
