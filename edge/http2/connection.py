@@ -209,10 +209,7 @@ class Connection(asyncio.Protocol):
                 self._http2.send_trailers(stream_id, fields)
             else:
                 self._http2.send_response(stream_id, RESPONSE + fields, end_stream=True)
-            rpc = self._rpcs.get(stream_id)
-            if rpc and not rpc.request_ended:
-                self._answered_early.add(stream_id)
-            self._flush_soon()
+            self._answered(stream_id)
 
     def room(self, stream_id: int) -> asyncio.Future[None] | None:
         """Return what to wait for until there is room for another message; None if there is."""
@@ -270,11 +267,14 @@ class Connection(asyncio.Protocol):
             self._time_limits.set_busy(True)
         rpc = Rpc(self, stream_id, route, head, fields, self._limits.max_message_bytes, context)
         self._rpcs[stream_id] = rpc
+        if head.timeout == 0:
+            rpc.expire()
         if isinstance(refused, Refused):
             self.finish(stream_id, refused.code, refused.details, ())
         elif refused:
             with _whatever_is_gone:
                 self._http2.send_response(stream_id, ((b":status", refused.status),), end_stream=True)
+                self._answered(stream_id)
 
     def _queue(self, stream_id: int, message: bytes) -> None:
         if len(message) > _COPIED_BYTES:
@@ -288,6 +288,13 @@ class Connection(asyncio.Protocol):
             self._begun.add(stream_id)
             self._http2.send_response(stream_id, RESPONSE)
             self._time_limits.response_sent()
+
+    def _answered(self, stream_id: int) -> None:
+        """Send the end of a response, and let the client send no more of its request."""
+        rpc = self._rpcs.get(stream_id)
+        if rpc and not rpc.request_ended:
+            self._answered_early.add(stream_id)
+        self._flush_soon()
 
     def _forget(self, stream_id: int) -> None:
         self._begun.discard(stream_id)

@@ -117,9 +117,7 @@ class Rpc:
         self._deadline = None if head.timeout is None else time.monotonic() + head.timeout
         self._timer: asyncio.TimerHandle | None = None
         if head.timeout and not self.done:
-            self._timer = asyncio.get_running_loop().call_later(head.timeout, self._expire)
-        elif head.timeout is not None and not self.done:
-            self._expire()
+            self._timer = asyncio.get_running_loop().call_later(head.timeout, self.expire)
         if not self.done and self._handler.request_streaming:
             self._start(self._streaming())
 
@@ -236,10 +234,14 @@ class Rpc:
             return
         if isinstance(outcome, Status):
             self._finish(*outcome)
-        else:
+            return
+        try:
             message = self._handler.response_serializer(outcome)
-            self._end()
-            self._wire.respond(self.stream_id, message)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._end()
+        self._wire.respond(self.stream_id, message)
 
     async def _unary(self, request: Any) -> None:
         handler = self._handler
@@ -285,7 +287,8 @@ class Rpc:
             log.error("a call failed", exc_info=error)
             self._finish(_INTERNAL, errors.INTERNAL)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """End the call because its deadline passed."""
         self._cut(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
     def _cut(self, code: grpc.StatusCode, details: str) -> None:

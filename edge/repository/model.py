@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Serving
@@ -25,8 +25,7 @@ from edge.scheduling.use_count import UseCount
 _MEASURED_RUNS = 3
 
 
-@dataclass(frozen=True)
-class Feeds:
+class Feeds(NamedTuple):
     """What the runner gets for one request: its inputs, and how many rows they hold."""
 
     inputs: dict[str, Array]
@@ -42,6 +41,7 @@ class Model:
         manifest: its manifest.
         tiers: the runner and golden report of each tier by name, the full one first.
         full_tier: the name of the largest tier.
+        file: the bundle's file that computes it.
         instances: how many runs are computed at once.
         program: computes its requests.
         lanes: each tier as the scheduler sees it, and the router under ``auto``.
@@ -67,6 +67,7 @@ class Model:
         self.version = str(bundle.manifest.version)
         self.tiers = dict(tiers)
         self.full_tier = bundle.manifest.tiers[0].name
+        self.file = bundle.artifact(self.tiers[self.full_tier].runtime.artifact_runtime).file
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
     Attributes:
         outputs: by name.
         facts: by name, [rows] each.
-        nonfinite: the outputs of the run that hold a NaN or an infinity in any row.
+        nonfinite: the outputs that hold a NaN or an infinity.
     """
 
     outputs: dict[str, Array]
@@ -152,7 +152,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether there is an answer or an error, or was one."""
+        """Whether there is an answer or an error, or a run of it is over."""
         return self.answer is not None or self.error is not None or self.computed_ns > 0
 
     @property

@@ -22,7 +22,7 @@ class LatencyTable:
 
     A size is the number of elements that the time grows with: rows, or rows times tokens. The time of one repeat of a
     program and the number of its repeats are learnt apart, because inputs of one size may need more or fewer repeats.
-    One thread may write while others read.
+    Any thread may write and read: what two writers learn in the same moment may count as one run.
     """
 
     def __init__(self) -> None:

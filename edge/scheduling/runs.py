@@ -142,36 +142,43 @@ class Runs:
         begun_ns = time.perf_counter_ns()
         computed = self.compute(job.lane, worker, job.inputs, job.size, options=job.options)
         computed_ns = time.perf_counter_ns()
+        job.computed_ns = computed_ns
         if isinstance(computed, BaseException):
-            job.error, job.computed_ns = computed, computed_ns
+            job.error = computed
             del computed  # its traceback leads to this frame, which must not hold it in turn
-        else:
-            self._settle(job, computed.outputs, computed.facts, begun_ns, computed_ns, nonfinite(computed.outputs))
-            job.timings.compute_infer_ns = computed_ns - begun_ns
-            job.batch_rows = job.rows
-            self._ran(job, worker, job.size, computed_ns - begun_ns, computed.repeats)
+            return
+        try:
+            bad = nonfinite(computed.outputs)
+        except Exception as error:
+            log.exception("%s returned outputs that are no arrays", job.lane.model)
+            job.error = error.with_traceback(None)
+            return
+        self._settle(job, computed.outputs, computed.facts, begun_ns, computed_ns, bad)
+        job.timings.compute_infer_ns = computed_ns - begun_ns
+        job.batch_rows = job.rows
+        self._ran(job, worker, job.size, computed_ns - begun_ns, computed.repeats)
 
     def _together(self, jobs: list[Job], worker: int) -> bool:
         """Compute several jobs in one run; False if that failed, and then nothing has happened to them."""
         first = jobs[0]
         lane, options = first.lane, first.options
-        begun_ns = time.perf_counter_ns()
-        inputs = lane.joiner.join([job.inputs for job in jobs])
-        size = lane.joiner.size(inputs)
-        joined_ns = time.perf_counter_ns()
-        computed = self.compute(lane, worker, inputs, size, options=options, alone=False)
-        computed_ns = time.perf_counter_ns()
-        if isinstance(computed, BaseException):
-            del computed  # as in _alone
-            return False
         rows = [job.rows for job in jobs]
+        begun_ns = time.perf_counter_ns()
         try:
+            inputs = lane.joiner.join([job.inputs for job in jobs])
+            size = lane.joiner.size(inputs)
+            joined_ns = time.perf_counter_ns()
+            computed = self.compute(lane, worker, inputs, size, options=options, alone=False)
+            computed_ns = time.perf_counter_ns()
+            if isinstance(computed, BaseException):
+                del computed  # as in _alone
+                return False
             parts = split(computed.outputs, rows)
             facts = split(computed.facts, rows) if computed.facts else None
+            bad = nonfinite(computed.outputs)
         except Exception:
-            log.exception("the outputs of a run of %d requests cannot be parted", len(jobs))
+            log.exception("a run of %d requests cannot be joined or parted", len(jobs))
             return False
-        bad = nonfinite(computed.outputs)
         split_ns = time.perf_counter_ns() - computed_ns
         total = sum(rows)
         for index, (job, part) in enumerate(zip(jobs, parts, strict=True)):

@@ -144,9 +144,9 @@ class Scheduler:
                 return False
         try:
             self.runs.execute((job,), worker.index)
+            self._settle((job,), worker)
         finally:
             self._take_back(worker)
-        self._settle((job,), worker)
         return True
 
     def cancel(self, job: Job) -> bool:
@@ -291,7 +291,7 @@ class Scheduler:
             elif item:
                 worker.hand = item
                 self.runs.execute(item, worker.index)
-                deliver(item)  # first of all, for clients wait for it
+                deliver([job for job in item if job.ended])  # first of all, for clients wait for it
                 self._settle(item, worker)
                 worker.hand = []
             del item  # it would keep the last requests' tensors alive until the next ones come

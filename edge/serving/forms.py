@@ -97,11 +97,14 @@ class Forms:
 
 
 def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
-    """Take the id and the raw contents out of a request; return both, and the rest as bytes, which is its form."""
+    """Take the id and the raw contents out of a request; return both, and the rest as bytes, which is its form.
+
+    The form is empty where there are no raw contents: what is left may be large then, and says more than the form.
+    """
     request_id, contents = request.id, list(request.raw_input_contents)
     request.ClearField("raw_input_contents")
     request.ClearField("id")
-    return request_id, contents, request.SerializeToString(deterministic=True)
+    return request_id, contents, request.SerializeToString(deterministic=True) if contents else b""
 
 
 def tensors_of(

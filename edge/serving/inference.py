@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
@@ -16,6 +17,7 @@ from edge.programs.program import TIER as TIER_FACT
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
+from edge.scheduling.batching import byte_size
 from edge.scheduling.elastic import PINNED, Demand
 from edge.scheduling.job import Answer, Job, expired
 from edge.scheduling.lane import Lane
@@ -26,7 +28,7 @@ from edge.serving.call import Call, Reply
 from edge.serving.forms import Form, Forms, take_apart, tensors_of
 from edge.serving.parameters import TIER, TIER_REASON, parse
 from edge.serving.responses import ResponseBuilder
-from edge.serving.shared_memory import SharedMemory
+from edge.serving.shared_memory import SharedMemory, Window
 from edge.serving.shared_tensors import output_windows
 from edge.serving.traces import CARRIER, Traces
 from edge.serving.wire import decode_inputs, requested_outputs
@@ -94,7 +96,13 @@ class InferenceService:
             RequestError: it cannot be answered. It is counted already.
         """
         outcome: asyncio.Future[pb.ModelInferResponse | Exception] = self._loop.create_future()
-        call = self.start(request, deadline, outcome.set_result)
+
+        def reply(end: pb.ModelInferResponse | Exception) -> None:
+            if not outcome.done():  # the task was cancelled in this turn of the loop
+                outcome.set_result(end)
+
+        ABOUT.set(About(request.model_name, request.id))  # of the task, in which the transport logs
+        call = self.start(request, deadline, reply)
         try:
             response = await outcome
         except asyncio.CancelledError:
@@ -108,8 +116,8 @@ class InferenceService:
                 raise response
             finally:
                 # The error holds its traceback, that this frame, and this frame must not hold the error in turn: such
-                # a circle would keep the request's tensors until Python's collector comes by.
-                del response, outcome
+                # a circle would keep the request's tensors until Python's collector came by.
+                del response, outcome, reply
         return response
 
     def start(self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply) -> Call | None:
@@ -161,60 +169,55 @@ class InferenceService:
         """
         started_ns = time.perf_counter_ns()
         request_id, contents, key = take_apart(request)
-        form = self._forms.find(key, self._repository.generation)
-        inputs = form.inputs(contents) if form else None
-        if form and inputs is not None and form.model.use.take():
-            call = Call(
-                form.model.lanes[form.model.full_tier],
-                inputs,
-                form.rows,
-                deliver=self._deliver,
-                priority=form.parameters.priority,
-                use=form.model.use,
-                statistics=form.entry.statistics,
-                size=form.size,
-                size_bytes=form.size_bytes,
-                shapes=form.shapes,
-            )
-            call.entry, call.model, call.parameters = form.entry, form.model, form.parameters
-            call.output_names, call.windows = form.output_names, {}
-        else:
-            call = self._checked(request, request_id, contents, key, started_ns)
-        call.request_id, call.started_ns, call.tier_reason = request_id, started_ns, PINNED
-        call.timer, call.trace_context = None, CARRIER.get() if self._traces else None
+        windows: Mapping[str, Window] = {}
+        form = self._forms.find(key, self._repository.generation) if key else None
+        inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
+        if form is None or inputs is None or not form.model.use.take():
+            form, inputs, windows = self._checked(request, request_id, contents, key, started_ns)
+        model = form.model
+        call = Call(
+            model.lanes[model.full_tier],
+            inputs,
+            form.rows,
+            deliver=self._deliver,
+            priority=form.parameters.priority,
+            use=model.use,
+            statistics=form.entry.statistics,
+            size=form.size,
+            size_bytes=form.size_bytes,
+            shapes=form.shapes,
+        )
+        call.request_id, call.entry, call.model, call.parameters = request_id, form.entry, model, form.parameters
+        call.output_names, call.windows, call.started_ns = form.output_names, windows, started_ns
+        call.tier_reason, call.timer = PINNED, None
+        call.trace_context = CARRIER.get() if self._traces else None
         return call
 
     def _checked(
         self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
-    ) -> Call:
-        """Check a request of a form that is not known yet, and remember its form."""
+    ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
+        """Check a request of a form that is not known yet, and remember its form where that says everything.
+
+        Returns:
+            The form, the inputs of the graph, and the shared memory of its outputs. The model is in use.
+        """
         entry, model = self._taken(request)
         try:
             parameters = parse(request)
             names = requested_outputs(request, model.outputs)
             windows = output_windows(request, self._shared_memory)
-            feeds = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
-            call = Call(
-                model.lanes[model.full_tier],
-                feeds.inputs,
-                feeds.rows,
-                deliver=self._deliver,
-                priority=parameters.priority,
-                use=model.use,
-                statistics=entry.statistics,
-            )
-            tensors = None if windows else tensors_of(request, contents, feeds.inputs)
-            if tensors:
-                known = (feeds.rows, call.size, call.size_bytes, call.shapes)
-                form = Form(entry, model, tensors, parameters, names, *known)
-                self._forms.remember(key, form)
+            inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
+            tensors = tensors_of(request, contents, inputs) if key and not windows else None
+            joiner = model.lanes[model.full_tier].joiner
+            known = (rows, joiner.size(inputs), byte_size(inputs), joiner.key(inputs))
+            form = Form(entry, model, tensors or (), parameters, names, *known)
         except BaseException as error:
             model.use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
             raise
-        call.entry, call.model, call.parameters = entry, model, parameters
-        call.output_names, call.windows = names, windows
-        return call
+        if tensors:
+            self._forms.remember(key, form)
+        return form, inputs, windows
 
     def _taken(self, request: pb.ModelInferRequest) -> tuple[Entry, Model]:
         """Return the model of a request, which is not closed until its use is given back."""
@@ -277,7 +280,10 @@ class InferenceService:
         while self._ended:
             call = self._ended.popleft()
             if call.reply is not None:
-                self._finish(call)
+                try:
+                    self._finish(call)
+                except Exception:  # it must harm no other call
+                    log.exception("an answer could not be given")
         if call and call.computed_ns:  # the last of them waited longest
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 
@@ -288,10 +294,8 @@ class InferenceService:
         error = call.take_error()
         if answer:
             begun_ns = time.perf_counter_ns()
-            tier = ""
-            if len(call.model.tiers) > 1:
-                tier = _answering_tiers(call, answer)
             try:
+                tier = _answering_tiers(call, answer) if len(call.model.tiers) > 1 else ""
                 response = self._responses.build(
                     call.model,
                     answer,

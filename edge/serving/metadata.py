@@ -102,7 +102,7 @@ class Metadata:
             platform=model.runner.platform,
             backend=model.runner.platform.partition("_")[0],
             max_batch_size=model.manifest.max_batch_size,
-            default_model_filename=model.manifest.tiers[0].artifacts[0].file,
+            default_model_filename=model.file,
         )
         config.version_policy.specific.versions.append(int(model.version))
         for spec in model.inputs.values():

@@ -32,6 +32,8 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 _OURS: tuple[str, ...] = tuple(name for name in _PARAMETERS if not name.startswith("triton_"))
 #: Names that clients of other servers, or of our own command line, might try.
 _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
+#: What a name that is corrected needs beside.
+_UNITS = {"timeout": "Correct or rename it; timeout is in microseconds."}
 #: Of the characters of two names, how many have to agree for one to be taken for a misspelling of the other.
 _LIKENESS = 0.8
 _LONGEST = 32
@@ -83,7 +85,8 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
             meant = _meant(name)
             if meant:
                 expected = f"{meant!r}, or a name that is not like any of {', '.join(_OURS)}"
-                raise InvalidRequest("parameter name", given=name, expected=expected, fix="Correct or rename it.")
+                fix = _UNITS.get(meant, "Correct or rename it.")
+                raise InvalidRequest("parameter name", given=name, expected=expected, fix=fix)
             continue
         if kind not in allowed:
             fix = "Send it with that type."
