@@ -75,7 +75,7 @@ class FewheadsError(Exception):
         self.fix = fix
 
 
-#: All that a client is told of an error that nobody foresaw.
+#: The only text that a client gets for an unexpected error.
 INTERNAL = "internal error; the server's log tells more"
 
 

@@ -28,8 +28,8 @@ def running_server(
 
     Args:
         bundles: the bundles to serve; no two directories of the same name.
-        target: the backend.
-        cache: where built models lie.
+        target: the runtime.
+        cache: directory of built models.
         arguments: more arguments of ``fewheads serve``.
 
     Raises:

@@ -106,7 +106,7 @@ class Settings:
         fix=_FREE_PORT,
         unset="not served",
     )
-    target: str = setting("auto", "Backend, as `fewheads build --target`.")
+    target: str = setting("auto", "Runtime, as `fewheads build --target`.")
     cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
     max_message_bytes: int = setting(64 * 1024**2, "Largest request that is read.", least=1, most=_MAX_INT32)
     max_queue_size: int = setting(

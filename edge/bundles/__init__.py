@@ -1,1 +1,1 @@
-"""What crosses from the workstation to the device: bundles, what they promise, and the steps around a model."""
+"""Bundles, their manifest and golden outputs, and the processing steps around a model."""

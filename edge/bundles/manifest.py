@@ -180,7 +180,7 @@ class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
 class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
     """The one column of ``logits`` (FP32, [-1, 1]) under the name of what it is, ``output`` (FP32, [-1, 1]).
 
-    As the model gives it: it may lie beyond the scale that it was trained on, and ``measures`` are of this very value.
+    As the model gives it: it may be beyond the scale that it was trained on, and ``measures`` are of this very value.
     """
 
     logits: TensorName

@@ -29,7 +29,7 @@ _DEFAULT_REQUESTS = 2000
 )
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1, show_default=True)
 @click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True, help="Batch size of each request.")
-@click.option("--target", default="auto", show_default=True, help="Backend, as `fewheads build --target`.")
+@click.option("--target", default="auto", show_default=True, help="Runtime, as `fewheads build --target`.")
 @click.option(
     "--cache", type=click.Path(path_type=Path), help="Directory of built models.  [default: ~/.cache/fewheads]"
 )

@@ -73,7 +73,7 @@ def runtime_checks(root: Path = Path("/")) -> Iterator[Check]:
     """Yield each runtime's version, and which of them ``auto`` takes and why.
 
     Args:
-        root: where the files are that tell a Jetson.
+        root: directory of the files that identify a Jetson.
     """
     jetson = jetson_model(root)
     yield Check("jetson", "ok", jetson or "no")

@@ -34,7 +34,7 @@ from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
     default=(PINNED, LOAD, DEADLINE),
     show_default=True,
 )
-@click.option("--target", default="auto", show_default=True, help="Backend, as `fewheads build --target`.")
+@click.option("--target", default="auto", show_default=True, help="Runtime, as `fewheads build --target`.")
 @click.option(
     "--cache", type=click.Path(path_type=Path), help="Directory of built models.  [default: ~/.cache/fewheads]"
 )

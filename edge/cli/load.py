@@ -250,7 +250,7 @@ def _show(report: LoadReport) -> None:
     if report.causes:
         print_table(
             "Without an answer",
-            ["outcome", "cause", "count", "told after p50 ms", "p99 ms", "come again after, p50 ms"],
+            ["outcome", "cause", "count", "answered after p50 ms", "p99 ms", "come again after, p50 ms"],
             [
                 [
                     each.outcome,

@@ -1,1 +1,1 @@
-"""gRPC over its own library, the default transport."""
+"""gRPC over its own library: the transport where nghttp2 is not installed."""

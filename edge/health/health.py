@@ -91,7 +91,7 @@ class Health:
                 yield f"{subject} is not served: {entry.reason}"
             elif entry.state == "READY":
                 if entry.reason:
-                    yield f"{subject} is not what lies in the repository: {entry.reason}"
+                    yield f"{subject} differs from the repository: {entry.reason}"
                 broken = _broken(entry)
                 if broken:
                     yield f"{subject}: {broken}"

@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self._receiving = False
         self._loop = asyncio.get_running_loop()
 
-    # What asyncio tells.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._flush()
 
-    # What the server asks for as it goes down.
+    # Shutdown.
 
     @property
     def idle(self) -> bool:

@@ -70,7 +70,8 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     """
     size = sum([len(name) + len(value) for name, value in fields]) + _FIELD_BYTES * len(fields)
     if size > max_bytes:
-        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"metadata: got {size} bytes, expected at most {max_bytes}")
+        details = f"metadata: got {size} bytes, expected at most {max_bytes}. Send fewer or shorter fields."
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
     named = dict(fields)
     if named[b":method"] != b"POST":
         raise NotGrpc(b"405")
@@ -93,7 +94,8 @@ def _is_grpc(content_type: bytes) -> bool:
 def _seconds(timeout: bytes) -> float:
     number, unit = timeout[:-1], _SECONDS.get(timeout[-1:])
     if unit is None or not number.isdigit() or len(number) > 8:
-        details = f"grpc-timeout: got {timeout[:20]!r}, expected at most 8 digits and one of H, M, S, m, u, n."
+        expected = "at most 8 digits and one of H, M, S, m, u, n"
+        details = f"grpc-timeout: got {timeout[:20]!r}, expected {expected}. Send 500m, for example, for 500 ms."
         raise Refused(grpc.StatusCode.INTERNAL, details)
     return int(number) * unit
 

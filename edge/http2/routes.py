@@ -1,4 +1,4 @@
-"""Which handler answers which method."""
+"""Routing table from method names to handlers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Direct(NamedTuple):
 
 
 class _Details(NamedTuple):
-    """What a generic handler of gRPC asks of a call."""
+    """Details of a call for gRPC's generic handlers."""
 
     method: str
     invocation_metadata: Metadata

@@ -121,7 +121,7 @@ class Rpc:
         if not self.done and self._handler.request_streaming:
             self._start(self._streaming())
 
-    # What the connection tells.
+    # Called by the connection.
 
     def receive(self, data: bytes, ended: bool) -> None:
         """Take bytes of the request, and whether they are the last."""
@@ -137,7 +137,8 @@ class Rpc:
             if self._handler.request_streaming:
                 self._wake()
             elif len(self._inbox) > 1 or (ended and not self._inbox):
-                raise Refused(_INTERNAL, f"expected one message, got {len(self._inbox)}")
+                details = f"request: got {len(self._inbox)} messages, expected 1. Send exactly one, and then end the request."
+                raise Refused(_INTERNAL, details)
         except Refused as refused:
             self._cut(refused.code, refused.details)
             return
@@ -161,7 +162,7 @@ class Rpc:
         if self._task:
             await asyncio.wait([self._task])
 
-    # What the handler asks for, as grpc.aio.ServicerContext.
+    # Called by the handler, as on grpc.aio.ServicerContext.
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline, at least 0; None without one."""

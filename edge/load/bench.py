@@ -1,4 +1,4 @@
-"""What serving costs: the same requests through the runner alone and through the server, in turns, in one run."""
+"""Serving overhead: the same requests through the runner alone and through the server, in turns, in one run."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def bench(
         requests: how many to send in all, after as many tenths to warm up.
         concurrency: how many clients send at once, each waiting for its answer before the next request.
         rows: batch size of each request.
-        target: the backend for the in-process side and for a server that is started.
-        cache: where built models lie.
+        target: the runtime for the in-process side and for a server that is started.
+        cache: directory of built models.
         credentials: to reach the server at ``url`` with.
         advanced: called after each of the rounds.
 
@@ -129,10 +129,10 @@ def server_for(
     """Yield the address of the server at ``url``, or of one that serves the bundles for the time of the block.
 
     Args:
-        bundles: what it shall serve.
+        bundles: the bundles to serve.
         url: a server that does so already; None starts one, on a free port.
-        target: the backend of one that is started.
-        cache: where built models lie.
+        target: the runtime of one that is started.
+        cache: directory of built models.
         arguments: more arguments of ``fewheads serve`` for one that is started.
 
     Raises:

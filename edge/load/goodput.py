@@ -1,7 +1,7 @@
-"""What a server is worth when more is asked of it than it can do: answers within the deadline, by policy.
+"""Goodput under overload: answers within the deadline, by policy.
 
-Requests come at fixed times, whether the answers keep up or not: clients that wait for each other would ask for less as
-soon as the server is slow, and hide what an overload does.
+Requests come at fixed times, whether the answers keep up or not: clients that wait for answers would send less as
+soon as the server is slow, and hide the overload.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def goodput(
     Args:
         path: the bundle; its golden inputs are the requests.
         policies: what the requests ask for; see :mod:`edge.scheduling.elastic`.
-        factor: how many times its capacity is asked of the full tier.
+        factor: offered load, as a multiple of the full tier's capacity.
         seconds: of each burst.
         rounds: bursts of each policy, in turns, so that a noisy neighbour disturbs all alike.
         deadline_ms: of each request; None is 20 times what one takes, and 50 at least.
-        target: the backend.
-        cache: where built models lie.
+        target: the runtime.
+        cache: directory of built models.
         arguments: more arguments of ``fewheads serve``.
         advanced: called after each burst.
 

@@ -47,7 +47,7 @@ font-weight:500}.tables{overflow-x:auto}
 
 
 def check_place(path: Path) -> None:
-    """Check before a run where its report shall go.
+    """Check the path of a report before its run.
 
     Raises:
         UsageError: it is no ``.html``, or its directory is not there.
@@ -195,7 +195,7 @@ def _tables(report: LoadReport) -> str:
     if report.causes:
         made += _table(
             "Without an answer",
-            ["outcome", "cause", "count", "told after, p50 ms", "come again after, p50 ms"],
+            ["outcome", "cause", "count", "answered after, p50 ms", "come again after, p50 ms"],
             [
                 [each.outcome, each.cause, each.count, each.latency.p50_ms, _blank(each.retry_after_p50_ms)]
                 for each in report.causes

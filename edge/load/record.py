@@ -1,4 +1,4 @@
-"""What became of each request: one row for each, in columns of numbers, and nothing else is kept of it."""
+"""Outcomes of a load run: one row of numbers for each request."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Record:
 
     def _number(self, name: str) -> int:
         if name not in self._names and len(self._names) >= _MAX_NAMES:
-            name = "other"  # a server whose every message is another one shall not fill the memory
+            name = "other"  # a server whose every message is another one must not fill the memory
         return self._names.setdefault(name, len(self._names))
 
 

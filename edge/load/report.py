@@ -1,4 +1,4 @@
-"""What a load run showed: outcomes that add up, percentiles of every group, and both over time."""
+"""Report of a load run: outcomes that add up, percentiles of every group, and both over time."""
 
 from __future__ import annotations
 

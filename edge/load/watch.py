@@ -62,6 +62,6 @@ class MemoryWatch:
         try:
             reading = self._client.telemetry()
         except ServerError:
-            return  # it is another server, or gone; what the requests meet tells more
+            return  # another server, or none; the outcomes of the requests say more
         now = time.perf_counter() - self._begun
         self._samples += [(now, memory.size_bytes) for memory in reading.memory if memory.kind == "process_rss"]

@@ -1,4 +1,4 @@
-"""What is asked: models, tiers, priorities and deadlines in given shares, as messages that are ready to be sent."""
+"""Request mix of a load run: models, tiers, priorities and deadlines in given shares, as ready messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
     Attributes:
         model: its name.
-        choice: the policy or the tier that is asked for; empty for the server's choice.
+        choice: the requested policy or tier; empty for the server's choice.
         priority: 1 to 10; 0 for the server's default.
         deadline_ms: from when a request is due; 0 for none.
         tiered: whether the model has several tiers, so that an answer says which gave it.
@@ -98,7 +98,7 @@ class Workload:
     """An endless sequence of requests, the same for the same seed.
 
     Args:
-        bundles: whose models are asked, and how many parts of the requests each gets.
+        bundles: the models to send requests to, and the share of each.
         rows: of each request.
         choices: policies or tiers, and their parts.
         priorities: likewise.

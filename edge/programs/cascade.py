@@ -21,7 +21,7 @@ class Cascade:
     """Runs a tier by name, or under :data:`AUTO` the lean tier and, for the rows that it is not sure of, the full one.
 
     Args:
-        config: the tiers, the output that tells how sure the lean one is, and the margin below which it is not.
+        config: the tiers, the output that gives the lean tier's confidence, and the margin below which the full tier answers.
         runners: of the tiers, by name.
     """
 

@@ -1,7 +1,7 @@
-"""Whether a model may be loaded: what it will take, against what there is.
+"""Memory check before a model is loaded: its estimated need against the available memory.
 
-On a Jetson the processor and the GPU share the memory, so what is too much ends in the kernel killing some process, and
-seldom the right one.
+On a Jetson the processor and the GPU share the memory. When it runs out, the kernel kills a process, and seldom the
+right one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MemoryBudget:
         if available is None or needed + self._headroom_bytes <= available.size_bytes - self._reserved:
             return
         others = f", of which {_mib(self._reserved)} are for others that are being loaded" if self._reserved else ""
-        headroom = f"{_mib(self._headroom_bytes)} that shall stay free"
+        headroom = f"{_mib(self._headroom_bytes)} to be kept free"
         raise LoadFailed(
             f"memory for {bundle.manifest.name}:{bundle.manifest.version}",
             given=Literally(f"{_mib(available.size_bytes)} available ({available.source}){others}"),

@@ -1,4 +1,4 @@
-"""A model that can be asked: a bundle, its preprocessing, its loaded runner."""
+"""A served model: its bundle, its preprocessing and its loaded runner."""
 
 from __future__ import annotations
 

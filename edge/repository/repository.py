@@ -25,7 +25,7 @@ class Repository:
     Args:
         directory: every subdirectory whose name does not start with a dot is a bundle, unless this is a bundle itself.
         device: where models are loaded and run.
-        target: the backend, as ``fewheads build --target`` takes it.
+        target: the runtime, as ``fewheads build --target`` takes it.
         cache: directory of the models that have been built.
         options: what all models have in common.
         budget: refuses models for which the memory has no room; None refuses none.

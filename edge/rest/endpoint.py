@@ -1,4 +1,4 @@
-"""What every HTTP request has in common: who may ask, how much is read, and the status of each error."""
+"""Steps common to all HTTP requests: authorization, the limit of the body, and the status of each error."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Endpoints:
         if encoding != "identity":
             fix = "Send the body as it is, or compress it over gRPC."
             raise Unsupported("Content-Encoding", given=encoding, expected="none", fix=fix)
-        told = request.headers.get("content-length", "0")  # digits, or the HTTP library would have refused it
-        if int(told) > self._max_message_bytes:
-            raise self._too_large(f"{told} bytes")
+        announced = request.headers.get("content-length", "0")  # digits, or the HTTP library would have refused it
+        if int(announced) > self._max_message_bytes:
+            raise self._too_large(f"{announced} bytes")
         chunks: list[bytes] = []
         size = 0
         async for chunk in request.stream():

@@ -44,14 +44,14 @@ class Wanted(NamedTuple):
     outputs: dict[str, bool]
 
     def binary(self, name: str) -> bool:
-        """Say whether an output shall be binary data."""
+        """Say whether the client wants an output as binary data."""
         return self.outputs.get(name, self.default)
 
 
 def infer_request(
     model: str, version: str, body: bytes, json_length: str | None
 ) -> tuple[pb.ModelInferRequest, Wanted]:
-    """Return the message that a body asks for, its tensors raw, and how the outputs shall be sent.
+    """Return the message that a body asks for, its tensors raw, and the encoding of the outputs.
 
     What contradicts the model's metadata is not seen here, but where the message is answered.
 
@@ -100,7 +100,7 @@ def check_outputs(request: pb.ModelInferRequest, wanted: Wanted, metadata: pb.Mo
 
 
 def all_binary(request: pb.ModelInferRequest, wanted: Wanted) -> bool:
-    """Say whether no output shall be JSON."""
+    """Say whether the client wants every output as binary data."""
     if not request.outputs:
         return wanted.default
     return all(wanted.binary(output.name) or is_shared(output.parameters) for output in request.outputs)

@@ -45,7 +45,7 @@ def parameters_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]
 
 
 def load_parameters(document: Mapping[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
-    """Return the parameters with which a model shall be loaded or unloaded.
+    """Return the parameters of a load or unload request.
 
     Raises:
         InvalidRequest: one is neither a bool, nor a whole number of 64 bits, nor a string.

@@ -1,4 +1,4 @@
-"""The protocol over HTTP and JSON: which path asks what. It only translates."""
+"""Paths of the protocol over HTTP and JSON. It only translates."""
 
 from __future__ import annotations
 

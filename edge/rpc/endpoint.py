@@ -1,4 +1,4 @@
-"""What the gRPC endpoint of every transport has: the services, authorization, and health."""
+"""Services, authorization and health of the gRPC endpoint, common to all transports."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Endpoint:
         self.port = 0
         self._telemetry = telemetry
         self._health = HealthServicer()
-        for name in ("", INFERENCE, TELEMETRY):  # telemetry answers at once, the others when they are told to
+        for name in ("", INFERENCE, TELEMETRY):  # telemetry serves at once, the others once they are set to
             self.set_health(name, name == TELEMETRY)
         add_services(AuthorizedRegistrar(server, access) if access else server, inference, telemetry, self._health)
 

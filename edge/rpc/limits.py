@@ -1,4 +1,4 @@
-"""What one client may take of the gRPC endpoint before it has called anything, as gRPC's own options."""
+"""Connection limits of the gRPC endpoint, as gRPC's own options."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Limits:
             turn. It should be far above what the queue holds, which refuses with a status that says more.
         handshake_seconds: until TLS and HTTP/2 have to be agreed.
         idle_seconds: a connection without a call for so long is closed; clients open it again when they need it.
-        min_ping_seconds: pings that come quicker than this count as strikes. Stock clients send none unless they are
-            told to, and then every 10 s or so.
+        min_ping_seconds: pings that come quicker than this count as strikes. Stock clients send none unless
+            configured to, and then every 10 s or so.
         max_ping_strikes: pings too many, since the server last sent something else, that end a connection.
     """
 

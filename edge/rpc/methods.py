@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
     kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
-UNPARSEABLE = "the message is not the protobuf of this method"
+UNPARSEABLE = (
+    "request message: got bytes that do not parse, expected the protobuf of this method. "
+    "Send the type that the .proto file names for it."
+)
 #: Whether the client streams and whether the server does, to what makes a handler of that kind.
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,

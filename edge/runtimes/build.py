@@ -1,4 +1,4 @@
-"""From a bundle to a model that this machine runs: builds it into the cache, loads it from there, and checks it."""
+"""Builds a bundle's model into the cache, loads it from there, and checks its golden outputs."""
 
 from __future__ import annotations
 

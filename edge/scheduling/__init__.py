@@ -1,1 +1,1 @@
-"""Which request is computed when, with which others, and by which tier."""
+"""Scheduling: admission, queueing, batching, and the choice of tiers."""

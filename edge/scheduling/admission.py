@@ -1,4 +1,4 @@
-"""Whether a request may wait: by what waits already, and by when it is predicted to be answered."""
+"""Admission control: the bounds of the queue, and predicted deadline misses."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Admission:
         self._returns = returns
 
     def check(self, job: Job, now: float, cause: str | None, before: Callable[[], Iterable[Begun]]) -> None:
-        """Refuse a job that there is no room for, or no time; note in it what it was promised.
+        """Refuse a job for which there is no room or no time; note in it the predicted finish.
 
         Args:
-            job: that shall wait.
+            job: the request to admit.
             now: in ``time.monotonic()`` seconds.
             cause: which bound of the queue it would break; None where there is room.
             before: returns the runs that it has to wait for beside what is in the queue.

@@ -1,4 +1,4 @@
-"""Which requests may share a run, how their inputs are joined, and how the outputs are split again."""
+"""Batch formation: compatible requests, their joined inputs, and the outputs split again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""By how much predictions fall short at the moment: learnt from the promises that were made and what came of them.
+"""Corrects latency predictions from observed deadline misses.
 
-Run times are averaged over many runs, so their predictions are stale while the machine slows down, and what waits may
-be joined by others that make the runs before it longer. Whatever the reason is, a promise that was not kept shows it.
+Run times are averaged over many runs, so their predictions are stale while the machine slows down, and later
+requests may lengthen the runs before one that waits. Either way, a missed deadline shows it.
 """
 
 from __future__ import annotations

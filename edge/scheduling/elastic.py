@@ -1,4 +1,4 @@
-"""Which tier answers a request that leaves it open: a fixed one, the router's, or one that is lean enough for now."""
+"""Tier selection for requests that leave it open: a fixed tier, the router's, or one that is lean enough for now."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Lane:
         on_gpu: whether it needs a device that can be lost to the process.
 
     Attributes:
-        options: what a request of this tier asks of the program.
+        options: the program's options for a request of this tier.
         latency: how long its runs take.
         failures: of its runs since the last success.
     """

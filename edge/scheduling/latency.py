@@ -1,4 +1,4 @@
-"""How long a tier takes, learnt from the runs that it has done: the table behind admission and the choice of tiers."""
+"""Table of run times by tier, learnt from finished runs: the basis of admission and tier selection."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who may ask what, how often, and over which connection."""
+"""Tokens and scopes, rate limits and TLS."""

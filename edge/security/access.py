@@ -1,4 +1,4 @@
-"""Who may call what: the one decision that gRPC and HTTP share, whatever carries the token."""
+"""Access control: the one authorization decision that gRPC and HTTP share, whatever carries the token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often each client may ask: a token bucket for every one of them, and a bound on the buckets."""
+"""Rate limit for each client: token buckets, bounded in number."""
 
 from __future__ import annotations
 

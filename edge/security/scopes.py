@@ -1,4 +1,4 @@
-"""Which RPC asks which right of its caller. The one table: what is not in it is nobody's."""
+"""Table of the scope that each RPC requires; an RPC that is not in it is denied."""
 
 from __future__ import annotations
 

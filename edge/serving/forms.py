@@ -1,6 +1,6 @@
 """A cache of validated request forms: clients repeat themselves in everything but ids and values.
 
-Of a request that was accepted once, all but its id and the values of its tensors is remembered: names, datatypes,
+Of a request that was checked once, all but its id and the values of its tensors is remembered: names, datatypes,
 shapes, parameters and requested outputs. A request of the same form needs none of its checks again.
 """
 

@@ -319,7 +319,7 @@ class InferenceService:
         del error, reply  # its traceback may lead to this frame, which must not hold it in turn
 
     def _measure(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
-        """Take the times of an answered call, and put into its response what it asked to know."""
+        """Take the times of an answered call, and add those that it requested to its response."""
         if call.timer:
             call.timer.cancel()
         call.reply = None

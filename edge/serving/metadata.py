@@ -55,7 +55,7 @@ class Metadata:
         return self.accepting and self._health.server_sound() and models_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
-        """Whether a model can be asked and is sound; an unknown one cannot.
+        """Whether a model serves requests and is sound; False for an unknown one.
 
         Raises:
             InvalidRequest: the version is not a positive integer.

@@ -78,7 +78,7 @@ def encode_outputs(
         response: the message to fill.
         outputs: by name.
         names: which of them, in their order.
-        windows: where those go that shall be in shared memory.
+        windows: shared memory by output name, for the outputs that go there.
 
     Raises:
         InvalidRequest: an output does not fit into its shared memory.

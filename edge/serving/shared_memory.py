@@ -72,7 +72,7 @@ class Region:
 
 
 class Window:
-    """The part of a region that one tensor of a request is in, or shall go to.
+    """The part of a region that holds one tensor of a request or response.
 
     Args:
         region: which one; the window holds it, so an unregistered region lives until its last request has ended.

@@ -1,4 +1,4 @@
-"""Which tensors of a request are in shared memory, and where: the protocol's three parameters."""
+"""Shared-memory parameters of a request's tensors: region, size and offset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_shared(parameters: Mapping[str, pb.InferParameter]) -> bool:
 def input_window(
     parameters: Mapping[str, pb.InferParameter], shared_memory: SharedMemory | None, subject: str
 ) -> Window:
-    """Return where an input lies.
+    """Return the shared memory of an input.
 
     Raises:
         InvalidRequest: the parameters contradict the region or each other.
@@ -34,7 +34,7 @@ def input_window(
 
 
 def output_windows(request: pb.ModelInferRequest, shared_memory: SharedMemory | None) -> dict[str, Window]:
-    """Return where those outputs shall go that the request wants in shared memory.
+    """Return the shared memory of the outputs that the request wants there.
 
     Raises:
         InvalidRequest: the parameters contradict the region or each other.

@@ -49,7 +49,7 @@ def decode_inputs(
         request: the client's message.
         raw: its raw contents.
         specs: the model's inputs.
-        shared_memory: where inputs may lie; None where that is not allowed.
+        shared_memory: regions that inputs may refer to; None where that is not allowed.
 
     Raises:
         InvalidRequest: the request contradicts the specs or itself.

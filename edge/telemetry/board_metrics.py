@@ -23,7 +23,7 @@ _SENSORS = {
         "cause",
     ),
 }
-#: An integrated GPU has no UUID that the kernel tells, and Triton's metrics must have this label.
+#: An integrated GPU has no UUID in the kernel, and Triton's metrics must have this label.
 _INTEGRATED = "integrated"
 #: Triton's gauges, and the kind of sensor or memory that each is.
 _TRITON = {

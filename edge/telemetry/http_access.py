@@ -24,7 +24,7 @@ class GuardedPages:
     Args:
         application: what they come to.
         access: who may call what.
-        rpc: the RPC that tells the same.
+        rpc: the RPC that gives the same data.
     """
 
     def __init__(self, application: WSGIApplication, access: Access, rpc: str) -> None:

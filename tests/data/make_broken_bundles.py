@@ -230,7 +230,7 @@ def broken_manifests(good: Good) -> dict[str, Tree]:
             + b"]" * 50_000
             + b"}\n"
         ),
-        "huge-manifest": good.with_files(manifest_json=good.files["manifest.json"] + b"\n" * 2**18),
+        "huge-manifest": good.with_files(manifest_json=good.files["manifest.json"].rstrip() + b" " * 2**18 + b"\n"),
         "unknown-field": good.with_field("colour", value="blue"),
         "future-format": good.with_field("format_version", value=3),
         "format-zero": good.with_field("format_version", value=0),

@@ -57,7 +57,7 @@ def test_the_refusal_gives_all_numbers(tmp_path: Path) -> None:
     # Three tiers of a matrix of 4 MiB each, 2.3 times; one of them 0.8 times more while it is loaded.
     assert str(caught.value) == (
         "memory for tiered:1: got 100 MiB available (/proc/meminfo MemAvailable), expected 121 MiB: 31 MiB as its "
-        "files let expect, and 90 MiB that shall stay free. Unload another model, serve fewer tiers or instances, or "
+        "files let expect, and 90 MiB to be kept free. Unload another model, serve fewer tiers or instances, or "
         "lower --memory-headroom-bytes."
     )
 
@@ -142,6 +142,6 @@ def test_a_server_without_room_says_so_and_keeps_what_it_has(tmp_path: Path) -> 
             server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"))
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         (model,) = server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models
-        assert (model.state, "that shall stay free" in model.reason) == ("UNAVAILABLE", True)
+        assert (model.state, "to be kept free" in model.reason) == ("UNAVAILABLE", True)
     with served(repository, f"--memory-headroom-bytes={total}") as server:
-        assert "MiB that shall stay free" in server.ready.unavailable["a"]
+        assert "MiB to be kept free" in server.ready.unavailable["a"]

@@ -115,9 +115,9 @@ WRONG_TIMEOUTS = ("xS", "1", "S", "123456789S", "-1S", "+1S", "1.5S", "1s", "1 S
 WRONG = [
     Wrong("no such method", lambda c: c.call(1, "Zz"), UNIMPLEMENTED, "no such method"),
     Wrong("no such service", lambda c: c.call(1, "Echo", _path="/"), UNIMPLEMENTED),
-    Wrong("no DATA", lambda c: c.send(c.head(1, "Echo", "END_STREAM")), INTERNAL, "one message, got 0"),
-    Wrong("empty DATA", sends(b""), INTERNAL, "one message, got 0"),
-    Wrong("two messages", sends(2 * MESSAGE), INTERNAL, "one message, got 2"),
+    Wrong("no DATA", lambda c: c.send(c.head(1, "Echo", "END_STREAM")), INTERNAL, "request: got 0 messages, expected 1. Send exactly one"),
+    Wrong("empty DATA", sends(b""), INTERNAL, "request: got 0 messages, expected 1. Send exactly one"),
+    Wrong("two messages", sends(2 * MESSAGE), INTERNAL, "request: got 2 messages, expected 1. Send exactly one"),
     Wrong("half a prefix", sends(b"\0\0\0"), INTERNAL, "middle of a message"),
     Wrong("half a message", sends(prefix(b"xx") + b"x"), INTERNAL, "middle of a message"),
     Wrong("flag 7", sends(b"\7" + MESSAGE[1:]), INTERNAL, "compressed flag: got 7, expected 0 or 1"),
@@ -131,7 +131,7 @@ WRONG = [
     Wrong("a bomb", bomb, EXHAUSTED, "more, uncompressed"),
     Wrong("unknown encoding", sends(MESSAGE, grpc_encoding="zz"), UNIMPLEMENTED, "expected one of identity, deflate"),
     *(
-        Wrong(f"timeout {it!r}", sends(MESSAGE, grpc_timeout=it), INTERNAL, "grpc-timeout: got")
+        Wrong(f"timeout {it!r}", sends(MESSAGE, grpc_timeout=it), INTERNAL, "m, u, n. Send 500m, for example")
         for it in WRONG_TIMEOUTS
     ),
     Wrong("timeout of 0", sends(MESSAGE, grpc_timeout="0n"), DEADLINE, "deadline"),
@@ -181,7 +181,7 @@ async def test_metadata(port: int) -> None:
     assert not {"te", "content-type", "grpc-timeout", ":path"} & set(fields)
 
 
-async def test_limits_apply_as_on_grpcio(subject: Subject) -> None:
+async def test_limits_apply_as_on_the_other_transport(subject: Subject) -> None:
     async with (
         serving(subject, Limits(max_message_bytes=1000)) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,

@@ -210,7 +210,7 @@ def test_an_unparseable_message_ends_the_stream_after_the_answers_before_it(
         next(stream)
     assert [value_of(pb.ModelStreamInferResponse.FromString(data)) for data in received] == [0, 0]
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "not the protobuf" in caught.value.details()
+    assert "expected the protobuf of this method. Send the type" in caught.value.details()
     assert wait_until(lambda: is_at_rest(server))
 
 
