@@ -137,7 +137,7 @@ class Rpc:
             if self._handler.request_streaming:
                 self._wake()
             elif len(self._inbox) > 1 or (ended and not self._inbox):
-                details = f"request: got {len(self._inbox)} messages, expected 1. Send exactly one, and then end the request."
+                details = f"request: got {len(self._inbox)} messages, expected 1. Send exactly one, then end it."
                 raise Refused(_INTERNAL, details)
         except Refused as refused:
             self._cut(refused.code, refused.details)

@@ -21,7 +21,7 @@ class Cascade:
     """Runs a tier by name, or under :data:`AUTO` the lean tier and, for the rows that it is not sure of, the full one.
 
     Args:
-        config: the tiers, the output that gives the lean tier's confidence, and the margin below which the full tier answers.
+        config: the tiers, the output that gives the lean one's confidence, and the margin below which it is too low.
         runners: of the tiers, by name.
     """
 

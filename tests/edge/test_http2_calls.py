@@ -115,9 +115,9 @@ WRONG_TIMEOUTS = ("xS", "1", "S", "123456789S", "-1S", "+1S", "1.5S", "1s", "1 S
 WRONG = [
     Wrong("no such method", lambda c: c.call(1, "Zz"), UNIMPLEMENTED, "no such method"),
     Wrong("no such service", lambda c: c.call(1, "Echo", _path="/"), UNIMPLEMENTED),
-    Wrong("no DATA", lambda c: c.send(c.head(1, "Echo", "END_STREAM")), INTERNAL, "request: got 0 messages, expected 1. Send exactly one"),
-    Wrong("empty DATA", sends(b""), INTERNAL, "request: got 0 messages, expected 1. Send exactly one"),
-    Wrong("two messages", sends(2 * MESSAGE), INTERNAL, "request: got 2 messages, expected 1. Send exactly one"),
+    Wrong("no DATA", lambda c: c.send(c.head(1, "Echo", "END_STREAM")), INTERNAL, "got 0 messages, expected 1. Send"),
+    Wrong("empty DATA", sends(b""), INTERNAL, "got 0 messages, expected 1. Send"),
+    Wrong("two messages", sends(2 * MESSAGE), INTERNAL, "got 2 messages, expected 1. Send"),
     Wrong("half a prefix", sends(b"\0\0\0"), INTERNAL, "middle of a message"),
     Wrong("half a message", sends(prefix(b"xx") + b"x"), INTERNAL, "middle of a message"),
     Wrong("flag 7", sends(b"\7" + MESSAGE[1:]), INTERNAL, "compressed flag: got 7, expected 0 or 1"),
