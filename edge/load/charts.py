@@ -31,7 +31,7 @@ class Axis(NamedTuple):
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return where a value lies, 0 to 1; what is beyond the axis lies at its end."""
+        """Return the position of a value, 0 to 1; values beyond the axis are at its end."""
         low, high, at = self.low, self.high, value
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(max(value, self.low))

@@ -49,7 +49,7 @@ def output_windows(request: pb.ModelInferRequest, shared_memory: SharedMemory | 
 
 
 def tell(tensor: pb.ModelInferResponse.InferOutputTensor, window: Window, byte_size: int) -> None:
-    """Say in a response where its output lies, and how many bytes of the window it takes."""
+    """Say in a response where its output is, and how many bytes of the window it takes."""
     tensor.parameters[_REGION].string_param = window.region.name
     tensor.parameters[_BYTE_SIZE].int64_param = byte_size
     if window.offset:
