@@ -14,8 +14,8 @@ import pytest
 import edge
 from edge.protocol import INFERENCE
 from edge.settings import TRANSPORTS
-from tests.edge.test_leaks import serving_here
-from tests.edge.test_status_codes import good
+from tests.edge.in_process import serving_here
+from tests.edge.sample_requests import good
 
 HOUSE = str(Path(edge.__file__).parent)
 #: It was 31 when each transport, and a short way for small requests, had code of its own.
