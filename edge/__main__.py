@@ -13,7 +13,7 @@ import click
 from edge import __version__
 from edge.errors import FewheadsError, Literally, UsageError
 
-_EPILOG = """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broken bundle, 4 golden check failed, 5 backend missing or
+_EPILOG = """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broken bundle, 4 golden check failed, 5 runtime missing or
 refused, 6 server unreachable or failed, 7 request refused, 8 device lost, 9 run stuck, 10 shutdown not in time, 130
 interrupted.
 

@@ -20,9 +20,9 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from tests.edge.asking import ask, tensor
 from tests.edge.models import write_oracle_bundle
+from tests.edge.sample_requests import expression
 from tests.edge.test_limits import PREFACE
 from tests.edge.test_overload import busy
-from tests.edge.test_status_codes import expression
 
 Code = grpc.StatusCode
 OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}

@@ -27,8 +27,8 @@ from edge.security.scopes import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES
 from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.sample_requests import REGION, good
 from tests.edge.secured import bearer, tokens_file
-from tests.edge.test_status_codes import REGION, good
 
 SERVICES = (INFERENCE, TELEMETRY, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
 HEALTH_NAME = health_pb2.HealthCheckRequest(service="")

@@ -19,9 +19,9 @@ from edge.server import Ready
 from tests.edge import sentiment
 from tests.edge.conftest import ORACLE
 from tests.edge.models import EXPRESSIONS, evaluate, write_oracle_bundle
+from tests.edge.sample_requests import expression
 from tests.edge.serving_models import write_busy_bundle
 from tests.edge.test_overload import busy, wait_until
-from tests.edge.test_status_codes import expression
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 QUEUE_BYTES = 100

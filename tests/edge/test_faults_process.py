@@ -22,7 +22,7 @@ from edge.pb import inference_pb2_grpc
 from tests.edge.gauges import wait_until
 from tests.edge.models import write_oracle_bundle
 from tests.edge.processes import Served, served
-from tests.edge.test_status_codes import expression
+from tests.edge.sample_requests import expression
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready
 from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.test_status_codes import ROWS, good
+from tests.edge.sample_requests import good
+from tests.edge.test_status_codes import ROWS
 
 EXAMPLES = 5000  # of each of the two kinds
 #: Growth that is no leak: allocator pools, and counters of error kinds.

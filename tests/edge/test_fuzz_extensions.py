@@ -22,9 +22,10 @@ from edge.server import Ready
 from tests.edge.conftest import ORACLE
 from tests.edge.gauges import is_at_rest, wait_until
 from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.sample_requests import good
 from tests.edge.test_fuzz import mutated
 from tests.edge.test_fuzz import requests as infer_requests
-from tests.edge.test_status_codes import ROWS, good
+from tests.edge.test_status_codes import ROWS
 
 EXAMPLES = 150  # of each of the three kinds
 ALLOWED_GROWTH_BYTES = 24 * 2**20

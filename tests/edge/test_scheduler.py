@@ -8,20 +8,23 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Overloaded
+from edge.programs.program import Computed, Options
+from edge.scheduling.batching import Joiner
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.use_count import UseCount
 from tests.edge.gauges import wait_until
-from tests.edge.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
+from tests.edge.lanes import VALUES, WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
 
 ROW_BYTES = 4
 until = partial(wait_until, seconds=10)
@@ -81,6 +84,29 @@ def test_an_exception_reaches_its_own_job_only(scheduler: Scheduler, kind: type[
     with pytest.raises(kind, match="mine"):
         scheduler.call(fail)
     assert scheduler.call(lambda: 3) == 3
+
+
+class Returning:
+    """A program that returns what a test wants for negative rows, and the rows for others."""
+
+    def __init__(self, computed: Any) -> None:
+        self._computed = computed
+
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Any:
+        return self._computed if (inputs["x"] < 0).any() else Computed({"y": inputs["x"]})
+
+
+@pytest.mark.parametrize("max_rows", [0, 8])
+@pytest.mark.parametrize("computed", [None, Computed({"y": None})], ids=["no result", "no array"])  # type: ignore[dict-item]
+def test_what_is_no_array_fails_its_own_job_only(scheduler: Scheduler, computed: Any, max_rows: int) -> None:
+    lane = Lane("full", Returning(computed), Joiner(VALUES, {}), max_rows=max_rows)
+    with occupied(scheduler):
+        before, failing, after = (submitted(scheduler, job_of(lane, value)) for value in (1, -1, 2))
+    assert failing.exception(WAIT)
+    assert failing.answer is None
+    assert (output(before).item(), output(after).item()) == (1, 2)
+    assert not scheduler.runs.lost
+    assert output(submitted(scheduler, job_of(lane, 3))).item() == 3
 
 
 def test_a_full_queue_refuses_and_recovers(scheduler: Scheduler) -> None:

@@ -5,8 +5,6 @@ The rows follow the codes that a real Triton gives, except where its answer is a
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
@@ -14,10 +12,23 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge.bundles.expression import tokenize
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.edge.conftest import ORACLE, VERSIONED
+from tests.edge.sample_requests import (
+    LOAD,
+    REGION,
+    TOKENS,
+    UNLOAD,
+    changed,
+    expression,
+    good,
+    log_setting,
+    parameter,
+    shaped,
+    trace_setting,
+    typed,
+)
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True
@@ -27,58 +38,6 @@ NOT_FOUND = grpc.StatusCode.NOT_FOUND
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 OK = grpc.StatusCode.OK
-
-TOKENS = tokenize(["3 - -4 + 2"])
-
-
-def good(rows: int = 1) -> pb.ModelInferRequest:
-    """A request that would be answered."""
-    request = pb.ModelInferRequest(model_name=ORACLE)
-    request.inputs.add(name="x", datatype="FP32", shape=[rows, 15])
-    request.raw_input_contents.append(TOKENS.tobytes() * rows)
-    return request
-
-
-def typed() -> pb.ModelInferRequest:
-    request = good()
-    del request.raw_input_contents[:]
-    request.inputs[0].contents.fp32_contents.extend(TOKENS[0].tolist())
-    return request
-
-
-def changed(change: Callable[[pb.ModelInferRequest], Any], start: Callable[[], pb.ModelInferRequest] = good) -> Any:
-    request = start()
-    change(request)
-    return request
-
-
-def shaped(*shape: int) -> pb.ModelInferRequest:
-    return changed(lambda r: r.inputs[0].ClearField("shape") or r.inputs[0].shape.extend(shape))
-
-
-def parameter(name: str, **value: Any) -> pb.ModelInferRequest:
-    return changed(lambda r: r.parameters[name].MergeFrom(pb.InferParameter(**value)))
-
-
-def expression(*elements: bytes, shape: tuple[int, ...] | None = None) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=ORACLE)
-    request.inputs.add(name="expression", datatype="BYTES", shape=shape or (len(elements), 1))
-    request.raw_input_contents.append(b"".join(struct.pack("<I", len(e)) + e for e in elements))
-    return request
-
-
-def log_setting(name: str, **value: Any) -> pb.LogSettingsRequest:
-    return pb.LogSettingsRequest(settings={name: pb.LogSettingsRequest.SettingValue(**value)})
-
-
-def trace_setting(name: str, *value: str) -> pb.TraceSettingRequest:
-    return pb.TraceSettingRequest(settings={name: pb.TraceSettingRequest.SettingValue(value=value)})
-
-
-LOAD = pb.RepositoryModelLoadRequest(model_name=ORACLE)
-UNLOAD = pb.RepositoryModelUnloadRequest(model_name=ORACLE)
-REGION = pb.SystemSharedMemoryRegisterRequest(name="a", key="/a", byte_size=1)
-CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")
 
 
 class Row(NamedTuple):

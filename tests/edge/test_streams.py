@@ -26,9 +26,9 @@ from edge.serving.streams import MAX_IN_FLIGHT
 from tests.edge.conftest import ORACLE
 from tests.edge.gauges import gauge, is_at_rest, wait_until
 from tests.edge.open_stream import Sender
+from tests.edge.sample_requests import expression
 from tests.edge.serving_models import ECHO_MAX
 from tests.edge.test_overload import busy, failures
-from tests.edge.test_status_codes import expression
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

@@ -23,8 +23,8 @@ from edge.settings import TRANSPORTS
 from tests.edge.commands import fewheads, refusal
 from tests.edge.gauges import values
 from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.sample_requests import expression, good
 from tests.edge.secured import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
-from tests.edge.test_status_codes import expression, good
 
 DAY = timedelta(days=1)
 

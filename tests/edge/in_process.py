@@ -1,0 +1,67 @@
+"""A server in the process of the test, so that a test can look into it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.server import Ready, serve
+from edge.settings import Settings
+from tests.edge.models import ORACLE_BUNDLE, serialized
+from tests.edge.serving_models import write_bundle_of
+
+
+def write_failing_bundle(directory: Path) -> None:
+    """``failing``: returns the element at ``index`` of three; beyond them the runtime fails."""
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["elements", "index"], ["element"])],
+        "failing",
+        [helper.make_tensor_value_info("index", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("element", TensorProto.INT64, [1])],
+        [numpy_helper.from_array(np.array([7, 8, 9], np.int64), "elements")],
+    )
+    index = np.array([1], np.int64)
+    write_bundle_of(directory, "failing", serialized(graph), {"index": index}, {"element": index + 7})
+
+
+@asynccontextmanager
+async def serving_here(
+    directory: Path, transport: str = Settings.transport, **options: Any
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A server in this process, with everything on, and a connection to it."""
+    repository = directory / "repository"
+    repository.mkdir()
+    shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
+    write_failing_bundle(repository)
+    settings = Settings(
+        repository=repository,
+        cache=directory / "cache",
+        grpc_port=0,
+        transport=transport,
+        metrics_port=None,
+        model_control="explicit",
+        load_models=("*",),
+        allow_shared_memory=True,
+        allow_log_settings=True,
+        drain_seconds=5,
+        **options,
+    )
+    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(settings, ready.set_result))
+    await asyncio.wait({server, ready}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ready.result().grpc_port}") as channel:
+            yield channel
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await server

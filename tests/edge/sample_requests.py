@@ -1,0 +1,63 @@
+"""Requests to the models of the shared server: good ones, and variations of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from edge.bundles.expression import tokenize
+from edge.pb import inference_pb2 as pb
+from tests.edge.conftest import ORACLE
+
+TOKENS = tokenize(["3 - -4 + 2"])
+
+
+def good(rows: int = 1) -> pb.ModelInferRequest:
+    """A request that would be answered."""
+    request = pb.ModelInferRequest(model_name=ORACLE)
+    request.inputs.add(name="x", datatype="FP32", shape=[rows, 15])
+    request.raw_input_contents.append(TOKENS.tobytes() * rows)
+    return request
+
+
+def typed() -> pb.ModelInferRequest:
+    request = good()
+    del request.raw_input_contents[:]
+    request.inputs[0].contents.fp32_contents.extend(TOKENS[0].tolist())
+    return request
+
+
+def changed(change: Callable[[pb.ModelInferRequest], Any], start: Callable[[], pb.ModelInferRequest] = good) -> Any:
+    request = start()
+    change(request)
+    return request
+
+
+def shaped(*shape: int) -> pb.ModelInferRequest:
+    return changed(lambda r: r.inputs[0].ClearField("shape") or r.inputs[0].shape.extend(shape))
+
+
+def parameter(name: str, **value: Any) -> pb.ModelInferRequest:
+    return changed(lambda r: r.parameters[name].MergeFrom(pb.InferParameter(**value)))
+
+
+def expression(*elements: bytes, shape: tuple[int, ...] | None = None) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=ORACLE)
+    request.inputs.add(name="expression", datatype="BYTES", shape=shape or (len(elements), 1))
+    request.raw_input_contents.append(b"".join(struct.pack("<I", len(e)) + e for e in elements))
+    return request
+
+
+def log_setting(name: str, **value: Any) -> pb.LogSettingsRequest:
+    return pb.LogSettingsRequest(settings={name: pb.LogSettingsRequest.SettingValue(**value)})
+
+
+def trace_setting(name: str, *value: str) -> pb.TraceSettingRequest:
+    return pb.TraceSettingRequest(settings={name: pb.TraceSettingRequest.SettingValue(value=value)})
+
+
+LOAD = pb.RepositoryModelLoadRequest(model_name=ORACLE)
+UNLOAD = pb.RepositoryModelUnloadRequest(model_name=ORACLE)
+REGION = pb.SystemSharedMemoryRegisterRequest(name="a", key="/a", byte_size=1)
+CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")

@@ -1,0 +1,94 @@
+"""An inference service with real models and a real scheduler, in the event loop of the test and without a transport."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge.instruments.snapshot import Snapshot
+from edge.pb import inference_pb2 as pb
+from edge.repository.control import ModelControl
+from edge.repository.model import Model
+from edge.repository.repository import Repository
+from edge.scheduling.scheduler import Scheduler
+from edge.serving.inference import InferenceService
+from tests.edge.conftest import ORACLE
+from tests.edge.models import write_oracle_bundle
+
+
+class Running(NamedTuple):
+    """A service, and what it is made of.
+
+    Attributes:
+        service: answers requests.
+        scheduler: one worker.
+        repository: its models.
+        control: loads and unloads them.
+        directory: their bundles.
+    """
+
+    service: InferenceService
+    scheduler: Scheduler
+    repository: Repository
+    control: ModelControl
+    directory: Path
+
+    async def infer(self, request: pb.ModelInferRequest, deadline: float | None = None) -> pb.ModelInferResponse:
+        """Send a copy of a request, because the service takes it apart."""
+        return await self.service.infer(pb.ModelInferRequest.FromString(request.SerializeToString()), deadline)
+
+    def model(self, name: str = ORACLE) -> Model:
+        """The newest version that is ready."""
+        return self.repository.ready(name, "")[1]
+
+    def counted(self, name: str = ORACLE) -> Snapshot:
+        """The statistics of the newest version."""
+        return self.repository.find(name, "").statistics.snapshot()
+
+    async def at_rest(self, name: str = ORACLE) -> bool:
+        """Whether nothing of a model is in use, waits or is to be delivered, at the latest after some seconds."""
+        limit = time.monotonic() + 10
+        while not (resting := self._rests(name)) and time.monotonic() < limit:
+            await asyncio.sleep(0.001)
+        return resting
+
+    def _rests(self, name: str) -> bool:
+        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        return not (self.model(name).use.users or self.scheduler.depth or self.service._ended or pending)
+
+
+@asynccontextmanager
+async def running_service(
+    directory: Path,
+    write: Callable[[Path], Any] = lambda repository: write_oracle_bundle(repository / "first"),
+    *,
+    target: str = "onnxruntime",
+    device_bound: bool = False,
+    **options: Any,
+) -> AsyncIterator[Running]:
+    """Serve bundles while the block runs.
+
+    Args:
+        directory: for the repository and the cache.
+        write: writes the bundles into the repository.
+        target: the runtime.
+        device_bound: as the scheduler takes it.
+        options: of the service.
+    """
+    scheduler = Scheduler(256, device_bound=device_bound)
+    place = directory / "repository"
+    place.mkdir()
+    write(place)
+    repository = Repository(place, scheduler, target=target, cache=directory / "cache")
+    control = ModelControl(repository, "explicit")
+    try:
+        await control.start()
+        service = InferenceService(repository, scheduler, **options)
+        yield Running(service, scheduler, repository, control, place)
+        await control.close()
+    finally:
+        scheduler.close()

@@ -1,0 +1,360 @@
+"""The cache of validated forms: the same answers, and nothing passes that a full check would refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+import pytest
+
+from edge.bundles.expression import tokenize
+from edge.datatypes import Array
+from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, Overloaded, RequestError
+from edge.pb import inference_pb2 as pb
+from edge.protocol import INFERENCE
+from edge.security.access import CALLER
+from edge.security.rate import RateLimit, parse_rate
+from edge.serving import forms, inference
+from edge.serving.shared_memory import DIRECTORY, SharedMemory
+from edge.settings import TRANSPORTS
+from tests.edge import sentiment
+from tests.edge.conftest import ORACLE
+from tests.edge.in_process import serving_here
+from tests.edge.lanes import occupied
+from tests.edge.models import write_oracle_bundle
+from tests.edge.sample_requests import changed, expression, good, parameter, shaped, typed
+from tests.edge.secured import bearer, tokens_file
+from tests.edge.service import Running, running_service
+from tests.edge.serving_models import write_echo_bundle
+
+
+class Checks:
+    """Counts the requests that are checked in full."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def decode(self, *arguments: Any) -> dict[str, Array]:
+        self.count += 1
+        return decode_inputs(*arguments)
+
+
+decode_inputs = inference.decode_inputs
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    checks = Checks()
+    monkeypatch.setattr(inference, "decode_inputs", checks.decode)
+    return checks
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running_service(tmp_path) as running:
+        yield running
+        assert await running.at_rest()
+
+
+def of_text(text: str) -> pb.ModelInferRequest:
+    """The tokens of an expression, raw."""
+    request = good()
+    request.raw_input_contents[0] = tokenize([text]).tobytes()
+    return request
+
+
+def value(response: pb.ModelInferResponse) -> float:
+    (element,) = np.frombuffer(response.raw_output_contents[0], np.float32)
+    return float(element)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64])
+async def test_a_known_form_gets_the_same_answer(running: Running, checks: Checks, rows: int) -> None:
+    request = good(rows)
+    request.id = "seven"
+    first = await running.infer(request)
+    assert await running.infer(request) == first
+    assert (first.id, list(first.outputs[0].shape)) == ("seven", [rows, 1])
+    assert checks.count == 1
+    now = running.counted()
+    assert (now.success, now.inference_count, now.execution_count) == (2, 2 * rows, 2)
+
+
+async def test_other_values_and_another_id_are_of_the_same_form(running: Running, checks: Checks) -> None:
+    for text, expected in (("3 + 4", 7), ("3 - 4", -1), ("1 + 2 + 3", 6)):
+        request = of_text(text)
+        request.id = text
+        answer = await running.infer(request)
+        assert (answer.id, value(answer)) == (text, expected)
+    assert checks.count == 1
+
+
+@pytest.mark.parametrize("contents", [[b""], [bytes(8)], [bytes(120)], [bytes(60)] * 2, []], ids=len)
+async def test_contents_of_another_size_are_refused(running: Running, contents: list[bytes]) -> None:
+    def replace(request: pb.ModelInferRequest) -> None:
+        del request.raw_input_contents[:]
+        request.raw_input_contents.extend(contents)
+
+    await running.infer(good())
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            await running.infer(changed(replace))
+    assert value(await running.infer(good())) == 9
+
+
+async def test_a_refused_request_leaves_no_form(running: Running) -> None:
+    for _ in range(2):  # too many rows, a shape that the contents do not have, and an unknown output
+        for request in (good(65), shaped(2, 15), changed(lambda r: r.outputs.add(name="zz"))):
+            with pytest.raises(InvalidRequest):
+                await running.infer(request)
+    assert running.counted().failures == {"InvalidRequest": 6}
+
+
+async def test_a_known_form_keeps_its_deadline(running: Running) -> None:
+    await running.infer(good())
+    with pytest.raises(DeadlineExceeded):
+        await running.infer(good(), 0.0)
+    assert running.counted().failures == {"DeadlineExceeded": 1}
+
+
+class Case(NamedTuple):
+    """Requests of one form, each with its answer or the error that refuses it."""
+
+    name: str
+    write: Callable[[Path], Any]
+    steps: list[tuple[pb.ModelInferRequest, bytes | type[RequestError]]]
+
+
+def echo(datatype: str, raw: bytes, elements: int = 2) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=f"echo-{datatype.lower()}")
+    request.inputs.add(name=f"in_{datatype.lower()}", datatype=datatype, shape=[elements])
+    request.raw_input_contents.append(raw)
+    return request
+
+
+def texts(*elements: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def typed_values(*values: float) -> pb.ModelInferRequest:
+    def replace(request: pb.ModelInferRequest) -> None:
+        del request.inputs[0].contents.fp32_contents[:]
+        request.inputs[0].contents.fp32_contents.extend(values)
+
+    return changed(replace, typed)
+
+
+def number(value: float) -> bytes:
+    return np.float32(value).tobytes()
+
+
+REFUSED = InvalidRequest
+CASES = [
+    Case(
+        "BOOL",
+        partial(write_echo_bundle, datatype="BOOL"),
+        [(echo("BOOL", b"\0\1"), b"\0\1"), (echo("BOOL", b"\1\0"), b"\1\0"), (echo("BOOL", b"\0\2"), b"\0\1")],
+    ),
+    Case(
+        "BYTES",
+        partial(write_echo_bundle, datatype="BYTES"),
+        [(echo("BYTES", raw), raw) for raw in (texts(b"a", b"bc"), texts(b"ab", b"c"))]
+        + [(echo("BYTES", texts(b"abc", b"")[:-4] + b"zzzz"), REFUSED)],
+    ),
+    Case(
+        "typed",
+        lambda repository: write_oracle_bundle(repository / "first"),
+        [
+            (typed_values(*tokenize(["3 + 4"])[0].tolist()), number(7)),
+            (typed_values(*tokenize(["3 - 4"])[0].tolist()), number(-1)),
+            (typed_values(*range(14)), REFUSED),
+        ],
+    ),
+    Case(
+        "preprocessed",
+        lambda repository: write_oracle_bundle(repository / "first"),
+        [(expression(b"3 + 4"), number(7)), (expression(b"3 - 4"), number(-1)), (expression(b"3 ? 4"), REFUSED)],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_values_that_need_a_check_are_checked_each_time(tmp_path: Path, checks: Checks, case: Case) -> None:
+    async with running_service(tmp_path, case.write) as running:
+        for request, expected in case.steps:
+            if isinstance(expected, bytes):
+                assert (await running.infer(request)).raw_output_contents == [expected]
+            else:
+                with pytest.raises(expected):
+                    await running.infer(request)
+        assert checks.count == len(case.steps)
+
+
+@pytest.fixture
+def region() -> Iterator[Path]:
+    """A shared memory object with room for one row and its value."""
+    path = DIRECTORY / f"fewheads-forms-{os.getpid()}"
+    path.write_bytes(bytes(64))
+    yield path
+    path.unlink()
+
+
+def in_region(tensor: Any, offset: int, byte_size: int) -> None:
+    tensor.parameters["shared_memory_region"].string_param = "region"
+    tensor.parameters["shared_memory_offset"].int64_param = offset
+    tensor.parameters["shared_memory_byte_size"].int64_param = byte_size
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_shared_memory_is_looked_up_each_time(tmp_path: Path, checks: Checks, region: Path, side: str) -> None:
+    memory = SharedMemory(10_000, 10_000)
+    memory.register("region", f"/{region.name}", 0, 64)
+    async with running_service(tmp_path, shared_memory=memory) as running:
+        for text, expected in (("3 + 4", 7), ("3 - 4", -1), ("1 + 2", 3)):
+            request = of_text(text)
+            if side == "input":
+                with open(region, "r+b") as file:
+                    file.write(request.raw_input_contents.pop())
+                in_region(request.inputs[0], 0, 60)
+                assert value(await running.infer(request)) == expected
+            else:
+                in_region(request.outputs.add(name="value"), 60, 4)
+                assert (await running.infer(request)).raw_output_contents == [b""]
+                assert region.read_bytes()[60:] == number(expected)
+        memory.unregister("region")
+        with pytest.raises(NotFound, match="region"):
+            await running.infer(request)
+    assert checks.count == (4 if side == "input" else 3)  # the region of an output is looked up before the inputs
+
+
+async def test_another_parameter_is_another_form(running: Running) -> None:
+    plain, timings = good(), parameter("timings", bool_param=True)
+    for _ in range(3):
+        assert "request_ns" not in (await running.infer(plain)).parameters
+        assert "request_ns" in (await running.infer(timings)).parameters
+
+
+async def test_a_known_form_keeps_its_timeout(running: Running, checks: Checks) -> None:
+    patient, hasty = good(), parameter("timeout", int64_param=100_000)
+    for request in (patient, parameter("timeout", int64_param=60_000_000)):
+        await running.infer(request)
+    with occupied(running.scheduler):
+        waiting = asyncio.create_task(running.infer(patient))
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                await running.infer(hasty)
+        assert not waiting.done()
+    assert value(await waiting) == 9
+    assert checks.count == 3
+
+
+async def test_tiers_of_known_forms_stay_apart(tmp_path: Path, checks: Checks) -> None:
+    text = "fine fine bad"  # of which the lean tier knows the last word alone
+    ids = np.array([[sentiment.WORDS.index(word) for word in text.split()]], np.int64)
+
+    def tokens(tier: str) -> pb.ModelInferRequest:
+        request = pb.ModelInferRequest(model_name="sentiment")
+        for name, array in (("input_ids", ids), ("attention_mask", np.ones_like(ids))):
+            request.inputs.add(name=name, datatype="INT64", shape=ids.shape)
+            request.raw_input_contents.append(array.tobytes())
+        request.outputs.add(name="logits")
+        request.parameters["tier"].string_param = tier
+        return request
+
+    write = sentiment.write_sentiment_bundle
+    async with running_service(tmp_path, lambda repository: write(repository / "sentiment")) as running:
+        for _ in range(3):
+            for tier in sentiment.TIERS:
+                answer = await running.infer(tokens(tier))
+                assert answer.parameters["tier"].string_param == tier
+                logits = np.frombuffer(answer.raw_output_contents[0], np.float32)
+                assert logits.tolist() == sentiment.logits(text, tier).tolist()
+            with pytest.raises(InvalidRequest, match="got 'zz'"):
+                await running.infer(tokens("zz"))
+        assert checks.count == 3
+        assert running.counted("sentiment").failures == {"InvalidRequest": 3}
+        assert await running.at_rest("sentiment")
+
+
+async def test_a_newer_version_answers_at_once(running: Running) -> None:
+    pinned = changed(lambda request: request.MergeFrom(pb.ModelInferRequest(model_version="1")))
+    for request in (good(), pinned):
+        assert (await running.infer(request)).model_version == "1"
+    write_oracle_bundle(running.directory / "second", ORACLE, 2)
+    await running.control.load_model(ORACLE)
+    assert (await running.infer(good())).model_version == "2"
+    assert (await running.infer(pinned)).model_version == "1"
+
+
+async def test_an_unloaded_model_is_not_found_by_its_form(running: Running) -> None:
+    await running.infer(good())
+    with occupied(running.scheduler):
+        waiting = asyncio.create_task(running.infer(good()))
+        await asyncio.sleep(0)
+        unloading = asyncio.create_task(running.control.unload_model(ORACLE))
+        while running.repository.find(ORACLE, "").state != "UNLOADING":
+            await asyncio.sleep(0.001)
+        with pytest.raises(ModelNotReady, match="UNLOADING"):
+            await running.infer(good())
+    assert value(await waiting) == 9
+    await unloading
+    with pytest.raises(NotFound):
+        await running.infer(good())
+    await running.control.load_model(ORACLE)
+    assert value(await running.infer(good())) == 9
+
+
+async def test_the_rate_limit_counts_known_forms(tmp_path: Path, checks: Checks) -> None:
+    limit = RateLimit(parse_rate("1:2"), clock=lambda: 0.0)
+    async with running_service(tmp_path, limit=limit) as running:
+        for caller in ("camera", "robot"):
+            CALLER.set(caller)
+            for _ in range(2):
+                await running.infer(good())
+            with pytest.raises(Overloaded, match="requests of this client"):
+                await running.infer(good())
+    assert (checks.count, limit.refused) == (1, 2)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_known_form_needs_a_token(tmp_path: Path, transport: str) -> None:
+    secret = tokens_file(tmp_path / "tokens", camera=["infer"])["camera"]
+    async with serving_here(tmp_path, transport, tokens=tmp_path / "tokens") as channel:
+        call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
+        message = good().SerializeToString()
+        for _ in range(2):
+            await call(message, metadata=bearer(secret), timeout=10)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(message, timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_the_number_of_forms_is_bounded(running: Running, checks: Checks) -> None:
+    for number_ in range(2 * forms._MAX_FORMS + 88):
+        await running.infer(parameter(f"p{number_}", bool_param=True))
+        assert len(running.service._forms._forms) <= forms._MAX_FORMS
+    before = checks.count
+    assert value(await running.infer(parameter(f"p{number_}", bool_param=True))) == 9  # the last is known still
+    assert checks.count == before
+
+
+async def test_the_bytes_of_a_form_are_bounded(running: Running, checks: Checks) -> None:
+    def of_bytes(count: int) -> pb.ModelInferRequest:
+        request = parameter("note", string_param="")
+        key = len(forms.take_apart(parameter("note", string_param="x" * 3000))[2]) - 3000
+        request.parameters["note"].string_param = "x" * (count - key)
+        assert len(forms.take_apart(pb.ModelInferRequest.FromString(request.SerializeToString()))[2]) == count
+        return request
+
+    for count, checked in ((forms._MAX_FORM_BYTES, 1), (forms._MAX_FORM_BYTES + 1, 2)):
+        before = checks.count
+        for _ in range(2):
+            assert value(await running.infer(of_bytes(count))) == 9
+        assert checks.count - before == checked
