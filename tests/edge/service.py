@@ -68,6 +68,7 @@ async def running_service(
     *,
     target: str = "onnxruntime",
     device_bound: bool = False,
+    mode: str = "explicit",
     **options: Any,
 ) -> AsyncIterator[Running]:
     """Serve bundles while the block runs.
@@ -77,6 +78,7 @@ async def running_service(
         write: writes the bundles into the repository.
         target: the runtime.
         device_bound: as the scheduler takes it.
+        mode: of the model control.
         options: of the service.
     """
     scheduler = Scheduler(256, device_bound=device_bound)
@@ -84,7 +86,7 @@ async def running_service(
     place.mkdir()
     write(place)
     repository = Repository(place, scheduler, target=target, cache=directory / "cache")
-    control = ModelControl(repository, "explicit")
+    control = ModelControl(repository, mode)
     try:
         await control.start()
         service = InferenceService(repository, scheduler, **options)

@@ -283,14 +283,19 @@ async def test_tiers_of_known_forms_stay_apart(tmp_path: Path, checks: Checks) -
         assert await running.at_rest("sentiment")
 
 
-async def test_a_newer_version_answers_at_once(running: Running) -> None:
+async def test_a_newer_version_answers_at_once(tmp_path: Path) -> None:
     pinned = changed(lambda request: request.MergeFrom(pb.ModelInferRequest(model_version="1")))
-    for request in (good(), pinned):
-        assert (await running.infer(request)).model_version == "1"
-    write_oracle_bundle(running.directory / "second", ORACLE, 2)
-    await running.control.load_model(ORACLE)
-    assert (await running.infer(good())).model_version == "2"
-    assert (await running.infer(pinned)).model_version == "1"
+    async with running_service(tmp_path, mode="poll") as running:  # which leaves the first version as it is
+        for request in (good(), pinned):
+            assert (await running.infer(request)).model_version == "1"
+        write_oracle_bundle(running.directory / "second", ORACLE, 2)
+        polling = asyncio.create_task(running.control.poll(0.02))
+        while running.model().version != "2":
+            assert not polling.done()
+            await asyncio.sleep(0.001)
+        assert (await running.infer(good())).model_version == "2"
+        assert (await running.infer(pinned)).model_version == "1"
+        polling.cancel()
 
 
 async def test_an_unloaded_model_is_not_found_by_its_form(running: Running) -> None:
