@@ -308,8 +308,10 @@ class InferenceService:
                 error = wrong
             else:
                 self._measure(call, response, begun_ns, tier)
-                reply(response)
-                self._account(call, tier)  # what reads these numbers comes after this on the same thread
+                try:
+                    reply(response)
+                finally:
+                    self._account(call, tier)  # what reads these numbers comes after this on the same thread
                 return
         assert error is not None
         self._end(call, type(error).__name__)
