@@ -89,6 +89,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             await loading  # raises what went wrong, if anything did
+            _warn_of_nothing(settings, parts)
             on_ready(_ready(parts, metrics_port))
             parts.notifier.notify(READY=1)
             if settings.model_control == "poll":
@@ -117,6 +118,12 @@ async def _load(settings: Settings, parts: Parts) -> None:
             raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or put it there.")
     parts.serving.metadata.accepting = not parts.control.stopping
     parts.supervisor.publish()
+
+
+def _warn_of_nothing(settings: Settings, parts: Parts) -> None:
+    if settings.model_control == "none" and not list(parts.models.repository):
+        found = f"{settings.repository} holds no bundle, which is a directory with a manifest.json"
+        log.warning("%s; `fewheads export RUN --repository DIRECTORY`, or MODEL.onnx for RUN, writes one", found)
 
 
 def _ready(parts: Parts, metrics_port: int | None) -> Ready:

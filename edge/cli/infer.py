@@ -44,7 +44,7 @@ A model with several tiers also returns tier_reason, why this tier computed the 
   load       the policy chose a leaner tier, because requests were waiting
   full       the policy could choose, and took the full tier
 
-Exit codes: 7 if the server refuses the request, 6 if no server answers.
+Exit codes: 7 if the server refuses the request, 6 if no server answers in time.
 """
 
 

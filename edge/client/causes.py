@@ -53,6 +53,12 @@ _CAUSES: Final = (
     _Cause(("Failed parsing HTTP/2",), None, _HTTP_PORT),
     _Cause(("Received http2 header with status",), None, "A web server or proxy answered, not a gRPC server."),
     _Cause(("Failed to parse port",), None, "Give --url as HOST:PORT, for example 127.0.0.1:8001."),
+    _Cause(
+        ("::1", "Connection refused"),
+        None,
+        "No server listens on ::1, the last address of that host. Connect to 127.0.0.1 in place of localhost, whose "
+        f"answer says more. {_RUNNING}",
+    ),
     _Cause((":443: ", "Connection refused"), None, f"Does --url name the port? 8001 is the default. {_RUNNING}"),
     _Cause(("errors resolving",), None, "No address is known for that host. Give --url as HOST:PORT."),
 )

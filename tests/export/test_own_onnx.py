@@ -255,3 +255,21 @@ def test_runs_and_own_files_do_not_mix(tmp_path: Path) -> None:
         export_own(path, path)
     with pytest.raises(UsageError, match=r"expected an ONNX file \(.onnx\) with --max-batch-size, --shape or --inputs"):
         export_own(tmp_path / "run", "--max-batch-size", 4)
+
+
+def test_text_in_and_out(tmp_path: Path) -> None:
+    data = graph(
+        [
+            helper.make_node("Cast", ["x"], ["number"], to=TensorProto.INT64),  # fails on what is no number
+            helper.make_node("Cast", ["number"], ["y"], to=TensorProto.STRING),
+        ],
+        x=("batch", 1),
+        y=("batch", 1),
+        datatype=TensorProto.STRING,
+    )
+    model = write(tmp_path / "text.onnx", data)
+    np.savez(tmp_path / "inputs.npz", x=np.array([["12"], ["7"]]))
+    exported = export_own(model, "--inputs", tmp_path / "inputs.npz")
+    bundle = Bundle.open(exported["directory"] if "directory" in exported else tmp_path / "models" / "own-1")
+    assert bundle.golden.outputs["y"].ravel().tolist() == [b"12", b"7"]
+    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
