@@ -1,4 +1,4 @@
-"""ONNX to TensorRT engine. The only module that imports ``tensorrt`` or ``tensorrt_rtx``, inside its functions.
+"""ONNX to TensorRT engine.
 
 TensorRT-RTX compiles on any x86-64 machine, without a GPU. TensorRT itself builds only on the device that will run the
 engine; ``flavor`` is all that differs here.
@@ -6,13 +6,9 @@ engine; ``flavor`` is all that differs here.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,16 +17,7 @@ from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, Literally
 from edge.runtimes.runtime import EngineReport, Progress
 from edge.runtimes.tensorrt_attention import Attention, attention_blocks, describe
-
-log = logging.getLogger(__name__)
-
-Flavor = Literal["tensorrt", "tensorrt_rtx"]
-
-_INSTALL = {
-    "tensorrt": "Install JetPack's python3-libnvinfer; a wheel from an index does not support the Orin's GPU.",
-    "tensorrt_rtx": "Install the extra 'rtx' on an x86-64 machine.",
-}
-_KEPT_MESSAGES = 20
+from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of
 
 
 class CompiledEngine(msgspec.Struct, frozen=True):
@@ -40,22 +27,13 @@ class CompiledEngine(msgspec.Struct, frozen=True):
     report: EngineReport
 
 
-def version(flavor: Flavor) -> str:
-    """Return the version of TensorRT.
-
-    Raises:
-        BackendError: it is not installed.
-    """
-    return str(_import(flavor).__version__)
-
-
 def compute_capabilities() -> tuple[str, ...]:
     """Return the compute capabilities that TensorRT-RTX compiles for, such as ``SM86``.
 
     Raises:
         BackendError: it is not installed.
     """
-    members = _import("tensorrt_rtx").ComputeCapability.__members__
+    members = import_tensorrt("tensorrt_rtx").ComputeCapability.__members__
     return tuple(sorted((name for name in members if name.startswith("SM")), key=lambda name: int(name[2:])))
 
 
@@ -83,8 +61,8 @@ def compile_onnx(
         BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
     """
     check_self_contained(model, subject)
-    trt = _import(flavor)
-    logger = _logger(flavor)
+    trt = import_tensorrt(flavor)
+    logger = logger_of(flavor)
     logger.messages.clear()
     started = time.perf_counter()
     builder = trt.Builder(logger)
@@ -165,30 +143,6 @@ def _config(
     return config
 
 
-@cache
-def _logger(flavor: Flavor) -> Any:
-    """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other."""
-    trt: Any = _import(flavor)
-    levels = {
-        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
-        trt.ILogger.ERROR: logging.ERROR,
-        trt.ILogger.WARNING: logging.WARNING,
-    }
-
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.messages: deque[str] = deque(maxlen=_KEPT_MESSAGES)
-
-        def log(self, severity: Any, message: str) -> None:
-            level = levels.get(severity, logging.DEBUG)
-            log.log(level, "%s: %s", flavor, message)
-            if level > logging.DEBUG:
-                self.messages.append(message)
-
-    return Logger()
-
-
 def _monitor(trt: Any, progress: Progress) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -207,12 +161,3 @@ def _monitor(trt: Any, progress: Progress) -> Any:
             self.steps.pop(phase, None)
 
     return Monitor()
-
-
-def _import(flavor: Flavor) -> Any:
-    try:
-        return import_module(flavor)
-    except ImportError as error:
-        raise BackendError(
-            flavor, given=Literally(error), expected="an importable package", fix=_INSTALL[flavor]
-        ) from None

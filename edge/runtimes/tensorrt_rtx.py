@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from edge.errors import Literally, UsageError
 from edge.runner import Runner
-from edge.runtimes import tensorrt_builder
+from edge.runtimes import tensorrt_builder, tensorrt_package
 from edge.runtimes.runtime import Product, Progress, Runtime, Source
-from edge.runtimes.tensorrt_builder import Flavor
+from edge.runtimes.tensorrt_package import Flavor
 
 
 class TensorRtRtx(Runtime):
@@ -37,7 +37,7 @@ class TensorRtRtx(Runtime):
     @classmethod
     def version(cls) -> str:
         """Return the version of the package; see :meth:`Runtime.version`."""
-        return tensorrt_builder.version(cls.flavor)
+        return tensorrt_package.version(cls.flavor)
 
     def build(self, source: Source, progress: Progress | None = None) -> Product:
         """Compile an engine; see :meth:`Runtime.build`."""

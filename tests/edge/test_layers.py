@@ -17,7 +17,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 import edge
-from edge.runtimes import tensorrt_builder
+from edge.runtimes import tensorrt_package
 from edge.runtimes.table import RUNTIMES
 
 ROOT = Path(edge.__file__).parent.parent
@@ -86,7 +86,7 @@ OWNERS = {
     "rich": ("edge/cli/",),
 }
 #: They name packages that have the names of runtimes.
-OWNERS_OF_RUNTIME_PACKAGES = {"edge/runtimes/onnxruntime_runner.py", "edge/runtimes/tensorrt_builder.py"}
+OWNERS_OF_RUNTIME_PACKAGES = {"edge/runtimes/onnxruntime_runner.py", "edge/runtimes/tensorrt_package.py"}
 #: The protocol's messages stop where they are translated.
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: All that the workstation needs of the device's half: it hands bundles over, and neither serves nor asks a server.
@@ -246,13 +246,13 @@ def test_imports_by_name() -> None:
             if name in ways:
                 found[name_of(path), ast.unparse(call)] = name
     assert set(found) == {
-        ("edge/runtimes/tensorrt_builder.py", "import_module(flavor)"),
+        ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
         ("edge/client/__init__.py", "import_module(f'{__name__}.{_HOMES[name]}')"),
         # Arrays and models are no modules.
         *(one for one in found if one[1].startswith(("np.load(", "runtime.load(", "super().load("))),
     }
-    assert set(get_args(tensorrt_builder.Flavor)) == {"tensorrt", "tensorrt_rtx"}
+    assert set(get_args(tensorrt_package.Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
 
 def part_of(module: str) -> str:
