@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -93,6 +93,32 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free the device memory. Neither the runner nor its handles may be used afterwards."""
+        ...
+
+
+class Pending(Protocol):
+    """A run that has been started."""
+
+    def result(self) -> dict[str, Array]:
+        """Wait for the run, and return all outputs. The arrays belong to the caller.
+
+        Raises:
+            RunnerError: the runtime failed; its text is in the log.
+        """
+        ...
+
+
+@runtime_checkable
+class OverlappingRunner(Runner, Protocol):
+    """A runner whose device computes a run while the caller prepares the next one."""
+
+    def start(self, feeds: Mapping[str, Array]) -> Pending:
+        """Start a run. At most two may be pending, and their results are taken in the order of their starts.
+
+        Raises:
+            InvalidRequest: as :meth:`Runner.run`.
+            RunnerError: the runtime failed; its text is in the log.
+        """
         ...
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 
 from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array
-from edge.programs.program import TIER, Computed, Options, SingleRun
+from edge.programs.program import TIER, Computed, Options, Program, SingleRun
 from edge.runner import Runner
 
 #: The tier that a request names to leave the choice to the program.
 AUTO: Final = "auto"
 
 
-class Cascade:
+class Cascade(Program):
     """Runs a tier by name, or under :data:`AUTO` the lean tier and, for the rows that it is not sure of, the full one.
 
     Args:
@@ -54,6 +54,10 @@ class Cascade:
         for name, array in merged.items():
             array[unsure] = second[name]
         return Computed(merged, {TIER: tiers}, repeats)
+
+    def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
+        """Start the tier that the options name; a cascade decides between its runs, so it cannot be started."""
+        return None if options.tier == AUTO else self._single.start(inputs, options)
 
 
 def margins(logits: Array) -> Array:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from edge.datatypes import Array
-from edge.runner import Runner
+from edge.runner import OverlappingRunner, Runner
 
 #: The fact that names the tier that answered a row.
 TIER: Final = "tier"
@@ -38,22 +39,34 @@ class Computed(NamedTuple):
     repeats: float = 1.0
 
 
-class Program(Protocol):
+class Program(ABC):
     """Computes the requests of one model.
 
     It runs on the device's thread, or on several threads at once where the device is the CPU.
     """
 
+    @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run the model once for one request, or for several that were joined.
 
         Raises:
             RequestError: as :meth:`edge.runner.Runner.infer`.
         """
-        ...
+
+    def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
+        """Start a run on a device that computes it by itself, so that the caller can prepare the next one meanwhile.
+
+        Returns:
+            A function that waits for the result of the run, to be called in the order of the starts; None where only
+            :meth:`compute` will do.
+
+        Raises:
+            RequestError: as :meth:`compute`, as does the function.
+        """
+        return None
 
 
-class SingleRun:
+class SingleRun(Program):
     """Runs one tier once: the program of every bundle that names no other.
 
     Args:
@@ -62,7 +75,16 @@ class SingleRun:
 
     def __init__(self, runners: Mapping[str, Runner]) -> None:
         self._infer = {tier: runner.infer for tier, runner in runners.items()}
+        self._start = {tier: runner.start for tier, runner in runners.items() if isinstance(runner, OverlappingRunner)}
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run the tier that the options name."""
         return Computed(self._infer[options.tier](inputs))
+
+    def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
+        """Start the tier that the options name; see :meth:`Program.start`."""
+        start = self._start.get(options.tier)
+        if not start:
+            return None
+        result = start(inputs).result
+        return lambda: Computed(result())

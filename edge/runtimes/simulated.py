@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Collection, Mapping
 
@@ -13,6 +14,28 @@ from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.runtimes.runtime import Source, Suitability
 
 _MAX_RUN_MS = 60_000.0
+
+
+#: Of each thread that owns a device: when its last run ends, by ``time.perf_counter()``.
+_device = threading.local()
+
+
+class SimulatedRun:
+    """A run of the simulated accelerator: its outputs, and when it is over.
+
+    Args:
+        outputs: of the model.
+        end: by ``time.perf_counter()``.
+    """
+
+    def __init__(self, outputs: dict[str, Array], end: float) -> None:
+        self._outputs = outputs
+        self._end = end
+
+    def result(self) -> dict[str, Array]:
+        """Sleep until the run is over; see :meth:`edge.runner.Pending.result`."""
+        _sleep_until(self._end)
+        return self._outputs
 
 
 class SimulatedRunner:
@@ -42,10 +65,13 @@ class SimulatedRunner:
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute all outputs; see :meth:`edge.runner.Runner.infer`."""
-        started = time.perf_counter()
+        return self.start(feeds).result()
+
+    def start(self, feeds: Mapping[str, Array]) -> SimulatedRun:
+        """Start a run behind those that were started before; see :meth:`edge.runner.OverlappingRunner.start`."""
+        begun = time.perf_counter()
         outputs = self._model.infer(feeds)
-        self._sleep(started)
-        return outputs
+        return SimulatedRun(outputs, self._end(begun))
 
     def upload(self, array: Array) -> Handle:
         """Copy an array; see :meth:`edge.runner.Runner.upload`."""
@@ -53,17 +79,20 @@ class SimulatedRunner:
 
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs; see :meth:`edge.runner.Runner.run`."""
-        started = time.perf_counter()
+        begun = time.perf_counter()
         outputs = self._model.run(feeds, keep)
-        self._sleep(started)
+        _sleep_until(self._end(begun))
         return outputs
 
     def close(self) -> None:
         """Close the model."""
         self._model.close()
 
-    def _sleep(self, started: float) -> None:
-        time.sleep(max(started + self._run_seconds - time.perf_counter(), 0))
+    def _end(self, begun: float) -> float:
+        """Return when a run ends: the device computes one after the other."""
+        end: float = max(begun, getattr(_device, "free_at", 0.0)) + self._run_seconds
+        _device.free_at = end
+        return end
 
 
 class Simulated(OnnxRuntimeCpu):
@@ -92,6 +121,10 @@ class Simulated(OnnxRuntimeCpu):
     def load(self, source: Source, built: bytes | None) -> Runner:
         """Load the model for the CPU; see :meth:`edge.runtimes.runtime.Runtime.load`."""
         return SimulatedRunner(super().load(source, built), self._run_ms)
+
+
+def _sleep_until(end: float) -> None:
+    time.sleep(max(end - time.perf_counter(), 0))
 
 
 def _milliseconds(text: str) -> float:

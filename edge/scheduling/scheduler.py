@@ -21,20 +21,25 @@ from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.lane import Lane
 from edge.scheduling.latency import LatencyTable
 from edge.scheduling.queue import JobQueue
-from edge.scheduling.runs import Runs
+from edge.scheduling.runs import Flight, Runs
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 DEFAULT_MAX_QUEUE_BYTES = 256 * 1024**2
+#: Weight of a new sample in the mean time that the start of a run takes.
+_START_WEIGHT = 1 / 8
+#: How much earlier than a run is expected to end the next one is taken, in times that its start takes.
+_STARTS_EARLY = 2.0
 
 
 class _Worker:
     """A thread that computes. Its inbox takes runs and the server's own work; None ends it, [] makes it look around.
 
     ``run`` is what it was given last: when, of which lane, and of what size. ``lent`` is set while another thread takes
-    its place. ``hand`` holds the requests that it is at.
+    its place. ``hand`` holds the requests that it is at. ``busy`` is whether its last run had another one right behind
+    it, and ``start_seconds`` how long the start of a run takes.
     """
 
     def __init__(self, index: int, run: Callable[[_Worker], None]) -> None:
@@ -43,6 +48,8 @@ class _Worker:
         self.run: Begun | None = None
         self.lent = False
         self.hand: list[Job] = []
+        self.busy = False
+        self.start_seconds = 0.0
         self.thread = threading.Thread(target=run, args=(self,), name=f"device-{index}", daemon=True)
 
 
@@ -289,13 +296,62 @@ class Scheduler:
             if callable(item):
                 _guarded(item)
             elif item:
-                worker.hand = item
-                self.runs.execute(item, worker.index)
-                deliver([job for job in item if job.ended])  # first of all, for clients wait for it
-                self._settle(item, worker)
-                worker.hand = []
+                self._compute(item, worker)
             del item  # it would keep the last requests' tensors alive until the next ones come
             wait = self._look_around(worker)
+
+    def _compute(self, jobs: list[Job], worker: _Worker) -> None:
+        """Compute jobs, and those that follow them without a pause of the device."""
+        worker.hand = jobs
+        flight = self.runs.start(jobs, worker.index)
+        while jobs:
+            overlaps = flight is not None and flight.on_device
+            followers = self._before_end(flight, worker) if flight and overlaps and worker.busy else []
+            following = self._start(followers, worker)
+            failed = self.runs.finish(flight, worker.index) if flight else []
+            if failed:
+                if following:
+                    failed = [*failed, *self.runs.finish(following, worker.index)]
+                    jobs, followers, following = [*jobs, *followers], [], None
+                self.runs.retry(failed, worker.index)
+            if overlaps and not followers:
+                followers = self._take(worker)
+                following = self._start(followers, worker)
+            worker.busy = bool(followers)
+            deliver([job for job in jobs if job.ended])  # first of all, for clients wait for it
+            self._settle(jobs, worker)
+            worker.hand = followers
+            jobs, flight = followers, following
+
+    def _start(self, jobs: list[Job], worker: _Worker) -> Flight | None:
+        """Start a run behind the one in hand."""
+        if not jobs:
+            return None
+        worker.hand = [*worker.hand, *jobs]
+        begun = time.perf_counter()
+        flight = self.runs.start(jobs, worker.index)
+        worker.start_seconds += _START_WEIGHT * (time.perf_counter() - begun - worker.start_seconds)
+        return flight
+
+    def _before_end(self, flight: Flight, worker: _Worker) -> list[Job]:
+        """Take the next run as late as the device allows: until then requests may join it."""
+        seconds = flight.lane.latency.usual_seconds(flight.size)
+        if seconds is None:
+            return []
+        begun = max(flight.begun_ns, self.runs.free_ns[worker.index]) / 1e9
+        left = begun + seconds - _STARTS_EARLY * worker.start_seconds - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        return self._take(worker, begun + seconds - time.perf_counter())
+
+    def _take(self, worker: _Worker, seconds: float = 0.0) -> list[Job]:
+        """Take the next run, which begins in ``seconds``; the server's own work comes first."""
+        now = time.monotonic()
+        with self._lock:
+            jobs = self._queue.take(now) if len(self._queue) and worker.inbox.empty() else []
+            if jobs:
+                worker.run = now + max(seconds, 0.0), jobs[0].lane, sum(job.size for job in jobs)
+            return jobs
 
     def _look_around(self, worker: _Worker, *, returned: bool = False) -> float | None:
         """Put the next run into a worker's own inbox, or call it idle; return how long it may sleep."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec
-from edge.programs.program import Computed, Options
+from edge.programs.program import Computed, Options, Program
 from edge.scheduling.batching import Joiner
 from edge.scheduling.job import Answer, Job
 from edge.scheduling.lane import Lane
@@ -29,7 +29,7 @@ def lane_of(work: Callable[[Array], Any], tier: str = "full", *, repeats: float 
     return Lane(tier, Calling(work, repeats), Joiner(VALUES, {}), **options)
 
 
-class Calling:
+class Calling(Program):
     """A program that calls a function with the rows."""
 
     def __init__(self, work: Callable[[Array], Any], repeats: float) -> None:

@@ -28,7 +28,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
-class Held:
+class Held(Program):
     """A program that waits in its runs until a test lets it go."""
 
     def __init__(self, program: Program) -> None:

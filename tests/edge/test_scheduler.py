@@ -18,7 +18,7 @@ import pytest
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Overloaded
-from edge.programs.program import Computed, Options
+from edge.programs.program import Computed, Options, Program
 from edge.scheduling.batching import Joiner
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
@@ -86,7 +86,7 @@ def test_an_exception_reaches_its_own_job_only(scheduler: Scheduler, kind: type[
     assert scheduler.call(lambda: 3) == 3
 
 
-class Returning:
+class Returning(Program):
     """A program that returns what a test wants for negative rows, and the rows for others."""
 
     def __init__(self, computed: Any) -> None:
