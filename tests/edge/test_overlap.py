@@ -104,6 +104,14 @@ def test_requests_may_join_a_run_until_shortly_before_it_starts(scheduler: Sched
     assert ("start", [4.0, 5.0]) in accelerator.events
 
 
+def test_the_sleep_before_a_run_does_not_lengthen_what_it_is_predicted_from(scheduler: Scheduler) -> None:
+    lane = lane_of(Accelerator(run_seconds=0.005))
+    for _ in range(3):
+        for job in queued(scheduler, lane, [float(number) for number in range(50)]):
+            output(job)
+    assert (lane.latency.usual_seconds(1) or 0) < 0.05  # it would be 30 s
+
+
 @pytest.mark.parametrize("fails_at", ["start", "end"])
 def test_a_failed_run_harms_no_other(scheduler: Scheduler, fails_at: str) -> None:
     lane = lane_of(Accelerator(fails_at), max_rows=2)
