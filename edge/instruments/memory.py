@@ -1,8 +1,9 @@
 """Memory of the process, the system and the device, each reading with its source.
 
-On a Jetson the GPU shares the system's DRAM: what it takes shows as ``NvMapMemUsed`` in ``/proc/meminfo``, and what is
-free is ``MemAvailable``, and what there is in all is ``MemTotal``. ``cudaMemGetInfo`` counts reclaimable page cache as
-used there, so it is not asked.
+On a Jetson the GPU shares the system's DRAM: ``/proc/meminfo`` has what it takes as ``NvMapMemUsed``, what is free as
+``MemAvailable``, and all of it as ``MemTotal``. ``cudaMemGetInfo`` counts reclaimable page cache as
+used there, so it is not used. Swap cannot hold what the GPU uses, and the GPU needs blocks of adjacent pages: their
+largest size, and how many bytes are free in blocks of that size, show how fragmented the memory is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from pathlib import Path
 
 import msgspec
 
+from edge.instruments.kernel_files import read_text, whole
+
 _CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
+_ALLOCATED = "sys/kernel/debug/nvmap/stats/total_memory"
+_BUDDYINFO = "proc/buddyinfo"
+_LONGEST = 2**20
 _CGROUPS = "sys/fs/cgroup"
 _UNITS = {"B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -46,7 +52,11 @@ class MemorySampler:
         """Read everything there is. RSS counts shared pages in full, PSS its share of them."""
         meminfo = self._kilobytes("proc/meminfo")
         self._note(meminfo)
-        device_total = meminfo.get("MemTotal") if "NvMapMemUsed" in meminfo else None
+        has_device = "NvMapMemUsed" in meminfo
+        device_total = meminfo.get("MemTotal") if has_device else None
+        block, blocks = self._free_blocks() if has_device else (None, None)
+        swap, swap_free = meminfo.get("SwapTotal"), meminfo.get("SwapFree")
+        swap_used = None if swap is None or swap_free is None else max(swap - swap_free, 0)
         rollup = self._kilobytes(f"proc/{self._process_id}/smaps_rollup")
         status = self._kilobytes(f"proc/{self._process_id}/status")
         readings = [
@@ -56,10 +66,15 @@ class MemorySampler:
             ("system_available", meminfo.get("MemAvailable"), "/proc/meminfo MemAvailable"),
             ("limit_available", self._limit_available(), f"/{_CGROUPS} memory.max"),
             ("system_total", meminfo.get("MemTotal"), "/proc/meminfo MemTotal"),
+            ("swap_used", swap_used, "/proc/meminfo SwapTotal - SwapFree"),
+            ("swap_total", swap, "/proc/meminfo SwapTotal"),
             ("device_used", meminfo.get("NvMapMemUsed"), "/proc/meminfo NvMapMemUsed"),
             ("device_peak_used", self._device_peak, "/proc/meminfo NvMapMemUsed, the highest seen by this process"),
             ("device_total", device_total, "/proc/meminfo MemTotal, which the device shares"),
             ("device_process", self._device_process(), f"/{_CLIENTS}"),
+            ("device_allocated", self._device_allocated(), f"/{_ALLOCATED}"),
+            ("largest_free_block", block, f"/{_BUDDYINFO}"),
+            ("largest_free_blocks_total", blocks, f"/{_BUDDYINFO}, all free blocks of this size"),
         ]
         return tuple(MemoryReading(kind, size, source) for kind, size, source in readings if size is not None)
 
@@ -101,6 +116,26 @@ class MemorySampler:
                     total = (total or 0) + int(number) * _UNITS[unit]
         return total
 
+    def _device_allocated(self) -> int | None:
+        """Return what NvMap has allocated for all processes together, if it may be read."""
+        size = whole(read_text(self._root / _ALLOCATED))
+        return size if size is not None and size >= 0 else None
+
+    def _free_blocks(self) -> tuple[int, int] | tuple[None, None]:
+        """Return the largest size of free blocks, and the bytes of all blocks of this size; tegrastats calls it lfb.
+
+        A line counts the free blocks of a zone, of 1, 2, 4 and so on pages.
+        """
+        counts: dict[int, int] = {}
+        for line in self._lines(_BUDDYINFO):
+            for order, word in enumerate(line.partition(" zone ")[2].split()[1:]):
+                counts[order] = counts.get(order, 0) + (int(word) if word.isascii() and word.isdigit() else 0)
+        order = max((order for order, count in counts.items() if count), default=None)
+        if order is None:
+            return None, None
+        size = os.sysconf("SC_PAGE_SIZE") << order
+        return size, counts[order] * size
+
     def _limit_available(self) -> int | None:
         """Return what is left of the tightest limit on the control groups of the process, such as systemd's MemoryMax.
 
@@ -121,7 +156,4 @@ class MemorySampler:
         return min(left, default=None)
 
     def _lines(self, path: str) -> list[str]:
-        try:
-            return (self._root / path).read_text(errors="replace").splitlines()
-        except OSError:
-            return []
+        return read_text(self._root / path, _LONGEST).splitlines()

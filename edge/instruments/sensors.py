@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge.instruments.sensor_files import find_sensors, whole
+from edge.instruments.kernel_files import whole
+from edge.instruments.sensor_files import find_sensors
 
 #: Drivers may come late at a boot, so sensors are looked for again.
 _SEARCH_SECONDS = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 TEMPERATURES = {
@@ -20,7 +21,38 @@ RAILS = {"VDD_IN": (5072, 1312), "VDD_CPU_GPU_CV": (5064, 192), "VDD_SOC": (5064
 STAT = "cpu  26716126 25174 7198445 948399047 900582 0 354519 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n"
 #: A second later: 1 of 4 ticks was used.
 STAT_LATER = "cpu  26716226 25174 7198445 948399347 900582 0 354519 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n"
-MEMINFO = "MemTotal:        7665664 kB\nMemAvailable:    4200000 kB\nNvMapMemUsed:     524688 kB\n"
+MEMINFO = (
+    "MemTotal:        7665664 kB\nMemAvailable:    4200000 kB\nSwapTotal:       3901440 kB\nSwapFree:        3732480 kB\n"
+    "NvMapMemUsed:     524688 kB\n"
+)
+BUDDYINFO = (
+    "Node 0, zone      DMA     10     20     30     40     50     60     70     80     90    100     33 \n"
+    "Node 0, zone   Normal      1      2      3      4      5      6      7      8      9     10    124 \n"
+)
+SWAPS = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+ZRAM = "/dev/zram{}                              partition\t650240\t\t28160\t\t5\n"
+#: JetPack to the board, its software, its power modes and the clocks of its GPU.
+MODELS = {
+    5: "NVIDIA Jetson Orin Nano Developer Kit",
+    6: "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
+    7: "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
+}
+RELEASES = {
+    5: "# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: t186ref\n",
+    6: "# R36 (release), REVISION: 5.2, GCID: 46426093, BOARD: generic, EABI: aarch64, DATE: Thu Jul 16\n",
+    7: (
+        "# R39 (release), REVISION: 2.1, GCID: 46758480, BOARD: generic, EABI: aarch64, "
+        "DATE: Fri Aug  7 05:54:22 AM UTC 2026\n# KERNEL_VARIANT: oot\nTARGET_USERSPACE_LIB_DIR=nvidia\n"
+        "TARGET_USERSPACE_LIB_DIR_PATH=usr/lib/aarch64-linux-gnu/nvidia\n"
+    ),
+}
+KERNELS = {5: "5.10.120-tegra", 6: "5.15.185-tegra", 7: "6.8.12-1021-tegra"}
+POWER_MODES = {5: ["15W", "7W"], 6: ["15W", "25W", "MAXN_SUPER", "7W"], 7: ["15W", "25W", "MAXN_SUPER"]}
+#: The mode that is on.
+POWER_MODE = {5: 0, 6: 2, 7: 1}
+GPU_CLOCKS = {5: (306_000_000, 624_750_000), 6: (306_000_000, 1_020_000_000), 7: (306_000_000, 918_000_000)}
+GPU_FREQUENCIES = "306000000 408000000 510000000 612000000 624750000"
+SUPER_FREQUENCIES = f"{GPU_FREQUENCIES} 714000000 816000000 918000000 1020000000"
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -41,7 +73,9 @@ def orin_nano(root: Path, jetpack: int) -> Path:
     bus = "sys/devices" if jetpack == 5 else "sys/devices/platform/bus@0"
     gpu = "17000000.ga10b" if jetpack == 5 else "17000000.gpu"
     rails, alarms, fan = {5: (3, 1, 2), 6: (1, 3, 0), 7: (4, 2, 0)}[jetpack]
-    _gpu(root, bus, gpu, "ga10b" if jetpack == 5 else "gpu")
+    _gpu(root, bus, gpu, "ga10b" if jetpack == 5 else "gpu", GPU_CLOCKS[jetpack])
+    frequencies = GPU_FREQUENCIES if jetpack == 5 else SUPER_FREQUENCIES
+    write(root, {f"sys/class/devfreq/{gpu}/available_frequencies": f"{frequencies}\n"})
     _zones(root, backwards=jetpack == 7, suffix="-therm" if jetpack == 5 else "-thermal")
     chip = f"{bus}/c240000.i2c/i2c-1/1-0040/hwmon/hwmon{rails}"
     _ina3221(root, chip)
@@ -52,14 +86,68 @@ def orin_nano(root: Path, jetpack: int) -> Path:
     write(root, {f"{alarm}/oc{number}_throt_en": "1\n" for number in (1, 2, 3)})
     link(root / f"sys/class/hwmon/hwmon{alarms}", f"../../../{alarm}")
     write(root, {f"sys/class/hwmon/hwmon{fan}/name": "pwmfan\n", f"sys/class/hwmon/hwmon{fan}/pwm1": "60\n"})
+    write(root, {"sys/class/hwmon/hwmon9/name": "pwm_tach\n", "sys/class/hwmon/hwmon9/rpm": "1843\n"})
+    cap = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap" if jetpack == 5 else "sys/kernel/nvpmodel_clk_cap/emc"
+    write(root, {cap: "2133000000\n" if jetpack == 5 else "3199000000\n"})
     _processors(root)
-    return write(root, {"proc/stat": STAT, "proc/meminfo": MEMINFO})
+    _identity(root, jetpack)
+    swaps = SWAPS if jetpack == 7 else SWAPS + "".join(ZRAM.format(number) for number in range(6))
+    return write(root, {"proc/stat": STAT, "proc/meminfo": MEMINFO, "proc/buddyinfo": BUDDYINFO, "proc/swaps": swaps})
 
 
-def _gpu(root: Path, bus: str, name: str, node: str) -> None:
+def as_root(root: Path) -> Path:
+    """Add the files that only root may read: the memory's clock, and 61 per cent of its bandwidth in use."""
+    return write(
+        root,
+        {
+            "sys/kernel/debug/bpmp/debug/clk/emc/rate": "2133000000\n",
+            "sys/kernel/debug/cactmon/mc_all": f"{61 * 2_133_000}\n",
+        },
+    )
+
+
+def in_container(root: Path, *mounts: str) -> Path:
+    """Hide what Docker hides of a board's files, but for those that are mounted."""
+    shutil.rmtree(root / "sys/firmware")
+    shutil.rmtree(root / "sys/kernel/debug", ignore_errors=True)
+    for path in ("etc/nv_tegra_release", "etc/nvpmodel.conf", "etc/nv_boot_control.conf", "var/lib/nvpmodel/status"):
+        if path not in mounts:
+            (root / path).unlink()
+    return write(root, {".dockerenv": ""})
+
+
+def _identity(root: Path, jetpack: int) -> None:
+    """Write model, release and power modes; the names of the latter are behind a link."""
+    tree = "sys/firmware/devicetree/base"
+    board = "" if jetpack == 5 else "nvidia,p3768-0000+p3767-0005-super\0"
+    compatible = f"{board}nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0"
+    write(root, {f"{tree}/model": f"{MODELS[jetpack]}\0", f"{tree}/compatible": compatible})
+    link(root / "proc/device-tree", "../sys/firmware/devicetree/base")
+    modes = [
+        f"< POWER_MODEL ID={number} NAME={name} >\nCPU_ONLINE CORE_0 1\n"
+        for number, name in enumerate(POWER_MODES[jetpack])
+    ]
+    config = "nvpmodel/nvpmodel_p3767_0003.conf" if jetpack == 5 else "nvpmodel/nvpmodel_p3767_0003_super.conf"
+    write(
+        root, {f"etc/{config}": "# < POWER_MODEL ID=9 NAME=COMMENT >\n" + "".join(modes) + "< PM_CONFIG DEFAULT=1 >\n"}
+    )
+    link(root / "etc/nvpmodel.conf", config)
+    tnspec = "" if jetpack == 5 else "TNSPEC 3767-300-0005-S.1-1-1-jetson-orin-nano-devkit-super-\n"
+    write(
+        root,
+        {
+            "etc/nv_tegra_release": RELEASES[jetpack],
+            "etc/nv_boot_control.conf": tnspec,
+            "var/lib/nvpmodel/status": f"pmode:{POWER_MODE[jetpack]:04} fmode:fan_mode_quiet\n",
+            "proc/sys/kernel/osrelease": f"{KERNELS[jetpack]}\n",
+        },
+    )
+
+
+def _gpu(root: Path, bus: str, name: str, node: str, limits: tuple[int, int]) -> None:
     device = f"{bus}/{name}"
     devfreq = f"{device}/devfreq/{name}"
-    clocks = {"cur_freq": "306000000\n", "min_freq": "306000000\n", "max_freq": "1020000000\n"}
+    clocks = {"cur_freq": "306000000\n", "min_freq": f"{limits[0]}\n", "max_freq": f"{limits[1]}\n"}
     write(root, {f"{devfreq}/{file}": text for file, text in clocks.items()})
     write(root, {f"{devfreq}/governor": "nvhost_podgov\n", f"{device}/load": "842\n"})
     write(root, {f"sys/firmware/devicetree/base/{name}/name": f"{node}\0"})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.instruments.memory import MemorySampler
-from tests.edge.boards import write
+from tests.edge.boards import BUDDYINFO, write
 
 PROCESS = 4321
 MEMINFO = """\
@@ -22,6 +22,8 @@ MemAvailable:    4200000 kB
 NvMapMemFree:          0 kB
 NvMapMemUsed:     524688 kB
 CmaTotal:         262144 kB
+SwapTotal:       3901440 kB
+SwapFree:        3732480 kB
 HugePages_Total:       0
 """
 STATUS = "Name:\tfewheads\nPid:\t4321\nVmPeak:\t  990000 kB\nVmHWM:\t  123456 kB\nVmRSS:\t  120000 kB\nThreads:\t9\n"
@@ -40,6 +42,8 @@ FILES = {
     f"proc/{PROCESS}/status": STATUS,
     f"proc/{PROCESS}/smaps_rollup": ROLLUP,
     "sys/kernel/debug/nvmap/iovmm/clients": CLIENTS,
+    "sys/kernel/debug/nvmap/stats/total_memory": "537280512\n",
+    "proc/buddyinfo": BUDDYINFO,
 }
 KINDS = {
     "process_rss": 120000 * 1024,
@@ -51,6 +55,15 @@ KINDS = {
     "device_peak_used": 524688 * 1024,
     "device_total": 7665664 * 1024,
     "device_process": 524288 * 1024,
+    "device_allocated": 537280512,
+    "swap_total": 3901440 * 1024,
+    "swap_used": 168960 * 1024,
+    "largest_free_block": 4 * 2**20,
+    "largest_free_blocks_total": 157 * 4 * 2**20,
+}
+MEMINFO_KINDS = {
+    *("system_available", "system_total", "swap_total", "swap_used"),
+    *("device_used", "device_peak_used", "device_total", "largest_free_block", "largest_free_blocks_total"),
 }
 
 
@@ -83,7 +96,9 @@ def test_every_reading_names_its_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "absent"),
     [
-        ("proc/meminfo", {"system_available", "system_total", "device_used", "device_peak_used", "device_total"}),
+        ("proc/meminfo", MEMINFO_KINDS),
+        ("proc/buddyinfo", {"largest_free_block", "largest_free_blocks_total"}),
+        ("sys/kernel/debug/nvmap/stats/total_memory", {"device_allocated"}),
         (f"proc/{PROCESS}/status", {"process_rss", "process_peak_rss"}),
         (f"proc/{PROCESS}/smaps_rollup", {"process_pss"}),
         ("sys/kernel/debug/nvmap/iovmm/clients", {"device_process"}),
@@ -106,8 +121,8 @@ def test_no_file_at_all(tmp_path: Path) -> None:
 def test_a_machine_without_nvmap(tmp_path: Path) -> None:
     meminfo = "".join(line for line in MEMINFO.splitlines(keepends=True) if not line.startswith("NvMap"))
     files = {**FILES, "proc/meminfo": meminfo}
-    del files["sys/kernel/debug/nvmap/iovmm/clients"]
-    device = {"device_used", "device_peak_used", "device_total", "device_process"}
+    del files["sys/kernel/debug/nvmap/iovmm/clients"], files["sys/kernel/debug/nvmap/stats/total_memory"]
+    device = {kind for kind in KINDS if kind.startswith(("device_", "largest_"))}
     assert set(readings(write(tmp_path, files))) == set(KINDS) - device
 
 
@@ -142,6 +157,27 @@ def test_a_process_without_device_memory_is_absent_there(tmp_path: Path) -> None
     assert "device_process" not in readings(write(tmp_path, FILES), process_id=432)
 
 
+@pytest.mark.parametrize(
+    ("buddyinfo", "size", "blocks"),
+    [
+        ("Node 0, zone Normal 5 0 0 0 0 0 0 0 0 8 0\n", 2 * 2**20, 8),  # 8x2MB in the words of tegrastats
+        ("Node 0, zone Normal 9 0 0 0 0 0 0 0 0 0 1\nNode 1, zone Normal 9 0 0 0 0 0 0 0 0 0 2\n", 4 * 2**20, 3),
+        ("Node 0, zone Normal 0 0 0 0 0 0 0 0 0 0 0\n", None, None),
+        ("Node 0, zone Normal N/A\n", None, None),
+        ("no zones\n", None, None),
+    ],
+)
+def test_the_largest_free_blocks(tmp_path: Path, buddyinfo: str, size: int | None, blocks: int | None) -> None:
+    found = readings(write(tmp_path, {**FILES, "proc/buddyinfo": buddyinfo}))
+    assert found.get("largest_free_block") == size
+    assert found.get("largest_free_blocks_total") == (size * blocks if size and blocks else None)
+
+
+def test_a_machine_without_swap_has_zero_bytes_of_it(tmp_path: Path) -> None:
+    found = readings(write(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"}))
+    assert found == {"swap_total": 0, "swap_used": 0}
+
+
 def test_the_total_belongs_to_no_process(tmp_path: Path) -> None:
     assert device_process(tmp_path, "total 4321 524688K\ntotal 524688K\n") is None
 
@@ -171,7 +207,7 @@ def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
     for name in FILES:
         path = tmp_path / name
         path.write_bytes(b"\xff\xfe\0\n:\n" + path.read_bytes() + b"\n\xff")
-    assert readings(tmp_path) == KINDS
+    assert readings(tmp_path) == {kind: size for kind, size in KINDS.items() if kind != "device_allocated"}
 
 
 LINES = st.lists(st.text(alphabet="MemTotalVmRSS: kBK0123456789²٣total\t4321 ", max_size=40), max_size=10)

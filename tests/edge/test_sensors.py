@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from edge.instruments import sensors as module
 from edge.instruments.sensors import SensorReading, Sensors
-from tests.edge.boards import RAILS, STAT, STAT_LATER, TEMPERATURES, link, orin_nano, write
+from tests.edge.boards import (
+    GPU_CLOCKS,
+    RAILS,
+    STAT,
+    STAT_LATER,
+    TEMPERATURES,
+    as_root,
+    in_container,
+    link,
+    orin_nano,
+    write,
+)
 
 JETPACKS = (5, 6, 7)
 Key = tuple[str, str]
@@ -37,7 +48,12 @@ def expected(jetpack: int) -> dict[Key, float]:
         ("frequency", "gpu"): 306e6,
         ("frequency", "cpu0"): 729.6e6,
         ("frequency", "cpu4"): 1344e6,
+        ("frequency_limit", "gpu-min"): GPU_CLOCKS[jetpack][0],
+        ("frequency_limit", "gpu-max"): GPU_CLOCKS[jetpack][1],
+        ("frequency_limit", "emc-max"): 2133e6 if jetpack == 5 else 3199e6,
         ("utilization", "gpu"): 0.842,
+        ("fan", "pwmfan"): 60 / 255,
+        ("fan", "pwm_tach"): 1843,
         ("throttling", "oc1"): 0,
         ("throttling", "oc2"): 15,
         ("throttling", "oc3"): 37,
@@ -54,16 +70,39 @@ def test_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
 def test_every_reading_has_its_unit_and_its_source(tmp_path: Path) -> None:
     found = sampled(Sensors(orin_nano(tmp_path, 6)))
     units = {reading.unit for reading in found.values()}
-    assert units == {"celsius", "watts", "ratio", "hertz", "events", "level"}
+    assert units == {"celsius", "watts", "ratio", "hertz", "rpm", "events", "level"}
     sources = {key: reading.source for key, reading in found.items()}
     assert sources["temperature", "cpu-thermal"] == "/sys/class/thermal/thermal_zone0/temp"
     assert sources["power", "VDD_IN"] == "/sys/class/hwmon/hwmon1/in1_input curr1_input"
     assert sources["utilization", "gpu"] == "/sys/class/devfreq/17000000.gpu/device/load"
 
 
-def test_the_clock_of_the_memory_where_it_may_be_read(tmp_path: Path) -> None:
-    write(orin_nano(tmp_path, 6), {"sys/kernel/debug/bpmp/debug/clk/emc/rate": "2133000000\n"})
-    assert values(tmp_path)["frequency", "emc"] == 2133e6
+def test_clock_and_load_of_the_memory_for_root(tmp_path: Path) -> None:
+    found = sampled(Sensors(as_root(orin_nano(tmp_path, 6))))
+    assert found["frequency", "emc"].value == 2133e6
+    load = found["utilization", "emc"]
+    assert load.value == pytest.approx(0.61)
+    assert load.source == "/sys/kernel/debug/cactmon/mc_all / sys/kernel/debug/bpmp/debug/clk/emc/rate"
+
+
+@pytest.mark.parametrize("rate", ["0", "N/A"])
+def test_the_load_of_a_memory_without_a_clock_is_absent(tmp_path: Path, rate: str) -> None:
+    write(as_root(orin_nano(tmp_path, 6)), {"sys/kernel/debug/bpmp/debug/clk/emc/rate": rate})
+    assert ("utilization", "emc") not in values(tmp_path)
+
+
+@pytest.mark.parametrize("limit", ["0", str(2**63 - 1)])
+def test_no_limit_of_a_clock_is_absent(tmp_path: Path, limit: str) -> None:
+    """nvpmodel writes 0 for the memory, and scripts that lift all limits the largest number for the GPU."""
+    root = orin_nano(tmp_path, 6)
+    places = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/class/devfreq/17000000.gpu/max_freq")
+    write(root, dict.fromkeys(places, limit))
+    assert not {("frequency_limit", "emc-max"), ("frequency_limit", "gpu-max")} & set(values(root))
+
+
+@pytest.mark.parametrize("jetpack", JETPACKS)
+def test_a_container_hides_no_sensor(tmp_path: Path, jetpack: int) -> None:
+    assert values(in_container(orin_nano(tmp_path, jetpack))) == pytest.approx(expected(jetpack))
 
 
 @pytest.mark.parametrize("place", ["sys/devices/gpu.0/load", "sys/devices/platform/gpu.0/load"])

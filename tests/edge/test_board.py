@@ -1,0 +1,179 @@
+"""Facts about a Jetson, from the files of an Orin Nano and of a container on it, and from broken ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.instruments.board import Board, Release, parse_release, read_board
+from tests.edge.boards import KERNELS, MODELS, POWER_MODE, POWER_MODES, RELEASES, in_container, link, orin_nano, write
+
+JETPACKS = {5: ("35.4.1", "5.1.2"), 6: ("36.5.2", "6.2.2"), 7: ("39.2.1", "7.2.1")}
+
+
+def board(root: Path) -> Board:
+    found = read_board(root)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("jetpack", JETPACKS)
+def test_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
+    l4t, name = JETPACKS[jetpack]
+    assert read_board(orin_nano(tmp_path, jetpack)) == Board(
+        model=MODELS[jetpack],
+        soc="tegra234",
+        l4t=l4t,
+        jetpack=name,
+        power_mode=POWER_MODES[jetpack][POWER_MODE[jetpack]],
+        power_modes=tuple(POWER_MODES[jetpack]),
+        super_firmware=jetpack != 5,
+        kernel=KERNELS[jetpack],
+    )
+
+
+@pytest.mark.parametrize("jetpack", JETPACKS)
+def test_in_a_container_the_kernel_still_shows_a_jetson(tmp_path: Path, jetpack: int) -> None:
+    assert read_board(in_container(orin_nano(tmp_path, jetpack))) == Board("NVIDIA Jetson", kernel=KERNELS[jetpack])
+
+
+def test_a_container_knows_what_is_mounted(tmp_path: Path) -> None:
+    root = in_container(orin_nano(tmp_path, 7), "etc/nv_tegra_release", "etc/nvpmodel.conf", "var/lib/nvpmodel/status")
+    write(root, {"tmp/nv_jetson_model": f"{MODELS[7]}\0"})
+    found = board(root)
+    assert (found.model, found.l4t, found.power_mode) == (MODELS[7], "39.2.1", "25W")
+    assert (found.soc, found.super_firmware) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}, {"etc/nvpmodel.conf": "< POWER_MODEL"}],
+)
+def test_another_machine(tmp_path: Path, files: dict[str, str]) -> None:
+    files = {"proc/sys/kernel/osrelease": "6.8.0-60-generic\n", **files}
+    assert read_board(write(tmp_path, files)) is None
+
+
+def test_this_machine_is_read_without_an_error() -> None:
+    found = read_board()
+    assert found is None or found.model
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "jetpack"),
+    [
+        (RELEASES[5], Release(35, 4, 1), "5.1.2"),
+        ("# R36 (release), REVISION: 4.0, GCID: 1, BOARD: generic", Release(36, 4, 0), "6.1"),
+        ("# R36 (release), REVISION: 4.3, GCID: 12345, BOARD: generic", Release(36, 4, 3), "6.2"),
+        ("# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic", Release(36, 4, 7), "6.2.1"),
+        (RELEASES[6], Release(36, 5, 2), "6.2.2"),
+        ("# R39 (release), REVISION: 2.0, GCID: 45755727, BOARD: generic", Release(39, 2, 0), "7.2"),
+        (RELEASES[7], Release(39, 2, 1), "7.2.1"),
+        ("# R40 (release), REVISION: 1.0, GCID: 1, BOARD: generic", Release(40, 1, 0), None),
+        ("# R36 (release), REVISION: 3, GCID: 1, BOARD: generic", Release(36, 3), "6.0"),
+        ("r36.4", Release(36, 4), None),  # two JetPacks have it
+        ("39.2.1", Release(39, 2, 1), "7.2.1"),
+    ],
+)
+def test_releases(line: str, release: Release, jetpack: str | None) -> None:
+    assert parse_release(line) == release
+    assert release.jetpack == jetpack
+
+
+@pytest.mark.parametrize("text", ["", "# R36", "R (release), REVISION: .", "latest", "36", "r36.x", "٣٦.٤", "N/A"])
+def test_what_is_no_release_is_kept_as_text(tmp_path: Path, text: str) -> None:
+    assert parse_release(text) is None
+    found = board(write(tmp_path, {"etc/nv_tegra_release": f"{text}\n"}))
+    assert (found.l4t, found.jetpack) == (text.strip("# ") or None, None)
+
+
+@pytest.mark.parametrize(
+    ("host", "image", "runs"),
+    [
+        ("36.4.3", "r36.4", True),
+        ("36.5.2", "r36.4", True),
+        ("36.3.0", "r36.4", False),
+        ("35.4.1", "r36.4", False),
+        ("39.2.1", "r39.2", True),
+        ("39.2.1", "r36.4", False),
+        ("36.4.3", "r39.2", False),
+    ],
+)
+def test_images_that_a_host_runs(host: str, image: str, runs: bool) -> None:
+    found = parse_release(image)
+    assert found
+    assert Board("NVIDIA Jetson", l4t=host).runs(found) is runs
+
+
+@pytest.mark.parametrize(
+    ("kernel", "runs"),
+    [
+        ("5.10.120-tegra", {36: False, 39: False}),
+        ("5.15.148-tegra", {36: None, 39: False}),
+        ("6.8.12-1021-tegra", {36: False, 39: None}),
+        ("7.0.0-tegra", {36: None, 39: None}),
+        (None, {36: None, 39: None}),
+    ],
+)
+def test_without_a_release_the_kernel_shows_the_generation(kernel: str | None, runs: dict[int, bool | None]) -> None:
+    found = Board("NVIDIA Jetson", kernel=kernel)
+    assert {major: found.runs(Release(major, 4)) for major in runs} == runs
+
+
+@pytest.mark.parametrize(
+    ("status", "config", "mode"),
+    [
+        ("pmode:0002 fmode:fan_mode_quiet\n", "< POWER_MODEL ID=2 NAME=MAXN_SUPER >\n", "MAXN_SUPER"),
+        ("pmode:0003\n", "< POWER_MODEL ID=2 NAME=MAXN_SUPER >\n", "mode 3"),
+        ("pmode:0000 fmode:quiet\n", None, "mode 0"),
+        ("N/A\n", "< POWER_MODEL ID=0 NAME=15W >\n", None),
+        ("pmode:\n", "< POWER_MODEL ID=0 NAME=15W >\n", None),
+        (None, "< POWER_MODEL ID=0 NAME=15W >\n< PM_CONFIG DEFAULT=0 >\n", None),  # the default need not be on
+    ],
+)
+def test_power_mode(tmp_path: Path, status: str | None, config: str | None, mode: str | None) -> None:
+    files = {"etc/nv_tegra_release": RELEASES[6], "var/lib/nvpmodel/status": status, "etc/nvpmodel.conf": config}
+    assert board(write(tmp_path, {path: text for path, text in files.items() if text is not None})).power_mode == mode
+
+
+def test_a_super_board_with_other_firmware(tmp_path: Path) -> None:
+    """As JetPack 7.2's installer left it: the modes of Super and the name are there, the clocks are not."""
+    root = orin_nano(tmp_path, 7)
+    gpu = "sys/class/devfreq/17000000.gpu"
+    write(root, {f"{gpu}/available_frequencies": "306000000 612000000 624750000\n", f"{gpu}/max_freq": "624750000\n"})
+    assert board(root).super_firmware is False
+
+
+@pytest.mark.parametrize(
+    ("limit", "firmware"), [("624750000", False), ("612000000", True), ("918000000", True), ("N/A", True)]
+)
+def test_firmware_by_the_limit_of_the_clock(tmp_path: Path, limit: str, firmware: bool) -> None:
+    """A limit below that of other firmware is that of a power mode; then the power modes' names decide."""
+    root = orin_nano(tmp_path, 6)
+    (root / "sys/class/devfreq/17000000.gpu/available_frequencies").unlink()
+    write(root, {"sys/class/devfreq/17000000.gpu/max_freq": f"{limit}\n"})
+    assert board(root).super_firmware is firmware
+    (root / "etc/nvpmodel/nvpmodel_p3767_0003_super.conf").write_text("< POWER_MODEL ID=0 NAME=15W >\n")
+    assert board(root).super_firmware is (limit == "918000000")
+
+
+def test_firmware_of_other_modules_is_unknown(tmp_path: Path) -> None:
+    root = orin_nano(tmp_path, 6)
+    write(
+        root, {"proc/device-tree/model": "NVIDIA Jetson AGX Orin\0", "proc/device-tree/compatible": "nvidia,tegra234\0"}
+    )
+    assert board(root).super_firmware is None
+
+
+def test_broken_files_do_no_harm(tmp_path: Path) -> None:
+    root = orin_nano(tmp_path, 6)
+    paths = ["model", "compatible"]
+    for path in (*(root / "proc/device-tree" / name for name in paths), root / "var/lib/nvpmodel/status"):
+        path.write_bytes(b"\xff\xfe\0Jetson\n\x1b[31m" * 40)
+    (root / "etc/nvpmodel.conf").unlink()
+    link(root / "etc/nvpmodel.conf", "nvpmodel.conf")
+    (root / "etc/nv_tegra_release").unlink()
+    (root / "etc/nv_tegra_release").mkdir()
+    found = board(root)
+    assert (found.model, found.l4t, found.power_mode, found.power_modes) == ("NVIDIA Jetson", None, None, ())
