@@ -14,6 +14,7 @@ from edge.health.health import Health
 from edge.health.supervisor import Supervisor
 from edge.health.systemd import Notifier
 from edge.health.watchdog import Watchdog
+from edge.instruments.energy import energy_meter
 from edge.instruments.logs import Logs
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
@@ -38,7 +39,7 @@ from edge.serving.shared_memory import SharedMemory
 from edge.serving.streams import Streams
 from edge.serving.traces import Traces
 from edge.settings import MAX_INSTANCES, Settings, Transport, choose_transport
-from edge.telemetry.sources import Sources
+from edge.telemetry.sources import ServedWork, Sources
 from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -246,7 +247,16 @@ def _administration(
 
 def _sources(models: Models, serving: Serving, security: Security) -> Sources:
     files = [file for file in security if file]
-    return Sources(models.repository, models.scheduler, models.health, models.memory, Sensors(), serving.streams, files)
+    return Sources(
+        models.repository,
+        models.scheduler,
+        models.health,
+        models.memory,
+        Sensors(),
+        serving.streams,
+        files,
+        energy_meter(lambda: ServedWork(models.repository, models.scheduler)),
+    )
 
 
 def _grpc(

@@ -12,6 +12,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest
 from edge.cli.connection import connection_options
 from edge.cli.output import json_option, print_json, print_table, stderr
+from edge.cli.view import board_facts
 from edge.errors import Literally, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
 from edge.security.scopes import RPC_SCOPES, TELEMETRY_GET
@@ -104,8 +105,11 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
         reading, left_out = _reading(client)
     memory = {sample.kind: sample.size_bytes for sample in reading.memory} if reading else None
     latency = _latency(reading) if reading else None
+    energy = _energy(reading) if reading else None
+    board = board_facts(reading) if reading else None
     if as_json:
-        print_json({"url": url, "models": models, "memory_bytes": memory, "latency": latency, "left_out": left_out})
+        measured = {"memory_bytes": memory, "latency": latency, "energy": energy, "board": board}
+        print_json({"url": url, "models": models, **measured, "left_out": left_out})
         return
     print_table(url, ["model", "version", "state", "reason"], [list(model.values()) for model in models])
     if latency is None or memory is None:
@@ -118,7 +122,12 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
         if times["count"]
     ]
     print_table("latency", ["model", "stage", "count", "p50 ms", "p95 ms", "p99 ms"], rows)
+    if energy:
+        columns = ["model", "tier", "requests", "joules", "joules/request", "joules/token"]
+        print_table("energy above idle", columns, [list(row.values()) for row in energy])
     print_table("memory", ["kind", "MiB"], [[kind, size / 2**20] for kind, size in memory.items()])
+    if board:
+        print_table("board", ["fact", "value"], [[name, str(value)] for name, value in board.items()])
 
 
 def _reading(client: Client) -> tuple[Reading | None, str]:
@@ -132,6 +141,22 @@ def _reading(client: Client) -> tuple[Reading | None, str]:
             raise
         scopes = " or ".join(sorted(RPC_SCOPES[TELEMETRY_GET]))
         return None, f"Left out: latency and memory. A token of the scope {scopes} shows them."
+
+
+def _energy(reading: Reading) -> list[dict[str, object]]:
+    """Return the energy of each tier, in joules, all together and by request and token."""
+    return [
+        {
+            "model": f"{model.name}:{model.version}",
+            "tier": of.tier,
+            "requests": of.requests,
+            "joules": of.joules,
+            "joules_per_request": of.joules / of.requests if of.requests else None,
+            "joules_per_token": of.joules / of.tokens if of.tokens else None,
+        }
+        for model in reading.models
+        for of in model.energy
+    ]
 
 
 def _latency(reading: Reading) -> dict[str, dict[str, dict[str, int]]]:

@@ -20,6 +20,7 @@ _NARROW = 100
 _PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
 #: Units of SensorReading, as they are written behind a number, and what of them a person reads.
 _UNITS = {"celsius": ("°C", 1.0), "watts": ("W", 1.0), "ratio": ("%", 100.0), "hertz": ("MHz", 1e-6)}
+_KINDS = {"frequency_limit": "clock limits"}
 
 
 def view(url: str, reading: Reading, window: Window, width: int, remark: str = "") -> Group:
@@ -92,6 +93,14 @@ def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
     if rows:
         columns = ["model", "tier", "share", "why", "p50 ms", "p95 ms", "p99 ms"]
         yield _table(columns, rows, ("model", "tier", "share", "p50 ms", "p99 ms") if narrow else columns)
+    rows = [
+        [name, of.tier, of.watts, of.requests, of.joules_per_request * 1e3, _times(of.joules_per_token, 1e3)]
+        for name, model in models
+        for of in model.energy
+    ]
+    if rows:
+        columns = ["model", "tier", "W above idle", "requests", "mJ/request", "mJ/token"]
+        yield _table(columns, rows, ("model", "tier", "mJ/request") if narrow else columns)
     rows = [[name, drop.reason, drop.place, drop.count] for name, model in models for drop in model.drops]
     if rows:
         columns = ["model", "not answered", "place", "count"]
@@ -115,6 +124,17 @@ def _percentiles(stage: StageWindow | None, names: Sequence[str] = _PERCENTILES)
     return [getattr(stage, name) if stage else None for name in names]
 
 
+def _times(number: float | None, factor: float) -> float | None:
+    return None if number is None else number * factor
+
+
+def board_facts(reading: Reading) -> dict[str, str | bool]:
+    """Return the facts about the board that are known, by name; none on a machine that is no Jetson."""
+    if not reading.HasField("board"):
+        return {}
+    return {field.name: value for field, value in reading.board.ListFields()}
+
+
 def _metric_name(metric: MetricWindow) -> str:
     """Return the name of a metric and its labels, as on the Prometheus page."""
     labels = ", ".join(f'{name}="{value}"' for name, value in sorted(metric.labels.items()))
@@ -122,12 +142,17 @@ def _metric_name(metric: MetricWindow) -> str:
 
 
 def _machine(reading: Reading) -> Table:
-    """Return the queue, the memory and the sensors, a line for each kind."""
+    """Return the board, the queue, the memory and the sensors, a line for each kind."""
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="bold")
     lines.add_column(overflow="fold")
     peak = f"at most {reading.queue_depth_peak} at once, {_size(reading.queue_bytes_peak)}"
     waiting = f"{reading.queue_depth} waiting, {_size(reading.queue_bytes)}; {peak}"
+    facts = board_facts(reading)
+    if facts:
+        names = {"l4t": "L4T", "jetpack": "JetPack", "power_mode": "power mode"}
+        told = [str(facts["model"]), *(f"{text} {facts[name]}" for name, text in names.items() if name in facts)]
+        lines.add_row("board", Text(printable(", ".join(told))))
     lines.add_row("queue", Text(waiting))
     lines.add_row("streams", str(reading.streams))
     memory = ", ".join(f"{sample.kind.replace('_', ' ')} {_size(sample.size_bytes)}" for sample in reading.memory)
@@ -137,7 +162,9 @@ def _machine(reading: Reading) -> Table:
         unit, factor = _UNITS.get(sensor.unit, (sensor.unit, 1.0))
         kinds.setdefault(sensor.kind, []).append(f"{sensor.name} {sensor.value * factor:.4g} {unit}")
     for kind, values in kinds.items():
-        lines.add_row(Text(printable(kind)), Text(printable(", ".join(values))))
+        lines.add_row(Text(printable(_KINDS.get(kind, kind))), Text(printable(", ".join(values))))
+    if reading.HasField("idle_power_watts"):
+        lines.add_row("idle power", f"{reading.idle_power_watts:.4g} W")
     return lines
 
 

@@ -160,7 +160,7 @@ def _power_mode(root: Path, modes: dict[int, str]) -> str | None:
 
 
 def _super_firmware(root: Path, model: str, compatible: list[str], modes: dict[int, str]) -> bool | None:
-    """Return whether the firmware has the Super clocks: by the GPU's clocks, else the power modes, else its own name."""
+    """Return whether the firmware has the Super clocks: by the GPU's clocks, else the power modes, else names."""
     if "orin nano" not in model.lower() and not any(part in name for name in compatible for part in _ORIN_NANO):
         return None
     for device in gpu_devices(root):

@@ -130,9 +130,10 @@ class MemorySampler:
         for line in self._lines(_BUDDYINFO):
             for order, word in enumerate(line.partition(" zone ")[2].split()[1:]):
                 counts[order] = counts.get(order, 0) + (int(word) if word.isascii() and word.isdigit() else 0)
-        order = max((order for order, count in counts.items() if count), default=None)
-        if order is None:
+        free = [order for order, count in counts.items() if count]
+        if not free:
             return None, None
+        order = max(free)
         size = os.sysconf("SC_PAGE_SIZE") << order
         return size, counts[order] * size
 

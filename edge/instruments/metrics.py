@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 from edge.datatypes import Array
+from edge.instruments.energy import TierEnergy
 from edge.instruments.histogram import Histogram
 from edge.instruments.snapshot import Labels, Snapshot, Stages, Timings
 
@@ -75,6 +77,7 @@ class ModelNow(NamedTuple):
         totals: what it has counted.
         ready: whether it accepts requests.
         load_memory_bytes: the growth of the process while it was loaded; None while it is not loaded.
+        energy: of its tiers, by name; empty on a machine that does not measure its power.
     """
 
     name: str
@@ -82,6 +85,7 @@ class ModelNow(NamedTuple):
     totals: Snapshot
     ready: bool = False
     load_memory_bytes: int | None = None
+    energy: Mapping[str, TierEnergy] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda model: [] if model.load_memory_bytes is None else [((), model.load_memory_bytes)],
         "gauge",
         "bytes",
+    ),
+    ModelMetric(
+        "fewheads_energy_joules_total",
+        "Energy of runs above idle, by tier",
+        lambda model: [((tier,), energy.joules) for tier, energy in model.energy.items()],
+        unit="joules",
+        labels=("tier",),
+    ),
+    ModelMetric(
+        "fewheads_energy_requests_total",
+        "Requests whose energy is counted, by tier",
+        lambda model: [((tier,), energy.requests) for tier, energy in model.energy.items()],
+        labels=("tier",),
+    ),
+    ModelMetric(
+        "fewheads_energy_tokens_total",
+        "Tokens of these requests, by tier, where the model has a sequence axis",
+        lambda model: [((tier,), of.tokens) for tier, of in model.energy.items() if of.tokens != of.rows],
+        unit="tokens",
+        labels=("tier",),
     ),
 )
 REQUEST_METRICS: Final = tuple(metric for metric in METRICS if isinstance(metric, RequestMetric))

@@ -50,6 +50,24 @@ class BatchTotals:
         return BatchTotals(self.count, self.compute_input_ns, self.compute_infer_ns, self.compute_output_ns)
 
 
+@dataclass(slots=True)
+class TierRuns:
+    """Successful runs of one tier.
+
+    Attributes:
+        requests: that shared them.
+        rows: of the requests.
+        tokens: what the time of a run grows with: rows times tokens, padding included, where the model has a sequence
+            axis, else rows.
+        infer_ns: their time, once for all requests of a run.
+    """
+
+    requests: int = 0
+    rows: int = 0
+    tokens: int = 0
+    infer_ns: int = 0
+
+
 def new_stages() -> Stages:
     """Return an empty histogram for each stage."""
     return {stage: Durations() for stage in STAGES}

@@ -7,10 +7,11 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import REQUEST_METRICS, Answered, RequestMetric
-from edge.instruments.snapshot import BatchTotals, Counted, Labels, Snapshot, Stages, Timings, new_stages
+from edge.instruments.snapshot import BatchTotals, Counted, Labels, Snapshot, Stages, TierRuns, Timings, new_stages
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,39 @@ class ModelStatistics:
     def __init__(self, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> None:
         self._lock = threading.Lock()
         self._now = Snapshot()
+        self._runs: dict[str, TierRuns] = {}
         self._metrics: list[tuple[RequestMetric, Callable[[Answered], int], Counted]] = []
         for metric in metrics:
             values: Counted = {} if metric.labels or metric.buckets else {(): 0}  # a counter without labels begins at 0
             self._now.counted[metric.name] = values
             self._metrics.append((metric, metric.count, values))
 
-    def executed(self, rows: int, infer_ns: int) -> None:
-        """Count one call of the runtime, whose ``rows`` may be those of several requests."""
+    @property
+    def execution_count(self) -> int:
+        """Calls of the runtime."""
+        return self._now.execution_count
+
+    def runs(self) -> dict[str, TierRuns]:
+        """Return the runs of each tier that has run."""
         with self._lock:
+            return {tier: replace(runs) for tier, runs in self._runs.items()}
+
+    def executed(self, rows: int, infer_ns: int, *, tier: str = "", requests: int = 1, size: int = 0) -> None:
+        """Count one call of the runtime.
+
+        Args:
+            rows: of all requests that shared it.
+            infer_ns: its time.
+            tier: that ran.
+            requests: that shared it.
+            size: of its inputs, as the joiner counts it: rows times tokens where the model has a sequence axis.
+        """
+        with self._lock:
+            runs = self._runs.get(tier) or self._runs.setdefault(tier, TierRuns())
+            runs.requests += requests
+            runs.rows += rows
+            runs.tokens += size or rows
+            runs.infer_ns += infer_ns
             self._now.execution_count += 1
             batch = self._batch(rows)
             batch.count += 1

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x17\x65\x64ge/pb/telemetry.proto\x12\x15\x66\x65wheads.telemetry.v1\"\x0c\n\nGetRequest\"#\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xd5\x02\n\x07Reading\x12\x0f\n\x07time_ms\x18\x01 \x01(\x04\x12\x16\n\x0euptime_seconds\x18\x02 \x01(\x01\x12\x34\n\x06memory\x18\x03 \x03(\x0b\x32$.fewheads.telemetry.v1.MemoryReading\x12\x33\n\x06models\x18\x04 \x03(\x0b\x32#.fewheads.telemetry.v1.ModelReading\x12\x13\n\x0bqueue_depth\x18\x05 \x01(\r\x12\x13\n\x0bqueue_bytes\x18\x06 \x01(\x04\x12\x35\n\x07sensors\x18\x07 \x03(\x0b\x32$.fewheads.telemetry.v1.SensorReading\x12\x0f\n\x07streams\x18\x08 \x01(\r\x12\x10\n\x08problems\x18\t \x03(\t\x12\x18\n\x10queue_depth_peak\x18\n \x01(\r\x12\x18\n\x10queue_bytes_peak\x18\x0b \x01(\x04\"X\n\rSensorReading\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\"A\n\rMemoryReading\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06source\x18\x03 \x01(\t\"\xc3\x04\n\x0cModelReading\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x10\n\x08platform\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x15\n\rsuccess_count\x18\x06 \x01(\x04\x12\x15\n\rfailure_count\x18\x07 \x01(\x04\x12\x33\n\x06stages\x18\x08 \x03(\x0b\x32#.fewheads.telemetry.v1.StageReading\x12\x19\n\x11load_memory_bytes\x18\t \x01(\x04\x12\x31\n\x05\x64rops\x18\n \x03(\x0b\x32\".fewheads.telemetry.v1.DropReading\x12\x31\n\x05tiers\x18\x0b \x03(\x0b\x32\".fewheads.telemetry.v1.TierReading\x12G\n\nexecutions\x18\x0c \x03(\x0b\x32\x33.fewheads.telemetry.v1.ModelReading.ExecutionsEntry\x12\x17\n\x0fnonfinite_count\x18\r \x01(\x04\x12:\n\x0etier_latencies\x18\x0e \x03(\x0b\x32\".fewheads.telemetry.v1.TierLatency\x12.\n\x07metrics\x18\x0f \x03(\x0b\x32\x1d.fewheads.telemetry.v1.Metric\x1a\x31\n\x0f\x45xecutionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x9d\x01\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x06labels\x18\x02 \x03(\x0b\x32).fewheads.telemetry.v1.Metric.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0c\n\x04unit\x18\x04 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"P\n\x0bTierLatency\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x33\n\x06stages\x18\x02 \x03(\x0b\x32#.fewheads.telemetry.v1.StageReading\";\n\x0b\x44ropReading\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\":\n\x0bTierReading\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"\x85\x01\n\x0cStageReading\x12\r\n\x05stage\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\x12\x0e\n\x06p50_ns\x18\x04 \x01(\x04\x12\x0e\n\x06p95_ns\x18\x05 \x01(\x04\x12\x0e\n\x06p99_ns\x18\x06 \x01(\x04\x12\x15\n\rbucket_counts\x18\x07 \x03(\x04\x32\xa5\x01\n\tTelemetry\x12H\n\x03Get\x12!.fewheads.telemetry.v1.GetRequest\x1a\x1e.fewheads.telemetry.v1.Reading\x12N\n\x05Watch\x12#.fewheads.telemetry.v1.WatchRequest\x1a\x1e.fewheads.telemetry.v1.Reading0\x01\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x17\x65\x64ge/pb/telemetry.proto\x12\x15\x66\x65wheads.telemetry.v1\"\x0c\n\nGetRequest\"#\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xb6\x03\n\x07Reading\x12\x0f\n\x07time_ms\x18\x01 \x01(\x04\x12\x16\n\x0euptime_seconds\x18\x02 \x01(\x01\x12\x34\n\x06memory\x18\x03 \x03(\x0b\x32$.fewheads.telemetry.v1.MemoryReading\x12\x33\n\x06models\x18\x04 \x03(\x0b\x32#.fewheads.telemetry.v1.ModelReading\x12\x13\n\x0bqueue_depth\x18\x05 \x01(\r\x12\x13\n\x0bqueue_bytes\x18\x06 \x01(\x04\x12\x35\n\x07sensors\x18\x07 \x03(\x0b\x32$.fewheads.telemetry.v1.SensorReading\x12\x0f\n\x07streams\x18\x08 \x01(\r\x12\x10\n\x08problems\x18\t \x03(\t\x12\x18\n\x10queue_depth_peak\x18\n \x01(\r\x12\x18\n\x10queue_bytes_peak\x18\x0b \x01(\x04\x12\x1d\n\x10idle_power_watts\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12+\n\x05\x62oard\x18\r \x01(\x0b\x32\x1c.fewheads.telemetry.v1.BoardB\x13\n\x11_idle_power_watts\"\xe4\x01\n\x05\x42oard\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x03soc\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x03l4t\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x14\n\x07jetpack\x18\x04 \x01(\tH\x02\x88\x01\x01\x12\x17\n\npower_mode\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x1b\n\x0esuper_firmware\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12\x13\n\x06kernel\x18\x07 \x01(\tH\x05\x88\x01\x01\x42\x06\n\x04_socB\x06\n\x04_l4tB\n\n\x08_jetpackB\r\n\x0b_power_modeB\x11\n\x0f_super_firmwareB\t\n\x07_kernel\"X\n\rSensorReading\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\"A\n\rMemoryReading\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06source\x18\x03 \x01(\t\"\xf9\x04\n\x0cModelReading\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x10\n\x08platform\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x15\n\rsuccess_count\x18\x06 \x01(\x04\x12\x15\n\rfailure_count\x18\x07 \x01(\x04\x12\x33\n\x06stages\x18\x08 \x03(\x0b\x32#.fewheads.telemetry.v1.StageReading\x12\x19\n\x11load_memory_bytes\x18\t \x01(\x04\x12\x31\n\x05\x64rops\x18\n \x03(\x0b\x32\".fewheads.telemetry.v1.DropReading\x12\x31\n\x05tiers\x18\x0b \x03(\x0b\x32\".fewheads.telemetry.v1.TierReading\x12G\n\nexecutions\x18\x0c \x03(\x0b\x32\x33.fewheads.telemetry.v1.ModelReading.ExecutionsEntry\x12\x17\n\x0fnonfinite_count\x18\r \x01(\x04\x12:\n\x0etier_latencies\x18\x0e \x03(\x0b\x32\".fewheads.telemetry.v1.TierLatency\x12.\n\x07metrics\x18\x0f \x03(\x0b\x32\x1d.fewheads.telemetry.v1.Metric\x12\x34\n\x06\x65nergy\x18\x10 \x03(\x0b\x32$.fewheads.telemetry.v1.EnergyReading\x1a\x31\n\x0f\x45xecutionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"_\n\rEnergyReading\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x0e\n\x06joules\x18\x02 \x01(\x01\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x13\n\x06tokens\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_tokens\"\x9d\x01\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x06labels\x18\x02 \x03(\x0b\x32).fewheads.telemetry.v1.Metric.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0c\n\x04unit\x18\x04 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"P\n\x0bTierLatency\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x33\n\x06stages\x18\x02 \x03(\x0b\x32#.fewheads.telemetry.v1.StageReading\";\n\x0b\x44ropReading\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\":\n\x0bTierReading\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"\x85\x01\n\x0cStageReading\x12\r\n\x05stage\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\x12\x0e\n\x06p50_ns\x18\x04 \x01(\x04\x12\x0e\n\x06p95_ns\x18\x05 \x01(\x04\x12\x0e\n\x06p99_ns\x18\x06 \x01(\x04\x12\x15\n\rbucket_counts\x18\x07 \x03(\x04\x32\xa5\x01\n\tTelemetry\x12H\n\x03Get\x12!.fewheads.telemetry.v1.GetRequest\x1a\x1e.fewheads.telemetry.v1.Reading\x12N\n\x05Watch\x12#.fewheads.telemetry.v1.WatchRequest\x1a\x1e.fewheads.telemetry.v1.Reading0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,27 +41,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHREQUEST']._serialized_start=64
   _globals['_WATCHREQUEST']._serialized_end=99
   _globals['_READING']._serialized_start=102
-  _globals['_READING']._serialized_end=443
-  _globals['_SENSORREADING']._serialized_start=445
-  _globals['_SENSORREADING']._serialized_end=533
-  _globals['_MEMORYREADING']._serialized_start=535
-  _globals['_MEMORYREADING']._serialized_end=600
-  _globals['_MODELREADING']._serialized_start=603
-  _globals['_MODELREADING']._serialized_end=1182
-  _globals['_MODELREADING_EXECUTIONSENTRY']._serialized_start=1133
-  _globals['_MODELREADING_EXECUTIONSENTRY']._serialized_end=1182
-  _globals['_METRIC']._serialized_start=1185
-  _globals['_METRIC']._serialized_end=1342
-  _globals['_METRIC_LABELSENTRY']._serialized_start=1297
-  _globals['_METRIC_LABELSENTRY']._serialized_end=1342
-  _globals['_TIERLATENCY']._serialized_start=1344
-  _globals['_TIERLATENCY']._serialized_end=1424
-  _globals['_DROPREADING']._serialized_start=1426
-  _globals['_DROPREADING']._serialized_end=1485
-  _globals['_TIERREADING']._serialized_start=1487
-  _globals['_TIERREADING']._serialized_end=1545
-  _globals['_STAGEREADING']._serialized_start=1548
-  _globals['_STAGEREADING']._serialized_end=1681
-  _globals['_TELEMETRY']._serialized_start=1684
-  _globals['_TELEMETRY']._serialized_end=1849
+  _globals['_READING']._serialized_end=540
+  _globals['_BOARD']._serialized_start=543
+  _globals['_BOARD']._serialized_end=771
+  _globals['_SENSORREADING']._serialized_start=773
+  _globals['_SENSORREADING']._serialized_end=861
+  _globals['_MEMORYREADING']._serialized_start=863
+  _globals['_MEMORYREADING']._serialized_end=928
+  _globals['_MODELREADING']._serialized_start=931
+  _globals['_MODELREADING']._serialized_end=1564
+  _globals['_MODELREADING_EXECUTIONSENTRY']._serialized_start=1515
+  _globals['_MODELREADING_EXECUTIONSENTRY']._serialized_end=1564
+  _globals['_ENERGYREADING']._serialized_start=1566
+  _globals['_ENERGYREADING']._serialized_end=1661
+  _globals['_METRIC']._serialized_start=1664
+  _globals['_METRIC']._serialized_end=1821
+  _globals['_METRIC_LABELSENTRY']._serialized_start=1776
+  _globals['_METRIC_LABELSENTRY']._serialized_end=1821
+  _globals['_TIERLATENCY']._serialized_start=1823
+  _globals['_TIERLATENCY']._serialized_end=1903
+  _globals['_DROPREADING']._serialized_start=1905
+  _globals['_DROPREADING']._serialized_end=1964
+  _globals['_TIERREADING']._serialized_start=1966
+  _globals['_TIERREADING']._serialized_end=2024
+  _globals['_STAGEREADING']._serialized_start=2027
+  _globals['_STAGEREADING']._serialized_end=2160
+  _globals['_TELEMETRY']._serialized_start=2163
+  _globals['_TELEMETRY']._serialized_end=2328
 # @@protoc_insertion_point(module_scope)

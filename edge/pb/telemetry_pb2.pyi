@@ -17,7 +17,7 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class Reading(_message.Message):
-    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes", "sensors", "streams", "problems", "queue_depth_peak", "queue_bytes_peak")
+    __slots__ = ("time_ms", "uptime_seconds", "memory", "models", "queue_depth", "queue_bytes", "sensors", "streams", "problems", "queue_depth_peak", "queue_bytes_peak", "idle_power_watts", "board")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class Reading(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_DEPTH_PEAK_FIELD_NUMBER: _ClassVar[int]
     QUEUE_BYTES_PEAK_FIELD_NUMBER: _ClassVar[int]
+    IDLE_POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     uptime_seconds: float
     memory: _containers.RepeatedCompositeFieldContainer[MemoryReading]
@@ -40,7 +42,27 @@ class Reading(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     queue_depth_peak: int
     queue_bytes_peak: int
-    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ..., sensors: _Optional[_Iterable[_Union[SensorReading, _Mapping]]] = ..., streams: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., queue_depth_peak: _Optional[int] = ..., queue_bytes_peak: _Optional[int] = ...) -> None: ...
+    idle_power_watts: float
+    board: Board
+    def __init__(self, time_ms: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[MemoryReading, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelReading, _Mapping]]] = ..., queue_depth: _Optional[int] = ..., queue_bytes: _Optional[int] = ..., sensors: _Optional[_Iterable[_Union[SensorReading, _Mapping]]] = ..., streams: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., queue_depth_peak: _Optional[int] = ..., queue_bytes_peak: _Optional[int] = ..., idle_power_watts: _Optional[float] = ..., board: _Optional[_Union[Board, _Mapping]] = ...) -> None: ...
+
+class Board(_message.Message):
+    __slots__ = ("model", "soc", "l4t", "jetpack", "power_mode", "super_firmware", "kernel")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SOC_FIELD_NUMBER: _ClassVar[int]
+    L4T_FIELD_NUMBER: _ClassVar[int]
+    JETPACK_FIELD_NUMBER: _ClassVar[int]
+    POWER_MODE_FIELD_NUMBER: _ClassVar[int]
+    SUPER_FIRMWARE_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    soc: str
+    l4t: str
+    jetpack: str
+    power_mode: str
+    super_firmware: bool
+    kernel: str
+    def __init__(self, model: _Optional[str] = ..., soc: _Optional[str] = ..., l4t: _Optional[str] = ..., jetpack: _Optional[str] = ..., power_mode: _Optional[str] = ..., super_firmware: _Optional[bool] = ..., kernel: _Optional[str] = ...) -> None: ...
 
 class SensorReading(_message.Message):
     __slots__ = ("kind", "name", "value", "unit", "source")
@@ -67,7 +89,7 @@ class MemoryReading(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., size_bytes: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ModelReading(_message.Message):
-    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions", "nonfinite_count", "tier_latencies", "metrics")
+    __slots__ = ("name", "version", "state", "platform", "device", "success_count", "failure_count", "stages", "load_memory_bytes", "drops", "tiers", "executions", "nonfinite_count", "tier_latencies", "metrics", "energy")
     class ExecutionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +112,7 @@ class ModelReading(_message.Message):
     NONFINITE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TIER_LATENCIES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -105,7 +128,20 @@ class ModelReading(_message.Message):
     nonfinite_count: int
     tier_latencies: _containers.RepeatedCompositeFieldContainer[TierLatency]
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ..., nonfinite_count: _Optional[int] = ..., tier_latencies: _Optional[_Iterable[_Union[TierLatency, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
+    energy: _containers.RepeatedCompositeFieldContainer[EnergyReading]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., platform: _Optional[str] = ..., device: _Optional[str] = ..., success_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageReading, _Mapping]]] = ..., load_memory_bytes: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropReading, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierReading, _Mapping]]] = ..., executions: _Optional[_Mapping[int, int]] = ..., nonfinite_count: _Optional[int] = ..., tier_latencies: _Optional[_Iterable[_Union[TierLatency, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., energy: _Optional[_Iterable[_Union[EnergyReading, _Mapping]]] = ...) -> None: ...
+
+class EnergyReading(_message.Message):
+    __slots__ = ("tier", "joules", "requests", "tokens")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    JOULES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    joules: float
+    requests: int
+    tokens: int
+    def __init__(self, tier: _Optional[str] = ..., joules: _Optional[float] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "labels", "value", "unit")

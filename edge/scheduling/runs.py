@@ -223,7 +223,8 @@ class Runs:
         seconds = (computed_ns - begun_ns) / 1e9
         self._times[worker].append(_RunTime(lane.latency, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:
-            jobs[0].statistics.executed(total, computed_ns - started_ns)
+            infer_ns = computed_ns - started_ns
+            jobs[0].statistics.executed(total, infer_ns, tier=lane.tier, requests=len(jobs), size=flight.size)
         return True
 
     def _failed(self, error: BaseException, jobs: list[Job]) -> None:

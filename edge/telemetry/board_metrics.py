@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from edge.instruments.board import Board
 from edge.instruments.memory import MemoryReading
 from edge.instruments.sensors import SensorReading
 
@@ -16,6 +17,9 @@ _SENSORS = {
     ("power", "watts"): ("fewheads_power_watts", "Power of a rail; VDD_IN is the whole board", "rail"),
     ("utilization", "ratio"): ("fewheads_utilization_ratio", "How busy a unit is, 0 to 1", "unit"),
     ("frequency", "hertz"): ("fewheads_frequency_hertz", "Frequency of a clock", "clock"),
+    ("frequency_limit", "hertz"): ("fewheads_frequency_limit_hertz", "Bound of the frequency of a clock", "clock"),
+    ("fan", "ratio"): ("fewheads_fan_ratio", "Power of a fan, 0 to 1", "fan"),
+    ("fan", "rpm"): ("fewheads_fan_speed_rpm", "Speed of a fan", "fan"),
     ("throttling", "level"): ("fewheads_throttling_level", "Throttling that is on, 0 is none", "cause"),
     ("throttling", "events"): (
         "fewheads_throttling_events",
@@ -33,9 +37,17 @@ _TRITON = {
     "nv_gpu_memory_total_bytes": ("Bytes of the memory that it shares", "device_total"),
 }
 _MEMORY = "fewheads_memory_bytes"
+_IDLE = "fewheads_idle_power_watts"
+_BOARD = "fewheads_board"
 #: The names of all metrics of the board, as on the page.
 BOARD_METRICS = frozenset(
-    (_MEMORY, *_TRITON, *(f"{name}_total" if unit == "events" else name for (_, unit), (name, *_) in _SENSORS.items()))
+    (
+        _MEMORY,
+        _IDLE,
+        f"{_BOARD}_info",
+        *_TRITON,
+        *(f"{name}_total" if unit == "events" else name for (_, unit), (name, *_) in _SENSORS.items()),
+    )
 )
 _SIZES = re.compile(rb"^(nv_gpu_memory_\w+\{[^}]*\}) (\S+)$", re.MULTILINE)
 
@@ -69,6 +81,21 @@ def board_metrics(memory: Iterable[MemoryReading], sensors: Iterable[SensorReadi
             family = GaugeMetricFamily(name, text, labels=("gpu_uuid",))
             family.add_metric([_INTEGRATED], gpu[kind])
             yield family
+
+
+def power_metrics(board: Board | None, idle_watts: float | None) -> Iterator[Metric]:
+    """Yield the board as labels, and its power while nothing runs; each only where it is known."""
+    if board:
+        facts = {
+            "model": board.model,
+            "soc": board.soc,
+            "l4t": board.l4t,
+            "jetpack": board.jetpack,
+            "power_mode": board.power_mode,
+        }
+        yield InfoMetricFamily(_BOARD, "The board and its software", {key: text for key, text in facts.items() if text})
+    if idle_watts is not None:
+        yield GaugeMetricFamily(_IDLE, "Power of the board while nothing runs, an estimate", idle_watts)
 
 
 def whole_sizes(page: bytes) -> bytes:

@@ -15,10 +15,11 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from edge import __version__
+from edge.instruments.board import read_board
 from edge.instruments.histogram import Histogram
 from edge.instruments.metrics import METRICS, PER_UNIT, Metric, ModelNow
 from edge.repository.entry import Entry
-from edge.telemetry.board_metrics import board_metrics, whole_sizes
+from edge.telemetry.board_metrics import board_metrics, power_metrics, whole_sizes
 from edge.telemetry.sources import Sources
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class ServerCollector(Collector):
         for name, (text, read) in SERVER_METRICS.items():
             yield GaugeMetricFamily(name, text, read(self._sources))
         yield from board_metrics(self._sources.memory.sample(), self._sources.sensors.sample())
+        energy = self._sources.energy
+        yield from power_metrics(read_board(), energy.idle_watts if energy else None)
         yield InfoMetricFamily("fewheads_build", "The release", {"version": __version__})
 
     def _model(self, entry: Entry) -> ModelNow:
@@ -62,6 +65,7 @@ class ServerCollector(Collector):
             entry.statistics.snapshot(),
             self._sources.health.state(entry)[0] == "READY",
             model.load_memory_bytes if model else None,
+            self._sources.energy_of(entry.name, entry.version),
         )
 
 

@@ -6,11 +6,46 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from edge.health.health import Health
+from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
+from edge.instruments.snapshot import TierRuns
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.streams import Streams
+
+
+class ServedWork:
+    """The runs of a server, as :class:`edge.instruments.energy.Work`.
+
+    Args:
+        repository: the models and their counters.
+        scheduler: knows the current runs.
+    """
+
+    def __init__(self, repository: Repository, scheduler: Scheduler) -> None:
+        self._repository = repository
+        self._now = scheduler.runs.now
+
+    def running(self) -> bool:
+        """Return whether a run is in progress."""
+        return any(run is not None for run in self._now)
+
+    def run_count(self) -> int:
+        """Return a number that changes whenever a run ends."""
+        return sum(entry.statistics.execution_count for entry in self._repository)
+
+    def loading(self) -> bool:
+        """Return whether a model is being loaded."""
+        return any(entry.state == "LOADING" for entry in self._repository)
+
+    def runs(self) -> dict[ModelTier, TierRuns]:
+        """Return what ran since the start."""
+        return {
+            ModelTier(entry.name, entry.version, tier): runs
+            for entry in self._repository
+            for tier, runs in entry.statistics.runs().items()
+        }
 
 
 class HasProblem(Protocol):
@@ -32,6 +67,7 @@ class Sources(NamedTuple):
         sensors: those of the board.
         streams: the streams that are open.
         files: certificates and tokens, which are read again when they change.
+        energy: measures the energy of runs; None on a machine that does not measure its power.
     """
 
     repository: Repository
@@ -41,6 +77,12 @@ class Sources(NamedTuple):
     sensors: Sensors
     streams: Streams
     files: Sequence[HasProblem] = ()
+    energy: EnergyMeter | None = None
+
+    def energy_of(self, name: str, version: str) -> dict[str, TierEnergy]:
+        """Return the energy of each tier of a model for which it is known."""
+        energy = self.energy.energy() if self.energy else {}
+        return {key.tier: of for key, of in energy.items() if (key.model, key.version) == (name, version)}
 
     def problems(self) -> list[str]:
         """Return why the server or a part of it is not healthy, one sentence each."""

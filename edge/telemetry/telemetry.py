@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
+from edge.instruments.board import read_board
+from edge.instruments.energy import TierEnergy
 from edge.instruments.histogram import Durations, Histogram
 from edge.instruments.metrics import NONFINITE, PER_UNIT, REQUEST_METRICS, RequestMetric
 from edge.instruments.snapshot import Snapshot, Stages
@@ -31,12 +34,14 @@ class Telemetry:
     async def watch(self) -> None:
         """Sample every second what shows only over time: processor load, and the device's high-water mark.
 
-        So all readers get the same values, whenever they read. Runs until it is cancelled.
+        So all readers get the same values, whenever they read. Energy is measured meanwhile. Runs until it is
+        cancelled.
         """
-        while True:
-            self._sources.memory.note()
-            self._sources.sensors.note()
-            await asyncio.sleep(_LOOK_SECONDS)
+        with self._sources.energy or nullcontext():
+            while True:
+                self._sources.memory.note()
+                self._sources.sensors.note()
+                await asyncio.sleep(_LOOK_SECONDS)
 
     def reading(self) -> pb.Reading:
         """Read everything now. It takes milliseconds, for PSS and power, so it must not run on the event loop."""
@@ -48,9 +53,25 @@ class Telemetry:
             queue_depth_peak=self._sources.scheduler.peak_depth,
             queue_bytes_peak=self._sources.scheduler.peak_queued_bytes,
             streams=self._sources.streams.open,
-            models=[_model(entry, self._sources.health.state(entry)[0]) for entry in self._sources.repository],
+            models=[self._model(entry) for entry in self._sources.repository],
             problems=self._sources.problems(),
         )
+        board = read_board()
+        if board:
+            reading.board.CopyFrom(
+                pb.Board(
+                    model=board.model,
+                    soc=board.soc,
+                    l4t=board.l4t,
+                    jetpack=board.jetpack,
+                    power_mode=board.power_mode,
+                    super_firmware=board.super_firmware,
+                    kernel=board.kernel,
+                )
+            )
+        energy = self._sources.energy
+        if energy and energy.idle_watts is not None:
+            reading.idle_power_watts = energy.idle_watts
         for sample in self._sources.memory.sample():
             reading.memory.add(kind=sample.kind, size_bytes=sample.size_bytes, source=sample.source)
         for sensor in self._sources.sensors.sample():
@@ -59,8 +80,12 @@ class Telemetry:
             )
         return reading
 
+    def _model(self, entry: Entry) -> pb.ModelReading:
+        energy = self._sources.energy_of(entry.name, entry.version)
+        return _model(entry, self._sources.health.state(entry)[0], energy)
 
-def _model(entry: Entry, state: str) -> pb.ModelReading:
+
+def _model(entry: Entry, state: str, energy: Mapping[str, TierEnergy]) -> pb.ModelReading:
     now = entry.statistics.snapshot()
     metrics = list(request_metrics(now))
     message = pb.ModelReading(
@@ -79,6 +104,9 @@ def _model(entry: Entry, state: str) -> pb.ModelReading:
         message.drops.add(reason=reason, place=place, count=count)
     for (tier, reason), count in now.tiers.items():
         message.tiers.add(tier=tier, reason=reason, count=count)
+    for tier, of in energy.items():
+        tokens = of.tokens if of.tokens != of.rows else None
+        message.energy.add(tier=tier, joules=of.joules, requests=of.requests, tokens=tokens)
     model = entry.model  # once: it may be unloaded at any moment
     if model:
         message.platform = model.runner.platform

@@ -7,7 +7,7 @@ difference of two readings from here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import add, sub
 from typing import Any, TypeVar
@@ -66,6 +66,17 @@ class MetricWindow(msgspec.Struct, frozen=True):
     increase_per_second: float
 
 
+class EnergyWindow(msgspec.Struct, frozen=True):
+    """Energy of a tier above idle; a token's is None for a model without a sequence axis."""
+
+    tier: str
+    joules: float
+    watts: float
+    requests: int
+    joules_per_request: float
+    joules_per_token: float | None
+
+
 class ModelWindow(msgspec.Struct, frozen=True):
     """One version of a model; ``rows_per_run`` is None when nothing ran, and stages without durations are absent."""
 
@@ -81,6 +92,7 @@ class ModelWindow(msgspec.Struct, frozen=True):
     tiers: list[TierWindow]
     drops: list[DropWindow]
     metrics: list[MetricWindow]
+    energy: list[EnergyWindow]
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -170,6 +182,7 @@ def _model(before: pb.ModelReading, now: pb.ModelReading, seconds: float) -> Mod
         tiers=_tiers(before, now),
         drops=[DropWindow(reason, place, count) for (reason, place), count in drops.items()],
         metrics=_metrics(before, now, seconds),
+        energy=list(_energy(before, now, seconds)),
     )
 
 
@@ -181,6 +194,23 @@ def _metrics(before: pb.ModelReading, now: pb.ModelReading, seconds: float) -> l
         for metric, increase in grown
         if increase > 0
     ]
+
+
+def _energy(before: pb.ModelReading, now: pb.ModelReading, seconds: float) -> Iterator[EnergyWindow]:
+    earlier = {reading.tier: reading for reading in before.energy}
+    for reading in now.energy:
+        then = earlier.get(reading.tier, pb.EnergyReading())
+        joules, requests = reading.joules - then.joules, reading.requests - then.requests
+        tokens = reading.tokens - then.tokens if reading.HasField("tokens") else 0
+        if requests > 0:
+            yield EnergyWindow(
+                reading.tier,
+                joules,
+                _rate(joules, seconds),
+                requests,
+                joules / requests,
+                joules / tokens if tokens > 0 else None,
+            )
 
 
 def _key(metric: pb.Metric) -> tuple[str, frozenset[tuple[str, str]]]:

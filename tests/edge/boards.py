@@ -22,8 +22,8 @@ STAT = "cpu  26716126 25174 7198445 948399047 900582 0 354519 0 0 0\ncpu0 1 2 3 
 #: A second later: 1 of 4 ticks was used.
 STAT_LATER = "cpu  26716226 25174 7198445 948399347 900582 0 354519 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n"
 MEMINFO = (
-    "MemTotal:        7665664 kB\nMemAvailable:    4200000 kB\nSwapTotal:       3901440 kB\nSwapFree:        3732480 kB\n"
-    "NvMapMemUsed:     524688 kB\n"
+    "MemTotal:        7665664 kB\nMemAvailable:    4200000 kB\nNvMapMemUsed:     524688 kB\n"
+    "SwapTotal:       3901440 kB\nSwapFree:        3732480 kB\n"
 )
 BUDDYINFO = (
     "Node 0, zone      DMA     10     20     30     40     50     60     70     80     90    100     33 \n"

@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
 
 from edge.cli.build import build as build_command
-from edge.cli.doctor import runtime_checks
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, UsageError
 from edge.pb import inference_pb2 as pb
@@ -26,7 +25,6 @@ from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
 from edge.runner import Handle, Tensor
 from edge.runtimes.build import build, load_runner
-from edge.runtimes.jetson import jetson_model
 from edge.runtimes.runtime import Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler
@@ -38,34 +36,11 @@ from tests.edge.processes import served
 # The installed ONNX Runtime decides between the two, on a Jetson as anywhere.
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 NAME, DEVICE = ("onnxruntime-cuda", "GPU") if CUDA else ("onnxruntime", "CPU")
-MODEL = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
-RELEASE = "# R36 (release), REVISION: 4.3, GCID: 12345, BOARD: generic\n"
 
 with_cuda = pytest.mark.skipif(not CUDA, reason="needs CUDA in ONNX Runtime")
 without_cuda = pytest.mark.skipif(CUDA, reason="this ONNX Runtime has CUDA")
 without_tensorrt = pytest.mark.skipif(find_spec("tensorrt") is not None, reason="this machine has TensorRT")
 without_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is not None, reason="tensorrt_rtx is installed")
-
-
-def root_with(directory: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-    return directory
-
-
-@pytest.mark.parametrize(
-    ("files", "model"),
-    [
-        ({}, None),
-        ({"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}, None),
-        ({"proc/device-tree/model": f"{MODEL}\0"}, MODEL),
-        ({"proc/device-tree/model": f"{MODEL}\0", "etc/nv_tegra_release": RELEASE}, MODEL),
-        ({"etc/nv_tegra_release": RELEASE}, "NVIDIA Jetson"),
-    ],
-)
-def test_jetson_model(tmp_path: Path, files: dict[str, str], model: str | None):
-    assert jetson_model(root_with(tmp_path, files)) == model
 
 
 def test_auto_takes_the_first_suitable_runtime_and_says_why():
@@ -150,18 +125,6 @@ def test_unsupported_compute_capability(device: str, given: str):
 def test_missing_tensorrt_rtx():
     with pytest.raises(BackendError, match=r"tensorrt_rtx: got .*Install the extra 'rtx' on an x86-64 machine"):
         choose("tensorrt-rtx:SM86")
-
-
-@without_cuda
-def test_doctor_warns_of_a_jetson_whose_gpu_stays_idle(tmp_path: Path):
-    found = {check.name: check for check in runtime_checks(tmp_path)}
-    assert set(found) == {"jetson", "runtime", *RUNTIMES}
-    assert (found["jetson"].found, found["runtime"].status, found["runtime"].advice) == ("no", "ok", "")
-    assert (found["onnxruntime-cuda"].status, found["onnxruntime"].found) == ("absent", onnxruntime.__version__)
-    found = {check.name: check for check in runtime_checks(root_with(tmp_path, {"etc/nv_tegra_release": RELEASE}))}
-    assert (found["jetson"].found, found["runtime"].status) == ("NVIDIA Jetson", "warning")
-    assert found["runtime"].found.endswith("runs on the CPU.")
-    assert found["runtime"].advice.startswith("The GPU stays idle. Install an ONNX Runtime with CUDA")
 
 
 class NumpyHandle:
