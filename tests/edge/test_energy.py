@@ -1,0 +1,266 @@
+"""Energy of runs from rails whose power is known: shares, idle power, tokens, rails that fail, and a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from edge import assembly
+from edge.instruments import energy as module
+from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy, board_rails, energy_meter
+from edge.instruments.snapshot import TierRuns
+from edge.instruments.statistics import ModelStatistics
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tests.edge.boards import RAILS, orin_nano, write
+from tests.edge.conftest import ORACLE
+from tests.edge.in_process import serving_here
+
+IDLE_WATTS = 5.0
+FULL = ModelTier("m", "1", "full")
+HALF = ModelTier("m", "1", "half")
+VDD_IN_MILLIVOLTS = RAILS["VDD_IN"][0]
+
+
+class Machine:
+    """A board whose power and runs a test decides, on a clock of its own.
+
+    Attributes:
+        watts: above idle, while something runs.
+        noise: what everything else takes.
+        broken: what the file of the current holds in place of a number.
+    """
+
+    def __init__(self, root: Path, watts: float = 7.0) -> None:
+        orin_nano(root, 6)
+        self.watts = watts
+        self.now = 100.0
+        self.noise: Callable[[], float] = lambda: 0.0
+        self.statistics = ModelStatistics()
+        self.is_loading = False
+        self.current = False
+        self.broken: str | None = None
+        self._current = root / "sys/class/hwmon/hwmon1/curr1_input"
+        self._written = ""
+        self._due = self.now
+        self.power(IDLE_WATTS)
+        (rail,) = board_rails(root)
+        self.meter = EnergyMeter([rail], self)
+
+    def power(self, watts: float) -> None:
+        text = self.broken if self.broken is not None else f"{round(watts * 1e6 / VDD_IN_MILLIVOLTS)}\n"
+        if text != self._written:
+            self._current.write_text(text)
+        self._written = text
+
+    def running(self) -> bool:
+        return self.current
+
+    def loading(self) -> bool:
+        return self.is_loading
+
+    def run_count(self) -> int:
+        return self.statistics.execution_count
+
+    def runs(self) -> dict[ModelTier, TierRuns]:
+        return {ModelTier("m", "1", tier): runs for tier, runs in self.statistics.runs().items()}
+
+    def wait(self, seconds: float, *, running: bool = False) -> None:
+        """Let the time pass, and the meter look when it is due."""
+        until = self.now + seconds
+        while self._due <= until:
+            self.now = self._due
+            self.current = running
+            self.power(IDLE_WATTS + running * self.watts + self.noise())
+            self._due = self.now + self.meter.look(self.now)
+        self.now, self.current = until, False
+
+    def run(self, seconds: float, tier: str = "full", requests: int = 1, tokens: int = 0) -> None:
+        self.wait(seconds, running=True)
+        self.statistics.executed(requests, round(seconds * 1e9), tier=tier, requests=requests, size=tokens)
+
+    def energy(self) -> dict[ModelTier, TierEnergy]:
+        self.wait(10)  # by then it is divided
+        return self.meter.energy()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_idle_power_is_learnt_while_nothing_runs(machine: Machine) -> None:
+    assert machine.meter.idle_watts is None
+    machine.wait(1)
+    assert machine.meter.idle_watts is None
+    machine.wait(2)
+    assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
+    machine.run(100)
+    assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
+
+
+def test_one_long_run(machine: Machine) -> None:
+    machine.wait(5)
+    machine.run(30)
+    assert machine.energy()[FULL].joules == pytest.approx(30 * 7, rel=0.02)
+
+
+def test_brief_runs_are_right_on_average(machine: Machine) -> None:
+    """Of 5 ms each, at random times, seldom seen by a sample that comes every 50 ms."""
+    chance = random.Random(1)
+    machine.wait(5)
+    for _ in range(3000):
+        machine.wait(chance.uniform(0, 0.04))
+        machine.run(0.005)
+    found = machine.energy()[FULL]
+    assert found.requests == 3000
+    assert found.joules == pytest.approx(3000 * 0.005 * 7, rel=0.15)
+
+
+def test_noise_evens_out(machine: Machine) -> None:
+    chance = random.Random(2)
+    machine.noise = lambda: chance.gauss(0, 0.5)
+    machine.wait(90)
+    for _ in range(200):
+        machine.run(0.1)
+        machine.wait(0.2)
+    assert machine.energy()[FULL].joules == pytest.approx(200 * 0.1 * 7, rel=0.15)
+
+
+def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
+    machine.wait(5)
+    for _ in range(100):
+        machine.run(0.06, "full", requests=4, tokens=4 * 32)
+        machine.run(0.02, "half", requests=2)
+    found = machine.energy()
+    assert found[FULL].joules + found[HALF].joules == pytest.approx(8 * 7, rel=0.02)
+    assert found[FULL].joules / found[HALF].joules == pytest.approx(3, rel=0.05)
+    full, half = found[FULL], found[HALF]
+    assert (full.requests, full.rows, full.tokens) == (400, 400, 400 * 32)
+    assert (half.requests, half.rows, half.tokens) == (200, 200, 200)
+
+
+def test_a_burst_leaves_idle_power_alone(machine: Machine) -> None:
+    machine.wait(60)
+    machine.noise = lambda: 4.0
+    machine.wait(5)
+    machine.noise = lambda: 0.0
+    machine.run(10)
+    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.02)
+
+
+def test_power_of_a_load_is_not_idle_power(machine: Machine) -> None:
+    machine.is_loading, machine.noise = True, lambda: 6.0
+    machine.wait(100)
+    assert machine.meter.idle_watts is None
+    machine.is_loading, machine.noise = False, lambda: 0.0
+    machine.wait(4)
+    assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
+
+
+def test_what_runs_before_idle_power_is_known_is_not_counted(machine: Machine) -> None:
+    machine.run(20, requests=1000)
+    machine.wait(5)
+    machine.run(10)
+    found = machine.energy()[FULL]
+    assert (found.requests, found.joules) == (1, pytest.approx(70, rel=0.02))
+
+
+@pytest.mark.parametrize("text", ["", "N/A\n"])
+def test_a_rail_that_cannot_be_read_for_a_moment(machine: Machine, text: str) -> None:
+    """The next sample counts for up to a second of that time."""
+    machine.wait(5)
+    machine.run(5)
+    machine.broken = text
+    machine.run(0.5)
+    machine.broken = None
+    machine.run(4.5)
+    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.03)
+
+
+def test_a_suspended_machine_costs_nothing(machine: Machine) -> None:
+    machine.wait(5)
+    machine.run(5)
+    machine.now += 3600
+    machine._due += 3600
+    machine.run(5)
+    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.15)
+
+
+def test_a_model_that_was_removed_and_came_again(machine: Machine) -> None:
+    machine.wait(5)
+    machine.run(10)
+    first = machine.energy()[FULL]
+    machine.statistics = ModelStatistics()
+    machine.run(2)
+    again = machine.energy()[FULL]
+    assert (again.requests, again.joules - first.joules) == (2, pytest.approx(14, rel=0.05))
+
+
+def test_power_below_idle_takes_nothing_back(machine: Machine) -> None:
+    machine.wait(5)
+    machine.run(10)
+    before = machine.energy()[FULL].joules
+    machine.watts = -2.0
+    machine.run(10)
+    assert machine.energy()[FULL].joules == before
+
+
+def test_the_rail_of_the_board_is_enough(tmp_path: Path) -> None:
+    (rail,) = board_rails(orin_nano(tmp_path, 6))
+    assert rail.name == "VDD_IN"
+    write(tmp_path, {"sys/class/hwmon/hwmon1/in1_label": "VDD_CPU_CV\n"})  # as an AGX Orin, which has no such rail
+    assert [rail.name for rail in board_rails(tmp_path)] == ["VDD_CPU_CV", "VDD_CPU_GPU_CV", "VDD_SOC"]
+
+
+def test_a_machine_without_rails_has_no_meter(tmp_path: Path) -> None:
+    def work() -> Machine:
+        raise AssertionError("not even made")
+
+    assert energy_meter(work, tmp_path) is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "energy"]
+
+
+async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over gRPC, for a real model on a real scheduler; the rail is a file, and so is what it shows."""
+    root = orin_nano(tmp_path / "board", 6)
+    monkeypatch.setattr(assembly, "energy_meter", partial(energy_meter, root=root))
+    for name in ("_IDLE_SECONDS", "_SETTLE_SECONDS", "_QUIET_SECONDS", "_DIVIDE_SECONDS"):
+        monkeypatch.setattr(module, name, 0.02)
+    async with serving_here(tmp_path) as channel:
+        telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        async def reading() -> telemetry_pb2.Reading:
+            return await telemetry.Get(telemetry_pb2.GetRequest())
+
+        while not (idle := await reading()).HasField("idle_power_watts"):
+            await asyncio.sleep(0.05)
+        assert idle.idle_power_watts == pytest.approx(6.654, rel=1e-3)
+        assert not any(model.energy for model in idle.models)
+        write(root, {"sys/class/hwmon/hwmon1/curr1_input": "3000\n"})
+        asked = 0
+        while not (energy := energy_of(await reading())) or not energy[0].joules:
+            await asyncio.gather(*(stub.ModelInfer(question()) for _ in range(10)))
+            asked += 10
+        assert [of.tier for of in energy] == ["full"]
+        assert 0 < energy[0].requests <= asked
+        assert [thread.name for thread in threading.enumerate()].count("energy") == 1
+    assert "energy" not in [thread.name for thread in threading.enumerate()]
+
+
+def energy_of(reading: telemetry_pb2.Reading) -> list[telemetry_pb2.EnergyReading]:
+    (model,) = [model for model in reading.models if model.name == ORACLE]
+    return list(model.energy)
+
+
+def question() -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=ORACLE)
+    request.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
+    return request
