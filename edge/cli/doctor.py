@@ -9,17 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 import click
-import msgspec
 
 from edge import __version__
+from edge.cli.checks import Check, jetson_checks
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import FewheadsError
+from edge.instruments.board import read_board
 from edge.instruments.memory import MemorySampler
 from edge.runtimes.cache import cache_directory
-from edge.runtimes.jetson import jetson_model
 from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import RUNTIMES, choose
 from edge.settings import Settings
@@ -27,16 +26,11 @@ from edge.settings import Settings
 #: Packages that the server needs, and one that only some machines do. The runtimes report on their own packages.
 _NEEDED = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "msgspec", "numpy", "prometheus-client", "protobuf")
 _OPTIONAL = {"torch": "only to train: pip install 'fewheads[export]'"}
+_IDLE_GPU = (
+    "The GPU stays idle. Install JetPack's python3-libnvinfer and pycuda, or an ONNX Runtime with CUDA, such as Jetson "
+    "AI Lab's wheel."
+)
 _LOW_MEMORY_BYTES = 512 * 2**20
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One finding; ``advice`` is empty when all is well."""
-
-    name: str
-    status: Literal["ok", "absent", "warning", "failed"]
-    found: str
-    advice: str = ""
 
 
 @click.command()
@@ -44,8 +38,17 @@ class Check(msgspec.Struct, frozen=True):
 @json_option
 @click.pass_context
 def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
-    """Check Python, packages, runtimes, memory, cache and ports; exit with 1 if the server could not run."""
-    checks = [*_python(), *_packages(), *runtime_checks(), *_memory(), *_cache(cache_directory(cache)), *_ports()]
+    """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if one has failed."""
+    board = read_board()
+    checks = [
+        *_python(),
+        *_packages(),
+        *jetson_checks(board),
+        *runtime_checks(on_jetson=board is not None),
+        *_memory(),
+        *_cache(cache_directory(cache)),
+        *_ports(),
+    ]
     if as_json:
         print_json({"version": __version__, "checks": checks})
     else:
@@ -69,23 +72,20 @@ def _packages() -> Iterator[Check]:
         yield Check(name, "ok", found) if found else Check(name, "absent", "", advice)
 
 
-def runtime_checks(root: Path = Path("/")) -> Iterator[Check]:
+def runtime_checks(*, on_jetson: bool) -> Iterator[Check]:
     """Yield each runtime's version, and which of them ``auto`` takes and why.
 
     Args:
-        root: directory of the files that identify a Jetson.
+        on_jetson: whether this machine is a Jetson, whose GPU should compute.
     """
-    jetson = jetson_model(root)
-    yield Check("jetson", "ok", jetson or "no")
     yield from map(_installed_runtime, RUNTIMES.values())
     try:
         chosen = choose()
     except FewheadsError as error:
         yield Check("runtime", "failed", "", error.fix)
         return
-    idle_gpu = jetson is not None and chosen.device == "CPU"
-    advice = "The GPU stays idle. Install an ONNX Runtime with CUDA, such as Jetson AI Lab's wheel." if idle_gpu else ""
-    yield Check("runtime", "warning" if idle_gpu else "ok", chosen.reason, advice)
+    idle_gpu = on_jetson and chosen.device == "CPU"
+    yield Check("runtime", "warning" if idle_gpu else "ok", chosen.reason, _IDLE_GPU if idle_gpu else "")
 
 
 def _installed_runtime(runtime: type[Runtime]) -> Check:
@@ -109,8 +109,10 @@ def _cache(cache: Path) -> Iterator[Check]:
         with tempfile.TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        advice = "Give a writable --cache or $FEWHEADS_CACHE, or models are built again at each start."
-        yield Check("cache", "warning", str(error), advice)
+        advice = (
+            "Give a writable --cache or $FEWHEADS_CACHE, in a container a volume; otherwise each start builds again."
+        )
+        yield Check("cache", "failed", str(error), advice)
     else:
         yield Check("cache", "ok", str(cache))
 
