@@ -8,20 +8,25 @@ from typing import TYPE_CHECKING
 from wsgiref.util import setup_testing_defaults
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from edge.instruments.board import Board, read_board
+from edge.instruments.energy import TierEnergy
 from edge.instruments.memory import MemorySampler
+from edge.instruments.metrics import ModelNow
 from edge.instruments.sensors import Sensors
-from edge.telemetry.board_metrics import board_metrics
-from edge.telemetry.metrics import metrics_app
-from tests.edge.boards import orin_nano, write
+from edge.instruments.statistics import ModelStatistics
+from edge.telemetry.board_metrics import board_metrics, power_metrics
+from edge.telemetry.metrics import families, metrics_app
+from tests.edge.boards import MODELS, orin_nano, write
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 
-class Board(Collector):
+class Page(Collector):
     def __init__(self, *metrics: Metric) -> None:
         self.metrics = metrics
 
@@ -34,7 +39,7 @@ def of_root(root: Path, accept: str = "*/*") -> str:
     environ: WSGIEnvironment = {"HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": "gzip"}
     setup_testing_defaults(environ)
     metrics = board_metrics(MemorySampler(root).sample(), Sensors(root).sample())
-    page = b"".join(metrics_app(Board(*metrics))(environ, lambda status, headers, *_: print))
+    page = b"".join(metrics_app(Page(*metrics))(environ, lambda status, headers, *_: print))
     return page.decode()
 
 
@@ -52,6 +57,8 @@ def test_sensors_of_an_orin_nano(tmp_path: Path) -> None:
         'fewheads_power_watts{rail="VDD_IN"} 6.654464',
         'fewheads_utilization_ratio{unit="gpu"} 0.842',
         'fewheads_frequency_hertz{clock="cpu4"} 1.344e+09',
+        'fewheads_frequency_limit_hertz{clock="gpu-max"} 1.02e+09',
+        'fewheads_fan_speed_rpm{fan="pwm_tach"} 1843.0',
         'fewheads_throttling_level{cause="gpu-throttle-alert"} 1.0',
         'fewheads_throttling_events_total{cause="oc3"} 37.0',
         "# TYPE fewheads_throttling_events_total counter",
@@ -59,6 +66,38 @@ def test_sensors_of_an_orin_nano(tmp_path: Path) -> None:
     ):
         assert line in lines
     assert sum(line.startswith("fewheads_temperature_celsius{") for line in lines) == 9
+
+
+def test_the_board_and_its_idle_power(tmp_path: Path) -> None:
+    board = read_board(orin_nano(tmp_path, 7))
+    (facts, idle) = power_metrics(board, 5.25)
+    lines = generate_latest(registry_of(facts, idle)).decode().splitlines()
+    labels = f'jetpack="7.2.1",l4t="39.2.1",model="{MODELS[7]}",power_mode="25W",soc="tegra234"'
+    assert f"fewheads_board_info{{{labels}}} 1.0" in lines
+    assert "fewheads_idle_power_watts 5.25" in lines
+    (unknown,) = power_metrics(Board("NVIDIA Jetson"), None)
+    assert [sample.labels for sample in unknown.samples] == [{"model": "NVIDIA Jetson"}]
+    assert not list(power_metrics(None, None))
+
+
+def test_energy_by_tier() -> None:
+    now = ModelStatistics().snapshot()
+    energy = {"full": TierEnergy(12.5, 10, 10, 320), "half": TierEnergy(1.0, 4, 4, 4)}
+    found = list(families([ModelNow("m", "1", now, energy=energy), ModelNow("other", "1", now)]))
+    page = generate_latest(registry_of(*found)).decode()
+    assert [line for line in page.splitlines() if line.startswith("fewheads_energy_")] == [
+        'fewheads_energy_joules_total{model="m",tier="full",version="1"} 12.5',
+        'fewheads_energy_joules_total{model="m",tier="half",version="1"} 1.0',
+        'fewheads_energy_requests_total{model="m",tier="full",version="1"} 10.0',
+        'fewheads_energy_requests_total{model="m",tier="half",version="1"} 4.0',
+        'fewheads_energy_tokens_total{model="m",tier="full",version="1"} 320.0',
+    ]
+
+
+def registry_of(*metrics: Metric) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(Page(*metrics))
+    return registry
 
 
 @pytest.mark.parametrize("jetpack", [5, 6, 7])

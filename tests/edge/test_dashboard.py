@@ -147,10 +147,19 @@ def test_a_board_with_sensors(tab: Browser) -> None:
             ("utilization", "gpu", 0.42, "ratio"),
         ):
             reading.sensors.add(kind=kind, name=name, value=value, unit=unit, source="/sys")
+        reading.board.CopyFrom(pb.Board(model="NVIDIA Jetson", power_mode="25W"))
+        reading.idle_power_watts = 5.25
+        model = reading.models.add(name="m", version="1")
+        model.energy.add(tier="full", joules=2 * time.monotonic(), requests=round(1000 * time.monotonic()))
         return reading
 
     with shown(read, tab):
         tab.wait("document.querySelectorAll('figure').length === 8")
+        facts = {row[0]: row[1] for row in cells(tab, "Machine")}
+        assert (facts["board power mode"], facts["power idle"]) == ("25W", "5.25 W")
+        ((name, tier, _, _, millijoules, by_token),) = cells(tab, "Energy above idle")
+        assert (name, tier, by_token) == ("m", "full", "–")
+        assert float(millijoules) == pytest.approx(2, rel=0.01)
         told = charts(tab)
         assert told["Temperature"] == "cpu-thermal 51.5 °C"
         assert told["Power"] == "VDD_IN 7.25 W"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge.instruments.histogram import BUCKETS_NS, Durations, Histogram
 from edge.instruments.metrics import METRICS, Answered, RequestMetric
-from edge.instruments.snapshot import STAGES, Timings
+from edge.instruments.snapshot import STAGES, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.scheduling.job import Answer
 
@@ -275,6 +275,17 @@ def _eager_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval)
+
+
+def test_runs_by_tier() -> None:
+    statistics = ModelStatistics()
+    statistics.executed(3, 100, tier="full", requests=2, size=3 * 16)
+    before = statistics.runs()
+    statistics.executed(1, 50, tier="full", size=8)
+    statistics.executed(4, 20, tier="half", requests=4)
+    assert before == {"full": TierRuns(2, 3, 48, 100)}
+    assert statistics.runs() == {"full": TierRuns(3, 4, 56, 150), "half": TierRuns(4, 4, 4, 20)}
+    assert statistics.execution_count == 3
 
 
 @pytest.mark.usefixtures("_eager_switches")

@@ -92,6 +92,28 @@ def test_metrics_that_grew_are_shown_with_their_labels() -> None:
     ]
 
 
+def test_the_energy_and_the_board_of_a_jetson() -> None:
+    now = pb.Reading(uptime_seconds=2, models=[pb.ModelReading(name="m", version="1")], idle_power_watts=5.25)
+    now.models[0].energy.add(tier="full", joules=8, requests=4, tokens=400)
+    now.models[0].energy.add(tier="half", joules=1, requests=2)
+    now.board.CopyFrom(pb.Board(model="NVIDIA Jetson Orin Nano", l4t="36.4.3", power_mode="MAXN_SUPER"))
+    now.sensors.add(kind="frequency_limit", name="gpu-max", value=1.02e9, unit="hertz")
+    now.sensors.add(kind="fan", name="pwm_tach", value=1843, unit="rpm")
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(view("url", now, between(None, now), 120))
+    shown = console.export_text()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "m:1" in line]
+    assert rows[1:] == [["m:1", "full", "4", "4", "2000", "20"], ["m:1", "half", "0.5", "2", "500", ""]]
+    lines = [line.strip() for line in shown.splitlines()]
+    for label, told in (
+        ("board", "NVIDIA Jetson Orin Nano, L4T 36.4.3, power mode MAXN_SUPER"),
+        ("clock limits", "gpu-max 1020 MHz"),
+        ("fan", "pwm_tach 1843 rpm"),
+        ("idle power", "5.25 W"),
+    ):
+        assert [line.removeprefix(label).strip() for line in lines if line.startswith(label)] == [told]
+
+
 def test_once_as_json(url: str) -> None:
     ask(url, 3)
     (line,) = answer(fewheads("top", "--url", url, "--once", "--json")).splitlines()

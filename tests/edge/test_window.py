@@ -118,6 +118,21 @@ def test_metrics_grow_by_name_and_labels() -> None:
     ]
 
 
+def test_energy_by_request_and_token() -> None:
+    def at(*tiers: tuple[str, float, int, int | None]) -> pb.ModelReading:
+        fields = ("tier", "joules", "requests", "tokens")
+        return model(energy=[pb.EnergyReading(**dict(zip(fields, tier, strict=True))) for tier in tiers])
+
+    before = at(("full", 10.0, 5, 500), ("old", 1.0, 1, None))
+    window = between(
+        reading(10, before), reading(14, at(("full", 16.0, 8, 620), ("half", 1.0, 4, None), ("old", 1.0, 1, None)))
+    )
+    full, half = window.models[0].energy
+    assert (full.tier, full.joules, full.watts, full.requests) == ("full", 6.0, 1.5, 3)
+    assert (full.joules_per_request, full.joules_per_token) == (2.0, 0.05)
+    assert (half.tier, half.joules_per_request, half.joules_per_token) == ("half", 0.25, None)
+
+
 def test_a_model_that_comes_or_goes_harms_no_other() -> None:
     window = between(reading(1, model([10**6] * 9, "gone")), reading(2, model([10**6], "new")))
     assert [found.name for found in window.models] == ["new"]
