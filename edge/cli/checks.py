@@ -111,6 +111,8 @@ def _jetpack(board: Board, contained: bool) -> Check:
 def _image(board: Board, image: Release) -> Check:
     runs = board.runs(image)
     host = f"L4T {board.l4t}" if board.l4t else f"kernel {board.kernel}"
+    if board.release and board.release[:2] < image[:2]:
+        host += ", which is older"
     found = f"made for L4T {image}, the host has {host}"
     if runs is None:
         mount = (

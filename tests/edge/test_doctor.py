@@ -179,8 +179,8 @@ def test_a_driver_for_discrete_gpus_in_the_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("jetpack", "image", "host", "tag"),
     [
-        (5, "r36.4", "L4T 35.4.1", None),
-        (6, "r39.2", "L4T 36.5.2", "6.2"),
+        (5, "r36.4", "L4T 35.4.1, which is older", None),
+        (6, "r39.2", "L4T 36.5.2, which is older", "6.2"),
         (7, "r36.4", "L4T 39.2.1", "7.2"),
     ],
 )

@@ -51,6 +51,9 @@ FAMILIES = (
     "fewheads_power_watts",
     "fewheads_utilization_ratio",
     "fewheads_frequency_hertz",
+    "fewheads_frequency_limit_hertz",
+    "fewheads_fan_ratio",
+    "fewheads_fan_speed_rpm",
     "fewheads_throttling_level",
     "fewheads_throttling_events_total",
 )
