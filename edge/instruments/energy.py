@@ -114,7 +114,6 @@ class EnergyMeter:
         self._idle: deque[float] = deque(maxlen=_IDLE_SAMPLES)
         self.idle_watts: float | None = None
         self._run_count = work.run_count()
-        self._was_running = False
         self._looked_at: float | None = None
         self._ran_at = self._idle_at = self._divided_at = -_QUIET_SECONDS
         self._stop = threading.Event()
@@ -141,9 +140,9 @@ class EnergyMeter:
         Returns:
             The seconds until the next look.
         """
-        running, run_count = self._work.running(), self._work.run_count()
-        ran = running or self._was_running or run_count != self._run_count
-        self._was_running, self._run_count = running, run_count
+        run_count = self._work.run_count()
+        ran = self._work.running() or run_count != self._run_count
+        self._run_count = run_count
         if ran:
             self._ran_at = now
         quiet = now - self._ran_at >= _QUIET_SECONDS

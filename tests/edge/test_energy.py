@@ -123,14 +123,38 @@ def test_brief_runs_are_right_on_average(machine: Machine) -> None:
     assert found.joules == pytest.approx(3000 * 0.005 * 7, rel=0.15)
 
 
+def test_rare_runs_are_right_on_average(machine: Machine) -> None:
+    """Of 20 ms each, when the meter looks only ten times a second and reads the rail hardly ever."""
+    chance = random.Random(3)
+    machine.wait(5)
+    for _ in range(200):
+        machine.wait(chance.uniform(7, 9))
+        machine.run(0.02)
+    found = machine.energy()[FULL]
+    assert found.requests == 200
+    assert found.joules == pytest.approx(200 * 0.02 * 7, rel=0.4)
+
+
+def test_clocks_that_stay_high_after_a_run_are_not_idle(machine: Machine) -> None:
+    machine.wait(5)
+    for _ in range(100):
+        machine.run(1)
+        machine.noise = lambda: 3.0
+        machine.wait(0.9)
+        machine.noise = lambda: 0.0
+        machine.wait(0.4)
+    assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
+    assert machine.energy()[FULL].joules == pytest.approx(700, rel=0.05)
+
+
 def test_noise_evens_out(machine: Machine) -> None:
     chance = random.Random(2)
     machine.noise = lambda: chance.gauss(0, 0.5)
     machine.wait(90)
-    for _ in range(200):
+    for _ in range(100):
         machine.run(0.1)
         machine.wait(0.2)
-    assert machine.energy()[FULL].joules == pytest.approx(200 * 0.1 * 7, rel=0.15)
+    assert machine.energy()[FULL].joules == pytest.approx(100 * 0.1 * 7, rel=0.15)
 
 
 def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
@@ -227,13 +251,14 @@ def test_a_machine_without_rails_has_no_meter(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "energy"]
 
 
-async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over gRPC, for a real model on a real scheduler; the rail is a file, and so is what it shows."""
+@pytest.mark.parametrize("target", ["onnxruntime", "simulated:2"])
+async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Over gRPC, for a real model on a real scheduler, on which runs overlap or not; only the rail is a file."""
     root = orin_nano(tmp_path / "board", 6)
     monkeypatch.setattr(assembly, "energy_meter", partial(energy_meter, root=root))
     for name in ("_IDLE_SECONDS", "_SETTLE_SECONDS", "_QUIET_SECONDS", "_DIVIDE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
-    async with serving_here(tmp_path) as channel:
+    async with serving_here(tmp_path, target=target) as channel:
         telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
