@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTHON3.10 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 PYTHON3.12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
 
-.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 check bench conformance generate clean
+.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 check bench conformance aarch64 generate clean
 
 # Train, export, build and serve the calculators, and ask them with a stock client.
 demo: .venv/installed
@@ -60,6 +60,10 @@ bench: .venv/installed
 conformance: .venv/installed
 	$(BIN)/python -m pytest -m triton tests/conformance
 
+# The service with a Jetson's wheels on an emulated aarch64, asked from here. About a minute; downloads 150 MB, once.
+aarch64: .venv/installed
+	$(BIN)/python deploy/aarch64/emulate.py
+
 generate: .venv/installed
 	$(BIN)/python proto/generate.py
 
@@ -73,4 +77,4 @@ generate: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-jetpack6 .venv-jetpack7 .demo runs
+	rm -rf .venv .venv-jetpack6 .venv-jetpack7 .aarch64 .demo runs

@@ -22,7 +22,12 @@ _LOG_LINES = 20
 
 @contextmanager
 def running_server(
-    bundles: Sequence[Path], *, target: str = "auto", cache: Path | None = None, arguments: Sequence[str] = ()
+    bundles: Sequence[Path],
+    *,
+    target: str = "auto",
+    cache: Path | None = None,
+    arguments: Sequence[str] = (),
+    python: Sequence[str] = (sys.executable,),
 ) -> Iterator[Ready]:
     """Serve bundles on free loopback ports while the block runs, then stop the server by SIGTERM.
 
@@ -31,6 +36,7 @@ def running_server(
         target: the runtime.
         cache: directory of built models.
         arguments: more arguments of ``fewheads serve``.
+        python: command that runs Python, such as an emulator with its arguments.
 
     Raises:
         ServerError: it did not start, or did not end well; the message holds the end of its log.
@@ -38,20 +44,25 @@ def running_server(
     with tempfile.TemporaryDirectory(prefix="fewheads-") as directory:
         for bundle in bundles:
             (Path(directory) / bundle.name).symlink_to(bundle.resolve(), target_is_directory=True)
-        with serving(Path(directory), target=target, cache=cache, arguments=arguments) as ready:
+        with serving(Path(directory), target=target, cache=cache, arguments=arguments, python=python) as ready:
             yield ready
 
 
 @contextmanager
 def serving(
-    repository: Path, *, target: str = "auto", cache: Path | None = None, arguments: Sequence[str] = ()
+    repository: Path,
+    *,
+    target: str = "auto",
+    cache: Path | None = None,
+    arguments: Sequence[str] = (),
+    python: Sequence[str] = (sys.executable,),
 ) -> Iterator[Ready]:
     """Serve a repository whose bundles may change meanwhile; otherwise like :func:`running_server`.
 
     Raises:
         ServerError: as :func:`running_server`.
     """
-    command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
+    command = [*python, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
     # gRPC's core logs what strangers sent as it came; a reader that stumbled over it would leave the pipe full.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
