@@ -60,7 +60,7 @@ bench: .venv/installed
 conformance: .venv/installed
 	$(BIN)/python -m pytest -m triton tests/conformance
 
-# The service with a Jetson's wheels on an emulated aarch64, asked from here. About a minute; downloads 150 MB, once.
+# The service with a Jetson's wheels on an emulated aarch64, asked from here. About a minute; downloads are kept.
 aarch64: .venv/installed
 	$(BIN)/python deploy/aarch64/emulate.py
 
