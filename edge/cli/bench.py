@@ -1,4 +1,4 @@
-"""``fewheads bench``: latency of bundles in process and served, and an open loop of requests."""
+"""``fewheads bench``: latency of bundles in process and served, an open loop of requests, and records of a board."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from edge.cli.connection import connection_options
 from edge.cli.load import BenchCommand, is_open, load_options, run_load
+from edge.cli.on_device import DEVICE_OPTIONS, check_options, device_options, run_on_device
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import Literally, UsageError
 
@@ -35,6 +36,7 @@ _DEFAULT_REQUESTS = 2000
 )
 @connection_options
 @load_options
+@device_options
 @json_option
 def bench(
     bundles: tuple[Path, ...],
@@ -55,7 +57,17 @@ def bench(
 
     With --rate, send requests to all of them in an open loop instead: at times that no answer delays, with latency
     counted from when each request was due, and a report of how every one of them ended.
+
+    With --on-device, time every tier in batches of one and of the most rows, warm and after pauses, with the board's
+    power mode, clocks, temperature and energy. A run that throttled is refused.
     """
+    on_device, own = options.pop("on_device"), {name: options.pop(name) for name in DEVICE_OPTIONS}
+    check_options(click.get_current_context())
+    if on_device:
+        run_on_device(
+            bundles, requests=requests or _DEFAULT_REQUESTS, target=target, cache=cache, as_json=as_json, **own
+        )
+        return
     if credentials and not url:
         fix = "Leave out TLS and the token: a server that is started for this listens on loopback, for anybody."
         raise UsageError("--url", given=Literally("none, with credentials"), expected="a server to show them", fix=fix)

@@ -31,6 +31,8 @@ _STEPS = 100
 class _LoadOption(click.Option):
     """An option of the open loop."""
 
+    section = "Open loop, with --rate or --trace"
+
 
 _option = partial(click.option, cls=_LoadOption)
 _OPTIONS = (
@@ -92,15 +94,18 @@ def load_options(command: F) -> F:
 
 
 class BenchCommand(click.Command):
-    """A command whose help lists the options of the open loop separately."""
+    """A command whose help lists the options of each way to measure separately, by their ``section``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of the two loops as separate lists."""
-        parameters = self.get_params(ctx)
-        for title, kind in (("Options", False), ("Open loop, with --rate or --trace", True)):
-            records = [each.get_help_record(ctx) for each in parameters if isinstance(each, _LoadOption) is kind]
+        """Write one list of options for each section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in sorted(self.get_params(ctx), key=lambda each: hasattr(each, "section")):
+            record = each.get_help_record(ctx)
+            if record:
+                sections.setdefault(getattr(each, "section", "Options"), []).append(record)
+        for title, records in sections.items():
             with formatter.section(title):
-                formatter.write_dl([record for record in records if record])
+                formatter.write_dl(records)
 
 
 def is_open(ctx: click.Context) -> bool:

@@ -97,7 +97,7 @@ def bench(
     bundle = Bundle.open(path)
     loaded = load_runner(bundle, target, cache)
     direct = direct_inputs(bundle, rows)
-    local = _in_process(bundle, loaded.runner)
+    local = in_process(bundle, loaded.runner)
     per_round = max(requests // ROUNDS, concurrency)
     alone, served = [], []
     try:
@@ -151,8 +151,13 @@ def server_for(
 
 
 def direct_inputs(bundle: Bundle, rows: int) -> list[dict[str, Array]]:
-    """Return requests made of golden rows: text where the model takes text, tensors otherwise."""
+    """Return requests made of golden rows: text where the model takes text, tensors otherwise.
+
+    A model without a batch has one request, its golden inputs.
+    """
     arrays = bundle.golden.raw or bundle.golden.inputs
+    if not bundle.manifest.max_batch_size:
+        return [{name: _plain(array) for name, array in arrays.items()}]
     picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
     return [{name: _plain(array[pick]) for name, array in arrays.items()} for pick in picks]
 
@@ -161,7 +166,8 @@ def _plain(array: Array) -> Array:
     return array.astype(np.object_) if array.dtype.kind == "S" else array
 
 
-def _in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], None]:
+def in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], None]:
+    """Return a function that preprocesses a request and runs it, without a server."""
     step = preprocessor(bundle)
 
     def call(inputs: dict[str, Array]) -> None:

@@ -1,0 +1,198 @@
+"""``fewheads bench --on-device``: its record, what makes it unfit to be published, and the tables made of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge.cli.on_device import publish
+from edge.errors import FewheadsError, UsageError
+from edge.load import device_table
+from edge.load.board_watch import BoardWatch
+from edge.load.on_device import DeviceRecord, Plan, measure_on_device
+from tests.edge.boards import orin_nano, write
+from tests.edge.commands import answer, fewheads, refusal
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.sentiment import write_sentiment_bundle
+
+QUICK = Plan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
+ALARM = "sys/class/hwmon/hwmon3/oc2_event_cnt"
+LEVEL = "sys/class/thermal/cooling_device3/cur_state"
+STATUS = "var/lib/nvpmodel/status"
+GPU_LIMIT = "sys/class/devfreq/17000000.gpu/max_freq"
+CURRENT = "sys/class/hwmon/hwmon1/curr1_input"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    """An Orin Nano under JetPack 6 that does not throttle."""
+    return write(orin_nano(tmp_path / "board", 6), {LEVEL: "0\n"})
+
+
+def measured(root: Path, at_idle: Callable[[], object] = lambda: None) -> DeviceRecord:
+    """Measure the oracle; ``at_idle`` is called once, between the idle power and the first series."""
+
+    def advanced(what: str, done: int, total: int) -> None:
+        if (what, done) == ("idle power", 1):
+            at_idle()
+
+    return measure_on_device([ORACLE_BUNDLE], QUICK, target="onnxruntime", root=root, advanced=advanced)
+
+
+def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
+    bundle = write_sentiment_bundle(tmp_path / "sentiment")
+    out = tmp_path / "record.json"
+    options = ("--requests=12", "--rounds=3", "--idle-gaps=0.01,0.02", "--idle-requests=2", "--target=onnxruntime")
+    done = fewheads("bench", "--on-device", bundle.path, *options, f"--cache={tmp_path}", f"--out={out}", "--json")
+    printed = json.loads(answer(done))
+    record = device_table.read_record(out)
+    assert json.loads(out.read_text()) == printed
+    assert {(one.tier, one.rows, one.where) for one in record.series} == {
+        (tier, rows, where) for tier in ("full", "lean") for rows in (1, 8) for where in ("in process", "served")
+    }
+    assert all(one.latency.count >= 12 and 0 < one.latency.p50_ms <= one.latency.p99_ms for one in record.series)
+    assert {(one.tier, one.gap_seconds, one.latency.count) for one in record.idle_gaps} == {
+        (tier, gap, 2) for tier in ("full", "lean") for gap in (0.01, 0.02)
+    }
+    assert {(one.tier, one.full, one.rows) for one in record.ratios} == {("lean", "full", 1), ("lean", "full", 8)}
+    assert all(one.low <= one.ratio <= one.high and one.rounds == 3 for one in record.ratios)
+    # This machine is no Jetson, and nothing says so.
+    assert record.machine.board is None
+    assert record.machine.label.startswith("no Jetson: ")
+    assert record.publishable
+    assert {one.energy_millijoules for one in record.series} == {record.idle_watts}
+    assert "no Jetson: " in device_table.markdown([record])
+
+
+def test_a_board_is_stamped_and_its_energy_counted(board: Path) -> None:
+    record = measured(board, lambda: write(board, {CURRENT: "2312\n"}))
+    state = record.before
+    assert record.machine.label == (
+        "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super, MAXN_SUPER, JetPack 6.2.2"
+    )
+    assert state.limits_hertz == {"gpu-min": 306e6, "gpu-max": 1020e6, "emc-max": 3199e6}
+    assert state.frequencies_hertz["gpu"] == 306e6
+    assert "emc" not in state.frequencies_hertz  # only root may read it
+    assert state.throttling_events == {"oc1": 0, "oc2": 15, "oc3": 37}
+    assert state.throttling_levels == {"cpu-throttle-alert": 0, "gpu-throttle-alert": 0}
+    assert record.observed["temperatures_celsius"]["tj-thermal"].high == pytest.approx(50.937)
+    assert record.idle_watts == pytest.approx(5.072 * 1.312)
+    for one in record.series:
+        assert one.power_watts == pytest.approx(5.072 * 2.312)
+        assert one.energy_millijoules is not None
+        # Watts above idle times the time of a request, of which the largest part is its latency.
+        assert one.energy_millijoules / 5.072 >= one.latency.p50_ms / 2
+    assert record.doubts == ()
+    assert record.publishable
+
+
+@pytest.mark.parametrize(
+    ("files", "doubt"),
+    [
+        ({ALARM: "18\n"}, "throttled: the alarm oc2 rose from 15 to 18"),
+        ({LEVEL: "1\n"}, "throttled: gpu-throttle-alert was on"),
+        ({STATUS: "pmode:0000 fmode:quiet\n"}, "the power mode changed from MAXN_SUPER to 15W"),
+        ({GPU_LIMIT: "612000000\n"}, "the clock limit gpu-max changed from 1020 MHz to 612 MHz"),
+        ({"sys/devices/system/cpu/online": "0-3\n"}, "the processors online changed from 0-5 to 0-3"),
+    ],
+    ids=["alarm", "level", "power mode", "clock limit", "processors"],
+)
+def test_an_unsteady_run_is_refused(board: Path, tmp_path: Path, files: dict[str, str], doubt: str) -> None:
+    write(board, {"sys/devices/system/cpu/online": "0-5\n"})
+    record = measured(board, lambda: write(board, files))
+    assert record.doubts == (doubt,)
+    out = tmp_path / "record.json"
+    with pytest.raises(FewheadsError, match=f"got {doubt}, expected a run without throttling") as error:
+        publish(record, out, keep=False)
+    assert error.value.exit_code == 1
+    assert not out.exists()
+    publish(record, out, keep=True)
+    assert not device_table.read_record(out).publishable
+    with pytest.raises(UsageError, match=f"got {doubt}, expected a run without throttling.*Measure again"):
+        device_table.markdown([device_table.read_record(out)])
+
+
+def test_a_change_that_is_undone_is_seen(board: Path) -> None:
+    with BoardWatch(board) as watch:
+        before = (board / STATUS).read_text()
+        write(board, {STATUS: "pmode:0001 fmode:quiet\n"})
+        deadline = time.monotonic() + 20
+        while not watch.doubts and time.monotonic() < deadline:
+            time.sleep(0.05)
+        write(board, {STATUS: before})
+    assert watch.doubts == ("the power mode changed from MAXN_SUPER to 25W",)
+    assert watch.after.board == watch.before.board
+
+
+def test_a_board_that_hides_its_state_cannot_publish(board: Path) -> None:
+    (board / STATUS).unlink()
+    for path in ("sys/class/hwmon/hwmon1", "sys/class/hwmon/hwmon3"):
+        (board / path).unlink()
+    shutil.rmtree(board / "sys/devices/virtual/thermal")
+    record = measured(board)
+    assert record.doubts == (
+        "the power mode is unknown, because /var/lib/nvpmodel/status cannot be read",
+        "throttling is unknown, because no alarm of the board can be read",
+    )
+    assert record.before.power_watts == record.before.temperatures_celsius == record.before.throttling_events == {}
+    assert record.idle_watts is None
+    assert {(one.power_watts, one.energy_millijoules) for one in record.series} == {(None, None)}
+
+
+@pytest.fixture
+def record(board: Path) -> DeviceRecord:
+    return measured(board)
+
+
+def test_a_document_gets_the_tables_of_boards_alone(record: DeviceRecord, tmp_path: Path) -> None:
+    document, marks = tmp_path / "page.md", f"{device_table.BEGIN}\nold\n{device_table.END}"
+    document.write_text(f"before\n{marks}\nafter\n")
+    device_table.insert(document, [record])
+    text = document.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    lines = text.splitlines()
+    served = next(one for one in record.series if one.where == "served" and one.rows == 64)
+    row = next(line for line in lines if line.startswith("| `calculator-oracle`, full |") and "| 64 |" in line)
+    assert f"| {served.latency.p50_ms:.3g} / {served.latency.p99_ms:.3g} |" in row
+    assert any(line.startswith("| served after a pause, p50 / p99 ms | 0.01 s | 0.02 s | n |") for line in lines)
+    assert any("Super, MAXN_SUPER, JetPack 6.2.2**" in line and "gpu 306 to 306 MHz" in line for line in lines)
+    columns = {line.count("|") for line in lines if line.startswith(("| `calculator-oracle`, full |", "| model"))}
+    assert columns <= {9, 5}
+    device_table.insert(document, [])
+    assert f"{device_table.BEGIN}\n\n{device_table.NOTHING}\n\n{device_table.END}" in document.read_text()
+    other = msgspec.structs.replace(record, machine=msgspec.structs.replace(record.machine, board=None))
+    before = document.read_text()
+    with pytest.raises(UsageError, match="record: got no Jetson: .*, expected a Jetson's, for a document"):
+        device_table.insert(document, [other])
+    assert document.read_text() == before
+    document.write_text("without marks")
+    with pytest.raises(UsageError, match="got no marks, expected the marks of the table"):
+        device_table.insert(document, [record])
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    broken = write(tmp_path, {"record.json": '{"format_version": 1}'}) / "record.json"
+    with pytest.raises(UsageError, match="expected a device record. Name a file that `fewheads bench --on-device"):
+        device_table.read_record(broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--on-device", "--rows=2"), "--rows: got it with --on-device, expected it alone. Leave it out"),
+        (("--on-device", "--rate=3x"), "--rate: got it with --on-device, expected it alone"),
+        (("--rounds=3",), "--rounds: got it alone, expected --on-device beside it"),
+        (("--on-device", "--idle-gaps=1,x"), "--idle-gaps: got '1,x', expected seconds above 0, 600 at most"),
+        (("--on-device", "--out=/none/record.json"), "--out: got /none, which is no directory, expected a directory"),
+    ],
+)
+def test_options_of_other_ways_to_measure_are_refused(options: tuple[str, ...], message: str) -> None:
+    assert message in refusal(fewheads("bench", ORACLE_BUNDLE, *options), 2)
