@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from edge import __version__
+from edge.load import device_table
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
 from tests.edge.test_layers import ORDER
@@ -60,6 +61,12 @@ def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
     assert named[: len(order)] == order
     packages = {path.parent.name for path in (ROOT / "export").glob("*/__init__.py")}
     assert set(named[len(order) :]) == packages
+
+
+def test_the_tables_of_boards_are_made_from_their_records() -> None:
+    records = map(device_table.read_record, sorted((ROOT / "deploy" / "device_records").glob("*.json")))
+    table = SERVER.split(device_table.BEGIN)[1].split(device_table.END)[0]
+    assert table.strip() == device_table.markdown(list(records))
 
 
 def test_the_limits_page_computes_what_it_says() -> None:

@@ -24,8 +24,8 @@ from edge.errors import BackendError, Literally
 ROOT = Path(__file__).parent.parent.parent
 #: The extra of the project that lists what a Jetson installs.
 DEVICE = "device"
-#: Packages that come as source only. The builder stage of jetson.Dockerfile compiles them.
-SOURCE_ONLY = {"pycuda"}
+#: Packages that come as source only, and what they require. The builder stage of jetson.Dockerfile compiles them.
+SOURCE_ONLY = {"pycuda": ("mako", "platformdirs>=2.2", "pytools>=2011.2")}
 #: manylinux tags name the oldest C library that a wheel accepts. 2.17 is the oldest one with aarch64.
 _OLDEST_GLIBC_MINOR = 17
 _MOST_ROUNDS = 5
@@ -86,7 +86,10 @@ class Wheel(NamedTuple):
 
 
 def device_requirements(target: Target) -> list[Requirement]:
-    """Return what the project and its extra ``device`` require on the target, without what comes as source only."""
+    """Return what the project and its extra ``device`` require on the target.
+
+    What comes as source only is replaced by what it requires.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {canonicalize_name(name): lines for name, lines in project["optional-dependencies"].items()}
     own = canonicalize_name(project["name"])
@@ -94,11 +97,12 @@ def device_requirements(target: Target) -> list[Requirement]:
     def expanded(lines: list[str]) -> Iterator[Requirement]:
         for line in lines:
             requirement = Requirement(line)
-            if canonicalize_name(requirement.name) == own:
+            name = canonicalize_name(requirement.name)
+            if name == own:
                 for extra in sorted(requirement.extras):
                     yield from expanded(extras[canonicalize_name(extra)])
-            elif _applies(requirement, target) and canonicalize_name(requirement.name) not in SOURCE_ONLY:
-                yield requirement
+            elif _applies(requirement, target):
+                yield from map(Requirement, SOURCE_ONLY[name]) if name in SOURCE_ONLY else [requirement]
 
     return list(expanded([*project["dependencies"], *extras[DEVICE]]))
 

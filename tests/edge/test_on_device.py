@@ -29,10 +29,14 @@ GPU_LIMIT = "sys/class/devfreq/17000000.gpu/max_freq"
 CURRENT = "sys/class/hwmon/hwmon1/curr1_input"
 
 
+def quiet_board(root: Path) -> Path:
+    """An Orin Nano under JetPack 6 that does not throttle."""
+    return write(orin_nano(root, 6), {LEVEL: "0\n"})
+
+
 @pytest.fixture
 def board(tmp_path: Path) -> Path:
-    """An Orin Nano under JetPack 6 that does not throttle."""
-    return write(orin_nano(tmp_path / "board", 6), {LEVEL: "0\n"})
+    return quiet_board(tmp_path / "board")
 
 
 def measured(root: Path, at_idle: Callable[[], object] = lambda: None) -> DeviceRecord:
@@ -70,8 +74,17 @@ def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
     assert "no Jetson: " in device_table.markdown([record])
 
 
-def test_a_board_is_stamped_and_its_energy_counted(board: Path) -> None:
-    record = measured(board, lambda: write(board, {CURRENT: "2312\n"}))
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> DeviceRecord:
+    """A record of the board, whose current grows by an ampere when it is no longer idle."""
+    root = quiet_board(tmp_path_factory.mktemp("record"))
+    return measured(root, lambda: write(root, {CURRENT: "2312\n"}))
+
+
+def test_a_board_is_stamped_and_its_energy_counted(record: DeviceRecord) -> None:
+    assert record.machine.label == (
+        "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super, MAXN_SUPER, JetPack 6.2.2"
+    )
     state = record.before
     assert record.machine.label == (
         "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super, MAXN_SUPER, JetPack 6.2.2"
@@ -150,11 +163,6 @@ def test_a_board_that_hides_its_state_cannot_publish(board: Path) -> None:
     )
     assert watch.before.power_watts == watch.before.temperatures_celsius == watch.before.throttling_events == {}
     assert not watch.measures_power
-
-
-@pytest.fixture
-def record(board: Path) -> DeviceRecord:
-    return measured(board)
 
 
 def test_a_document_gets_the_tables_of_boards_alone(record: DeviceRecord, tmp_path: Path) -> None:
