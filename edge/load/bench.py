@@ -154,9 +154,15 @@ def direct_inputs(bundle: Bundle, rows: int) -> list[dict[str, Array]]:
     """Return requests made of golden rows: text where the model takes text, tensors otherwise.
 
     A model without a batch has one request, its golden inputs.
+
+    Raises:
+        UsageError: there is no batch to hold ``rows``.
     """
     arrays = bundle.golden.raw or bundle.golden.inputs
     if not bundle.manifest.max_batch_size:
+        if rows > 1:
+            expected = f"1, since {bundle.manifest.name} has no batch"
+            raise UsageError("--rows", given=rows, expected=expected, fix="Leave it out.")
         return [{name: _plain(array) for name, array in arrays.items()}]
     picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
     return [{name: _plain(array[pick]) for name, array in arrays.items()} for pick in picks]

@@ -14,12 +14,14 @@ import pytest
 from edge.cli.on_device import publish
 from edge.errors import FewheadsError, UsageError
 from edge.load import device_table
+from edge.load.bench import direct_inputs
 from edge.load.board_watch import BoardWatch
 from edge.load.on_device import DeviceRecord, Plan, measure_on_device
 from tests.edge.boards import orin_nano, write
 from tests.edge.commands import answer, fewheads, refusal
 from tests.edge.models import ORACLE_BUNDLE
 from tests.edge.sentiment import write_sentiment_bundle
+from tests.edge.serving_models import echo_input, write_echo_bundle
 
 QUICK = Plan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
 ALARM = "sys/class/hwmon/hwmon3/oc2_event_cnt"
@@ -46,7 +48,9 @@ def measured(root: Path, at_idle: Callable[[], object] = lambda: None) -> Device
         if (what, done) == ("idle power", 1):
             at_idle()
 
-    return measure_on_device([ORACLE_BUNDLE], QUICK, target="onnxruntime", root=root, advanced=advanced)
+    return measure_on_device(
+        [ORACLE_BUNDLE], QUICK, target="onnxruntime", cache=root / "cache", root=root, advanced=advanced
+    )
 
 
 def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
@@ -72,6 +76,15 @@ def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
     assert record.publishable
     assert {one.energy_millijoules for one in record.series} == {record.idle_watts}
     assert "no Jetson: " in device_table.markdown([record])
+
+
+def test_a_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
+    bundle = write_echo_bundle(tmp_path, "FP32")  # its golden input has two values
+    record = measure_on_device([bundle.path], QUICK, target="onnxruntime", cache=tmp_path)
+    assert [(one.rows, one.where) for one in record.series] == [(1, "in process"), (1, "served")]
+    assert [request[echo_input("FP32")].shape for request in direct_inputs(bundle, 1)] == [(2,)]
+    with pytest.raises(UsageError, match="--rows: got 2, expected 1, since echo-fp32 has no batch. Leave it out"):
+        direct_inputs(bundle, 2)
 
 
 @pytest.fixture(scope="module")
