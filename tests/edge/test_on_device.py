@@ -83,7 +83,7 @@ def test_a_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
     record = measure_on_device([bundle.path], QUICK, target="onnxruntime", cache=tmp_path)
     assert [(one.rows, one.where) for one in record.series] == [(1, "in process"), (1, "served")]
     assert [request[echo_input("FP32")].shape for request in direct_inputs(bundle, 1)] == [(2,)]
-    with pytest.raises(UsageError, match="--rows: got 2, expected 1, since echo-fp32 has no batch. Leave it out"):
+    with pytest.raises(UsageError, match="--rows: got 2, expected 1, since echo-fp32 has no batch"):
         direct_inputs(bundle, 2)
 
 
