@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import partial
@@ -244,9 +244,10 @@ def measure_on_device(
     """
     bundles = [Bundle.open(path) for path in paths]
     with ExitStack() as stack, BoardWatch(root) as watch:
-        runners = _load(stack, bundles, target, cache, advanced)
+        runners, platforms = _load(stack, bundles, target, cache, advanced)
         url = stack.enter_context(server_for(bundles, None, target, cache))
         client = stack.enter_context(Client(url, retries=ONCE))
+        doubts = served_elsewhere(client, platforms)
         subjects = [
             each
             for bundle in bundles
@@ -258,7 +259,7 @@ def measure_on_device(
         idle_watts = _idle_watts(watch, advanced)
         rounds = _take_turns(subjects, plan, watch, advanced)
         gaps = _idle_gaps(subjects, plan, advanced)
-    doubts = watch.doubts
+    doubts += watch.doubts
     return DeviceRecord(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         fewheads_version=__version__,
@@ -284,15 +285,21 @@ def _load(
     target: str,
     cache: Path | None,
     advanced: Callable[[str, int, int], None],
-) -> dict[Bundle, dict[str, tuple[Series, Call]]]:
-    """Build and load every tier in this process; return its facts and the function that runs it."""
+) -> tuple[dict[Bundle, dict[str, tuple[Series, Call]]], dict[str, str]]:
+    """Build and load every tier in this process.
+
+    Returns:
+        The facts of every tier and the function that runs it; and the platform of every model's full tier.
+    """
     tiers = [(bundle, tier.name) for bundle in bundles for tier in bundle.manifest.tiers]
     loaded: dict[Bundle, dict[str, tuple[Series, Call]]] = {}
+    platforms: dict[str, str] = {}
     for done, (bundle, tier) in enumerate(tiers):
         advanced("building", done, len(tiers))
         build(bundle, target, cache, tier=tier)
         ready = load_runner(bundle, target, cache, tier=tier)
         stack.callback(ready.runner.close)
+        platforms.setdefault(bundle.manifest.name, ready.runner.platform)
         source = Source.of(bundle, ready.runtime, tier)
         facts = Series(
             model=bundle.manifest.name,
@@ -309,7 +316,22 @@ def _load(
         )
         loaded.setdefault(bundle, {})[tier] = facts, in_process(bundle, ready.runner)
     advanced("building", len(tiers), len(tiers))
-    return loaded
+    return loaded, platforms
+
+
+def served_elsewhere(client: Client, platforms: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each model that a server computes on another platform than this process does.
+
+    Args:
+        client: of the server.
+        platforms: model to its platform in this process.
+    """
+    served = {model.name: model.platform for model in client.telemetry().models}
+    return tuple(
+        f"{model} is served by {served.get(model, 'nothing')}, and in process by {platform}"
+        for model, platform in platforms.items()
+        if served.get(model) != platform
+    )
 
 
 def _subjects(bundle: Bundle, facts: Series, local: Call, remote: Call) -> list[_Subject]:

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 
 from edge.cli.on_device import publish
+from edge.client import Client
 from edge.errors import FewheadsError, UsageError
+from edge.launch import running_server
 from edge.load import device_table
 from edge.load.bench import direct_inputs
 from edge.load.board_watch import BoardWatch
-from edge.load.on_device import DeviceRecord, Plan, measure_on_device
+from edge.load.on_device import DeviceRecord, Plan, measure_on_device, served_elsewhere
 from tests.edge.boards import orin_nano, write
 from tests.edge.commands import answer, fewheads, refusal
 from tests.edge.models import ORACLE_BUNDLE
@@ -134,6 +136,16 @@ def test_an_unsteady_board_is_seen(board: Path, files: dict[str, str], doubt: st
     with BoardWatch(board) as watch:
         write(board, files)
     assert watch.doubts == (doubt,)
+
+
+def test_a_server_that_computes_elsewhere_is_seen() -> None:
+    platforms = {"calculator-oracle": "onnxruntime_onnx"}
+    for target, doubts in (
+        ("onnxruntime", ()),
+        ("simulated:0.1", ("calculator-oracle is served by simulated_onnx, and in process by onnxruntime_onnx",)),
+    ):
+        with running_server([ORACLE_BUNDLE], target=target) as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
+            assert served_elsewhere(client, platforms) == doubts
 
 
 def test_a_throttled_run_is_refused(board: Path, tmp_path: Path) -> None:
