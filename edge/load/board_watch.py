@@ -15,6 +15,7 @@ import msgspec
 from edge.instruments.board import Board, read_board
 from edge.instruments.energy import board_rails
 from edge.instruments.kernel_files import entries, read_text, whole
+from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 
 _POLICIES = "sys/devices/system/cpu/cpufreq"
@@ -37,6 +38,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
         power_watts: rails.
         throttling_events: alarms since the boot.
         throttling_levels: throttling that is on, 0 for none.
+        memory_bytes: of the system and the device, such as ``system_available`` and ``device_used``.
     """
 
     board: Board | None = None
@@ -47,6 +49,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
     power_watts: dict[str, float] = {}
     throttling_events: dict[str, float] = {}
     throttling_levels: dict[str, float] = {}
+    memory_bytes: dict[str, float] = {}
 
     @classmethod
     def read(cls, sensors: Sensors, root: Path) -> BoardState:
@@ -63,6 +66,11 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
             power_watts=found.get(("power", "watts"), {}),
             throttling_events=found.get(("throttling", "events"), {}),
             throttling_levels=found.get(("throttling", "level"), {}),
+            memory_bytes={
+                each.kind: each.size_bytes
+                for each in MemorySampler(root).sample()
+                if each.kind.startswith(("system_", "device_"))
+            },
         )
 
     def doubts(self) -> list[str]:
@@ -147,7 +155,7 @@ class BoardWatch:
 
     @property
     def observed(self) -> dict[str, dict[str, Range]]:
-        """The ranges of clocks, temperatures and power, by kind and name."""
+        """The ranges of clocks, temperatures, power and memory, by kind and name."""
         return self._ranges
 
     def watts(self, begin: float, end: float) -> float | None:
@@ -167,7 +175,7 @@ class BoardWatch:
 
     def _note(self, state: BoardState) -> None:
         self.after = state
-        for kind in ("frequencies_hertz", "temperatures_celsius", "power_watts"):
+        for kind in ("frequencies_hertz", "temperatures_celsius", "power_watts", "memory_bytes"):
             ranges = self._ranges.setdefault(kind, {})
             for name, value in getattr(state, kind).items():
                 seen = ranges.get(name, Range(value, value))

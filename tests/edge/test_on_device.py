@@ -110,6 +110,8 @@ def test_a_board_is_stamped_and_its_energy_counted(record: DeviceRecord) -> None
     assert state.throttling_events == {"oc1": 0, "oc2": 15, "oc3": 37}
     assert state.throttling_levels == {"cpu-throttle-alert": 0, "gpu-throttle-alert": 0}
     assert record.observed["temperatures_celsius"]["tj-thermal"].high == pytest.approx(50.937)
+    assert state.memory_bytes["device_used"] == 524688 * 1024
+    assert not any(name.startswith("process") for name in state.memory_bytes)
     assert record.idle_watts == pytest.approx(5.072 * 1.312)
     for one in record.series:
         assert one.power_watts == pytest.approx(5.072 * 2.312)
