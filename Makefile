@@ -6,7 +6,11 @@ BIN := .venv/bin
 PYTHON3.10 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 PYTHON3.12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
 
-.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 check bench conformance aarch64 generate clean
+# What the software CUDA device is compiled with: empty where a compiler is missing, or the system is not of its kind.
+SYSTEM := $(shell uname -s)-$(shell uname -m)
+COMPILERS := $(if $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(and $(shell command -v cc),$(shell command -v c++),$(shell command -v nm)))
+
+.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check bench conformance aarch64 generate clean
 
 # Train, export, build and serve the calculators, and ask them with a stock client.
 demo: .venv/installed
@@ -19,10 +23,11 @@ quick: .venv/installed
 quick-a-h quick-i-z: quick-%: .venv/installed
 	$(BIN)/python -m pytest -q -rfE --no-processes tests/test_[$*]*.py tests/edge/test_[$*]*.py
 
-# Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons.
+# Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons, and
+# what needs a GPU on a software device.
 test: test-workstation
-	@# The two share nothing, and most of their time is waiting for servers.
-	$(MAKE) --jobs=2 test-jetpack6 test-jetpack7
+	@# They share nothing, and most of their time is waiting for servers.
+	$(MAKE) --jobs=2 test-jetpack6 test-jetpack7 test-device
 
 test-workstation: .venv/installed
 	$(BIN)/python -m pytest
@@ -43,6 +48,16 @@ test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
 	$(PYTHON_JETPACK) -m venv $(@D)
 	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,otel,test]'
 	touch $@
+
+# The real pycuda, on a CUDA driver of our own and with a double of TensorRT: tests/device/README.md.
+test-device: $(if $(COMPILERS),.venv-device/cuda/libcuda.so.1)
+	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python -m pytest tests/device $(DEVICE_TESTS),@echo "skipped: no C compiler on this machine")
+
+.venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*)
+	tests/device/driver/build.sh .venv-device/cuda-include $(@D)
+
+.venv-device/installed: pyproject.toml constraints.txt tests/device/install.sh
+	$(if $(COMPILERS),tests/device/install.sh $(@D) $(PYTHON) && touch $@,@echo "skipped: no C compiler on this machine")
 
 # Style and types.
 check: .venv/installed
@@ -77,4 +92,4 @@ generate: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-jetpack6 .venv-jetpack7 .aarch64 .demo runs
+	rm -rf .venv .venv-device .venv-jetpack6 .venv-jetpack7 .aarch64 .demo runs

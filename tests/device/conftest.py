@@ -1,0 +1,95 @@
+"""The device that these tests use: the software one, or with ``-m gpu`` a real one."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import pytest
+
+from tests.device.software import SoftwareDriver, library
+
+
+@cache
+def missing() -> str | None:
+    """Return why no test of this directory can run, ``None`` if a device is there."""
+    try:
+        import pycuda.driver as cuda
+    except ImportError as error:
+        return f"no pycuda on a CUDA driver ({error}); run `make test-device`"
+    try:
+        cuda.init()
+        return None if cuda.Device.count() else "no CUDA device"
+    except cuda.Error as error:
+        return f"no CUDA device ({error})"
+
+
+class Skipped(pytest.Module):
+    """A file of tests that is not even imported."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip(missing() or "", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return Skipped.from_parent(parent, path=module_path) if missing() else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if library() is None:
+        item.add_marker("gpu")
+
+
+@pytest.fixture(scope="session")
+def device() -> Literal["software", "real"]:
+    """The kind of device."""
+    return "real" if library() is None else "software"
+
+
+@pytest.fixture
+def software() -> SoftwareDriver:
+    """The software driver; skips a test that makes no sense on a real one."""
+    driver = library()
+    if driver is None:
+        pytest.skip("needs the software device")
+    return SoftwareDriver(driver)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves an object on the software device, or that did what CUDA only tolerates."""
+    if (driver := library()) is None:
+        yield
+        return
+    software = SoftwareDriver(driver)
+    before = software.live()
+    yield
+    gc.collect()
+    after, defects = software.live(), software.defects()
+    software.clear()
+    if software.error() or after != before:
+        software.reset()
+    assert after == before, "the test left objects on the device"
+    assert not defects
+
+
+@pytest.fixture
+def inject(software: SoftwareDriver) -> Callable[..., None]:
+    """``inject("cuMemAlloc", 2, nth=3)``: the third call from now on returns 2, out of memory."""
+    return software.fail
+
+
+@pytest.fixture
+def software_environment(software: SoftwareDriver) -> Callable[..., dict[str, str]]:
+    """``software_environment(fail="cuMemAlloc:3:2", memory=1 << 20)``: the environment of a process on the device."""
+
+    def environment(*, fail: str = "", memory: int | None = None, **others: str) -> dict[str, str]:
+        injected = {"SOFTWARE_CUDA_FAIL": fail} if fail else {}
+        capacity = {"SOFTWARE_CUDA_MEMORY": str(memory)} if memory is not None else {}
+        return os.environ | injected | capacity | others
+
+    return environment

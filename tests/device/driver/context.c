@@ -1,0 +1,343 @@
+/* Initialisation, the one device, and contexts: current per thread, the primary one counted. */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The stack of contexts that are current to this thread, emptied by software_reset. */
+static _Thread_local struct {
+    unsigned generation, depth;
+    Context *contexts[64];
+} stack;
+
+static void renew_stack(void) {
+    if (stack.generation != state.generation) {
+        stack.generation = state.generation;
+        stack.depth = 0;
+    }
+}
+
+Context *current_context(void) {
+    renew_stack();
+    return stack.depth ? stack.contexts[stack.depth - 1] : NULL;
+}
+
+CUresult check_context(void) {
+    Context *context = current_context();
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return context->live ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+static CUresult push(Context *context) {
+    renew_stack();
+    if (stack.depth == COUNT(stack.contexts))
+        return CUDA_ERROR_INVALID_VALUE;
+    stack.contexts[stack.depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static Context *new_context(bool primary) {
+    Context *context = calloc(1, sizeof *context);
+    context->live = true;
+    context->primary = primary;
+    context->uses = 1;
+    context->legacy = calloc(1, sizeof(Stream));
+    *context->legacy = (Stream){.live = true, .legacy = true, .blocking = true, .context = context};
+    new_object(CONTEXTS, context);
+    return context;
+}
+
+/* Releases everything that was created in the context, as its destruction does. */
+void destroy_context(Context *context) {
+    for (Region *region = state.regions, *next; region; region = next) {
+        next = region->next;
+        if (region->context == context)
+            free_region(region);
+    }
+    for (size_t i = 0; i < handles(STREAMS); i++) {
+        Stream *stream = object_at(STREAMS, i);
+        if (stream->context == context) {
+            discard(stream);
+            stream->live = false;
+        }
+    }
+    discard(context->legacy);
+    for (size_t i = 0; i < handles(EVENTS); i++) {
+        Event *event = object_at(EVENTS, i);
+        if (event->context == context)
+            event->live = false;
+    }
+    context->live = false;
+}
+
+CUresult CUDAAPI cuInit(unsigned int flags) {
+    CUresult result = enter(__func__, ANYTIME);
+    if (result)
+        return result;
+    if (flags)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (!state.devices)
+        return leave(CUDA_ERROR_NO_DEVICE);
+    state.initialized = true;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuDriverGetVersion(int *version) {
+    *version = CUDA_VERSION;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetCount(int *count) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    *count = state.devices;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    *device = 0;
+    return leave(ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE);
+}
+
+static CUresult enter_device(const char *function, CUdevice device) {
+    CUresult result = enter(function, INITIALIZED);
+    return result || device == 0 ? result : leave(CUDA_ERROR_INVALID_DEVICE);
+}
+
+CUresult CUDAAPI cuDeviceGetName(char *name, int length, CUdevice device) {
+    CUresult result = enter_device(__func__, device);
+    if (result)
+        return result;
+    strncpy(name, "Software device", (size_t)length);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
+    CUresult result = enter_device(__func__, device);
+    if (result)
+        return result;
+    *major = 8;
+    *minor = 7;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuDeviceTotalMem(size_t *bytes, CUdevice device) {
+    CUresult result = enter_device(__func__, device);
+    if (result)
+        return result;
+    *bytes = state.capacity_bytes;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
+    CUresult result = enter_device(__func__, device);
+    if (result)
+        return result;
+    strncpy(id, "0000:00:00.0", (size_t)length);
+    return leave(CUDA_SUCCESS);
+}
+
+/* Values of a Jetson Orin Nano; what is not listed is 0, such as all that this device does not support. */
+CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    static const struct {
+        CUdevice_attribute attribute;
+        int value;
+    } values[] = {
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024},
+        {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64},
+        {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
+        {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535},
+        {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152},
+        {CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536},
+        {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
+        {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1020000},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 8},
+        {CU_DEVICE_ATTRIBUTE_INTEGRATED, 1},
+        {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
+        {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 3199000},
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 128},
+        {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 2 << 20},
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
+        {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
+        {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 8},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 7},
+        {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
+    };
+    CUresult result = enter_device(__func__, device);
+    if (result)
+        return result;
+    if (attribute < 1 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *value = 0;
+    for (size_t i = 0; i < COUNT(values); i++)
+        if (values[i].attribute == attribute)
+            *value = values[i].value;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuCtxCreate(CUcontext *handle, unsigned int flags, CUdevice device) {
+    (void)flags;
+    CUresult result = enter(__func__, INITIALIZED | HEALTHY);
+    if (result)
+        return result;
+    if (device)
+        return leave(CUDA_ERROR_INVALID_DEVICE);
+    Context *context = new_context(false);
+    *handle = handle_of(CONTEXTS, context);
+    return leave(push(context));
+}
+
+/* Destroys a context that the caller names, and pops it if it is current. */
+static void destroy_and_pop(Context *context) {
+    destroy_context(context);
+    if (current_context() == context)
+        stack.depth--;
+}
+
+CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    Context *context = object_of(CONTEXTS, handle);
+    if (!context || !context->live || context->primary)
+        return leave(CUDA_ERROR_INVALID_CONTEXT);
+    destroy_and_pop(context);
+    return leave(state.sticky);
+}
+
+CUresult CUDAAPI cuCtxAttach(CUcontext *handle, unsigned int flags) {
+    CUresult result = enter(__func__, CALL);
+    if (result)
+        return result;
+    if (flags)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    current_context()->uses++;
+    *handle = handle_of(CONTEXTS, current_context());
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuCtxDetach(CUcontext handle) {
+    CUresult result = enter(__func__, INITIALIZED | CONTEXT);
+    if (result)
+        return result;
+    Context *context = object_of(CONTEXTS, handle);
+    if (!context || context != current_context())
+        return leave(CUDA_ERROR_INVALID_CONTEXT);
+    if (--context->uses == 0)
+        destroy_and_pop(context);
+    return leave(state.sticky);
+}
+
+CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    Context *context = object_of(CONTEXTS, handle);
+    if (!context)
+        return leave(CUDA_ERROR_INVALID_CONTEXT);
+    return leave(context->live ? push(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED);
+}
+
+CUresult CUDAAPI cuCtxPopCurrent(CUcontext *handle) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    Context *context = current_context();
+    if (!context)
+        return leave(CUDA_ERROR_INVALID_CONTEXT);
+    if (handle)
+        *handle = handle_of(CONTEXTS, context);
+    stack.depth--;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuCtxGetCurrent(CUcontext *handle) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    Context *context = current_context();
+    *handle = context ? handle_of(CONTEXTS, context) : NULL;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    Context *context = handle ? object_of(CONTEXTS, handle) : NULL;
+    if (handle && !context)
+        return leave(CUDA_ERROR_INVALID_CONTEXT);
+    if (context && !context->live)
+        return leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    if (current_context())
+        stack.depth--;
+    return leave(context ? push(context) : CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuCtxGetDevice(CUdevice *device) {
+    CUresult result = enter(__func__, INITIALIZED | CONTEXT);
+    if (result)
+        return result;
+    *device = 0;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    *version = 3020;
+    return leave(!handle || object_of(CONTEXTS, handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
+}
+
+CUresult CUDAAPI cuCtxSynchronize(void) {
+    CUresult result = enter(__func__, CALL | WAITS);
+    if (result)
+        return result;
+    return leave(finish_context(current_context()));
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
+    CUresult result = enter(__func__, INITIALIZED | HEALTHY);
+    if (result)
+        return result;
+    if (device)
+        return leave(CUDA_ERROR_INVALID_DEVICE);
+    if (!state.primary_uses++)
+        state.primary = new_context(true);
+    *handle = handle_of(CONTEXTS, state.primary);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
+    CUresult result = enter(__func__, INITIALIZED);
+    if (result)
+        return result;
+    if (device)
+        return leave(CUDA_ERROR_INVALID_DEVICE);
+    if (!state.primary_uses)
+        return leave(CUDA_ERROR_INVALID_CONTEXT);
+    if (--state.primary_uses == 0)
+        destroy_context(state.primary);
+    return leave(state.sticky);
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
+    CUresult result = enter_device(__func__, device);
+    if (result)
+        return result;
+    *flags = 0;
+    *active = state.primary_uses > 0;
+    return leave(CUDA_SUCCESS);
+}

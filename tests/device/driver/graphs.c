@@ -1,0 +1,262 @@
+/* Stream capture and graphs: nodes in the order of their submission, which is one that their edges permit. */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ENTER(conditions)                                                                                              \
+    CUresult result = enter(__func__, conditions);                                                                     \
+    if (result)                                                                                                        \
+        return result;
+
+/* Calls `visit` for every stream that takes part in a capture. */
+#define FOR_CAPTURING(stream)                                                                                          \
+    for (size_t index = 0; index < handles(STREAMS); index++)                                                          \
+        for (Stream *stream = object_at(STREAMS, index); stream && stream->capture; stream = NULL)
+
+/* A call that captures forbid invalidates them: all, or those in the mode that protects from other calls. */
+void invalidate_captures(bool global_only) {
+    FOR_CAPTURING(stream)
+        if (!global_only || stream->capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
+            pthread_equal(stream->capture->thread, pthread_self()))
+            stream->capture->invalid = true;
+}
+
+/* Whether unsafe calls of this thread are forbidden: by any global capture, or by its own unless that is relaxed. */
+bool captures_globally(void) {
+    FOR_CAPTURING(stream) {
+        const Capture *capture = stream->capture;
+        if (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
+            (capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && pthread_equal(capture->thread, pthread_self())))
+            return true;
+    }
+    return false;
+}
+
+bool blocking_capture(const Context *context) {
+    FOR_CAPTURING(stream)
+        if (stream->context == context && stream->blocking)
+            return true;
+    return false;
+}
+
+static void add_node(Graph *graph, const Operation *node) {
+    if (graph->count == graph->room) {
+        graph->room = graph->room ? 2 * graph->room : 16;
+        graph->nodes = realloc(graph->nodes, graph->room * sizeof *graph->nodes);
+    }
+    graph->nodes[graph->count++] = *node;
+}
+
+CUresult capture_operation(Stream *stream, const Operation *operation) {
+    if (operation->kind == LAUNCH) /* a child graph */
+        for (size_t i = 0; i < operation->graph->count; i++)
+            add_node(stream->capture->graph, &operation->graph->nodes[i]);
+    else
+        add_node(stream->capture->graph, operation);
+    if (operation->graph)
+        release_graph(operation->graph);
+    stream->nodes++;
+    return CUDA_SUCCESS;
+}
+
+/* Makes a stream wait for a recording where at least one of the two belongs to a capture. */
+CUresult capture_wait(Stream *stream, const Record *record) {
+    Capture *capture = record->stream->capture;
+    bool current = capture && capture->number == record->capture_number;
+    if (stream->capture && !record->capture_number) {
+        invalidate_captures(false);
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    if (!current) { /* the event was recorded in a capture that has ended */
+        invalidate_captures(false);
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    if (stream->capture && stream->capture != capture) {
+        invalidate_captures(false);
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    if (!stream->capture) {
+        stream->capture = capture;
+        stream->nodes = stream->joined = 0;
+    }
+    if (stream != record->stream) {
+        if (record->node > record->stream->joined)
+            record->stream->joined = record->node;
+        stream->nodes++;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
+    ENTER(CALL)
+    if (!handle || handle == CU_STREAM_LEGACY)
+        return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    Stream *stream = stream_of(handle, &result);
+    if (!result && mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (!result && stream->capture)
+        result = CUDA_ERROR_ILLEGAL_STATE;
+    if (result)
+        return leave(result);
+    Graph *graph = calloc(1, sizeof *graph);
+    graph->uses = 1;
+    Capture *capture = calloc(1, sizeof *capture);
+    *capture = (Capture){.number = ++state.captures, .mode = mode, .thread = pthread_self(), .origin = stream, .graph = graph};
+    stream->capture = capture;
+    stream->nodes = stream->joined = 0;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph *graph) {
+    ENTER(CALL)
+    *graph = NULL;
+    Stream *stream = object_of(STREAMS, handle);
+    if (!stream || !stream->live)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    Capture *capture = stream->capture;
+    if (!capture)
+        return leave(CUDA_ERROR_ILLEGAL_STATE);
+    if (capture->origin != stream) {
+        capture->invalid = true;
+        return leave(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    }
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
+        return leave(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    FOR_CAPTURING(other)
+        if (other->capture == capture) {
+            if (!result && other != stream && other->nodes > other->joined)
+                result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+            other->capture = NULL;
+        }
+    if (result)
+        release_graph(capture->graph);
+    else {
+        capture->graph->live = true;
+        *graph = new_object(GRAPHS, capture->graph);
+    }
+    free(capture);
+    return leave(result);
+}
+
+CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
+    ENTER(CALL)
+    Stream *stream = object_of(STREAMS, handle);
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!handle || handle == CU_STREAM_LEGACY)
+        return leave(blocking_capture(current_context()) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS);
+    if (!stream || !stream->live)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        *status = stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return leave(CUDA_SUCCESS);
+}
+
+void release_graph(Graph *graph) {
+    if (--graph->uses)
+        return;
+    free(graph->nodes);
+    graph->nodes = NULL;
+    graph->count = 0;
+}
+
+CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+    ENTER(CALL)
+    Graph *graph = object_of(GRAPHS, handle);
+    if (!graph || !graph->live)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (nodes)
+        return leave(CUDA_ERROR_NOT_SUPPORTED);
+    *count = graph->count;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
+    ENTER(INITIALIZED)
+    Graph *graph = object_of(GRAPHS, handle);
+    if (!graph || !graph->live)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    graph->live = false;
+    release_graph(graph);
+    return leave(state.sticky);
+}
+
+/* An executable graph is a copy: the graph that it was made from may be destroyed. */
+static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle) {
+    Graph *graph = object_of(GRAPHS, graph_handle);
+    if (!graph || !graph->live)
+        return CUDA_ERROR_INVALID_VALUE;
+    Graph *executable = calloc(1, sizeof *executable);
+    executable->live = true;
+    executable->uses = 1;
+    for (size_t i = 0; i < graph->count; i++)
+        add_node(executable, &graph->nodes[i]);
+    *handle = new_object(EXECUTABLES, executable);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph, unsigned long long flags) {
+    (void)flags;
+    ENTER(CALL)
+    return leave(instantiate(handle, graph));
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *handle, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    ENTER(CALL)
+    params->hErrNode_out = NULL;
+    params->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
+    return leave(instantiate(handle, graph));
+}
+
+/* The symbols of CUDA 10 and 11, which cuda.h names only to the library itself. */
+#undef cuGraphInstantiate
+CUresult cuGraphInstantiate(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
+CUresult cuGraphInstantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
+
+CUresult cuGraphInstantiate_v2(CUgraphExec *handle, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
+    ENTER(CALL)
+    if (error)
+        *error = NULL;
+    if (log && size)
+        *log = 0;
+    return leave(instantiate(handle, graph));
+}
+
+CUresult cuGraphInstantiate(CUgraphExec *handle, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
+    return cuGraphInstantiate_v2(handle, graph, error, log, size);
+}
+
+static CUresult launch(CUgraphExec handle, CUstream stream_handle) {
+    CUresult result = CUDA_SUCCESS;
+    Graph *executable = object_of(EXECUTABLES, handle);
+    Stream *stream = stream_of(stream_handle, &result);
+    if (result)
+        return result;
+    if (!executable || !executable->live)
+        return CUDA_ERROR_INVALID_VALUE;
+    executable->uses++;
+    return submit(stream, (Operation){.kind = LAUNCH, .graph = executable});
+}
+
+CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream) {
+    ENTER(CALL)
+    return leave(launch(handle, stream));
+}
+
+CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream stream) {
+    (void)stream;
+    ENTER(CALL)
+    Graph *executable = object_of(EXECUTABLES, handle);
+    return leave(executable && executable->live ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
+    ENTER(INITIALIZED)
+    Graph *executable = object_of(EXECUTABLES, handle);
+    if (!executable || !executable->live)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    executable->live = false;
+    release_graph(executable); /* a launch that waits keeps the nodes */
+    return leave(state.sticky);
+}

@@ -1,0 +1,237 @@
+/* Streams and events. */
+#include "driver.h"
+
+#include <stdlib.h>
+
+#define ENTER(conditions)                                                                                              \
+    CUresult result = enter(__func__, conditions);                                                                     \
+    if (result)                                                                                                        \
+        return result;
+
+/* The stream behind a handle in the current context, of which NULL and CU_STREAM_LEGACY are the legacy stream. */
+Stream *stream_of(CUstream handle, CUresult *result) {
+    Context *context = current_context();
+    *result = CUDA_SUCCESS;
+    if (!handle || handle == CU_STREAM_LEGACY) {
+        if (blocking_capture(context)) {
+            invalidate_captures(false);
+            *result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
+        return context->legacy;
+    }
+    Stream *stream = object_of(STREAMS, handle);
+    if (!stream || !stream->live || stream->context != context)
+        *result = CUDA_ERROR_INVALID_HANDLE;
+    else if (stream->capture && stream->capture->invalid)
+        *result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    return stream;
+}
+
+static CUresult create(CUstream *handle, unsigned flags) {
+    if (flags > CU_STREAM_NON_BLOCKING)
+        return CUDA_ERROR_INVALID_VALUE;
+    Stream *stream = calloc(1, sizeof *stream);
+    *stream = (Stream){.live = true, .blocking = flags != CU_STREAM_NON_BLOCKING, .context = current_context()};
+    *handle = new_object(STREAMS, stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamCreate(CUstream *handle, unsigned int flags) {
+    ENTER(CALL)
+    return leave(create(handle, flags));
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int priority) {
+    (void)priority;
+    ENTER(CALL)
+    return leave(create(handle, flags));
+}
+
+CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    ENTER(CALL)
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = 0;
+    return leave(CUDA_SUCCESS);
+}
+
+/* Returns at once. What the stream still holds remains to be done. */
+CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
+    ENTER(INITIALIZED | CONTEXT)
+    Stream *stream = object_of(STREAMS, handle);
+    if (!stream || !stream->live)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        invalidate_captures(false);
+    stream->live = false;
+    return leave(state.sticky);
+}
+
+CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned int *flags) {
+    ENTER(CALL)
+    Stream *stream = stream_of(handle, &result);
+    if (!result)
+        *flags = stream->blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+    return leave(result);
+}
+
+/* A capturing stream has nothing to wait for. */
+static CUresult waitable(Stream *stream, CUresult result) {
+    if (!result && stream->capture) {
+        invalidate_captures(false);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return result;
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
+    ENTER(CALL | WAITS)
+    Stream *stream = stream_of(handle, &result);
+    result = waitable(stream, result);
+    if (!result && captures_globally()) {
+        invalidate_captures(true);
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (!result) {
+        if (stream->legacy) /* waits for blocking streams even if nothing was submitted to it */
+            submit(stream, (Operation){.kind = NOTHING});
+        result = finish(stream, state.sequence);
+    }
+    return leave(result);
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream handle) {
+    ENTER(CALL)
+    Stream *stream = stream_of(handle, &result);
+    result = waitable(stream, result);
+    if (result)
+        return leave(result);
+    if (pending(stream) && ++stream->queries % 3 == 0)
+        try_finish(stream, state.sequence);
+    return leave(state.sticky ? state.sticky : pending(stream) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int flags) {
+    ENTER(CALL)
+    Stream *stream = stream_of(handle, &result);
+    Event *event = object_of(EVENTS, event_handle);
+    if (!result && (!event || !event->live))
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (!result && flags)
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    if (result || !event->record)
+        return leave(result);
+    if (stream->capture || event->record->capture_number)
+        return leave(capture_wait(stream, event->record));
+    return leave(submit(stream, (Operation){.kind = WAIT, .record = use_record(event->record)}));
+}
+
+CUresult CUDAAPI cuEventCreate(CUevent *handle, unsigned int flags) {
+    ENTER(CALL)
+    if (flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    Event *event = calloc(1, sizeof *event);
+    *event = (Event){.live = true, .flags = flags, .context = current_context()};
+    *handle = new_object(EVENTS, event);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent handle) {
+    ENTER(INITIALIZED | CONTEXT)
+    Event *event = object_of(EVENTS, handle);
+    if (!event || !event->live)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    event->live = false;
+    release_record(event->record);
+    event->record = NULL;
+    return leave(state.sticky);
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream_handle) {
+    ENTER(CALL)
+    Event *event = object_of(EVENTS, handle);
+    Stream *stream = stream_of(stream_handle, &result);
+    if (!result && (!event || !event->live || event->context != stream->context))
+        result = CUDA_ERROR_INVALID_HANDLE;
+    if (result)
+        return leave(result);
+    Record *record = calloc(1, sizeof *record);
+    *record = (Record){.uses = 1, .stream = stream};
+    release_record(event->record);
+    event->record = record;
+    event->queries = 0;
+    if (stream->capture) {
+        record->capture_number = stream->capture->number;
+        record->node = stream->nodes;
+        return leave(CUDA_SUCCESS);
+    }
+    result = submit(stream, (Operation){.kind = RECORD, .record = use_record(record)});
+    record->sequence = state.sequence;
+    return leave(result);
+}
+
+/* The event behind a handle, unless it may be neither queried nor waited for. */
+static Event *event_of(CUevent handle, CUresult *result) {
+    Event *event = object_of(EVENTS, handle);
+    if (!event || !event->live)
+        *result = CUDA_ERROR_INVALID_HANDLE;
+    else if (event->record && event->record->capture_number) {
+        invalidate_captures(false);
+        *result = CUDA_ERROR_CAPTURED_EVENT;
+    }
+    return event;
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
+    ENTER(CALL | WAITS)
+    Event *event = event_of(handle, &result);
+    if (!result && captures_globally()) {
+        invalidate_captures(true);
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (!result && event->record) {
+        Record *record = use_record(event->record);
+        result = finish(record->stream, record->sequence);
+        release_record(record);
+    }
+    return leave(result);
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent handle) {
+    ENTER(CALL)
+    Event *event = event_of(handle, &result);
+    if (!result && captures_globally()) {
+        invalidate_captures(true);
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (result || !event->record)
+        return leave(result);
+    Record *record = use_record(event->record);
+    if (!record->done && ++event->queries % 3 == 0)
+        try_finish(record->stream, record->sequence);
+    result = state.sticky ? state.sticky : record->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    release_record(record);
+    return leave(result);
+}
+
+CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
+    ENTER(CALL)
+    Event *start = event_of(start_handle, &result), *end = result ? NULL : event_of(end_handle, &result);
+    if (result)
+        return leave(result);
+    if (!start->record || !end->record || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!start->record->done || !end->record->done)
+        return leave(CUDA_ERROR_NOT_READY);
+    *milliseconds = (float)(end->record->time_ms - start->record->time_ms);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void *userdata) {
+    ENTER(CALL)
+    Stream *stream = stream_of(handle, &result);
+    if (!result)
+        result = submit(stream, (Operation){.kind = HOST_FUNCTION, .host_function = function, .userdata = userdata});
+    return leave(result);
+}

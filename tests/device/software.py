@@ -1,0 +1,93 @@
+"""Control functions of the software CUDA driver, which a test and the double of TensorRT call."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+#: Kinds of objects that the driver counts.
+KINDS = ("device", "pinned", "registered", "context", "stream", "event", "graph", "executable")
+
+#: A kernel: gets its ``userdata`` and returns 0, or the error that the device raises, such as 700.
+Kernel = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the software driver, ``None`` if ``libcuda.so.1`` is NVIDIA's or missing."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.software_translate.restype = ctypes.c_void_p
+    except (OSError, AttributeError):
+        return None
+    driver.software_translate.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+    driver.software_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    driver.software_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
+    driver.software_calls.argtypes = [ctypes.c_char_p]
+    driver.software_calls.restype = ctypes.c_ulong
+    driver.software_live_objects.argtypes = [ctypes.c_char_p]
+    driver.software_live_objects.restype = ctypes.c_long
+    driver.software_defect.argtypes = [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    driver.software_set_memory.argtypes = [ctypes.c_size_t]
+    for name in ("allocations", "allocated_bytes", "pending", "defects"):
+        getattr(driver, f"software_{name}").restype = ctypes.c_size_t
+    driver.software_reset.restype = None
+    driver.software_clear.restype = None
+    return driver
+
+
+class SoftwareDriver:
+    """The software driver of this process."""
+
+    def __init__(self, driver: ctypes.CDLL) -> None:
+        self._driver = driver
+
+    def fail(self, function: str, code: int, nth: int = 1) -> None:
+        """Let the ``nth`` call of ``function`` from now on return ``code``; ``"kernel"`` fails when one executes."""
+        assert self._driver.software_fail(function.encode(), nth, code) == 0, (function, nth, code)
+
+    def launch(self, stream: int, kernel: ctypes._CFuncPtr) -> int:
+        """Submit a kernel to a stream and return the error of the submission. Keep ``kernel`` until it has run."""
+        return int(self._driver.software_launch(stream, ctypes.cast(kernel, ctypes.c_void_p), None))
+
+    def translate(self, address: int, size: int) -> int | None:
+        """Return the host's address of ``size`` bytes of device memory, ``None`` unless one allocation holds them."""
+        return self._driver.software_translate(address, size)
+
+    def calls(self, function: str) -> int:
+        """Return how often ``function`` was called in this process."""
+        return int(self._driver.software_calls(function.encode()))
+
+    def live(self) -> dict[str, int]:
+        """Return the objects of each kind that exist, and the bytes of memory."""
+        counts = {kind: int(self._driver.software_live_objects(kind.encode())) for kind in KINDS}
+        return counts | {"bytes": int(self._driver.software_allocated_bytes())}
+
+    def pending(self) -> int:
+        """Return how many operations wait in streams."""
+        return int(self._driver.software_pending())
+
+    def error(self) -> int:
+        """Return the sticky error, or 0."""
+        return int(self._driver.software_error())
+
+    def defects(self) -> list[str]:
+        """Return what a correct program does not do, although CUDA lets it pass."""
+        text = ctypes.create_string_buffer(256)
+        found = []
+        for index in range(self._driver.software_defects()):
+            self._driver.software_defect(index, text, len(text))
+            found.append(text.value.decode())
+        return found
+
+    def set_memory(self, size: int) -> None:
+        """Set the capacity of the device in bytes."""
+        self._driver.software_set_memory(size)
+
+    def clear(self) -> None:
+        """Forget injected errors, defects and a set capacity."""
+        self._driver.software_clear()
+
+    def reset(self) -> None:
+        """Do what a new process does: no context, no memory, no error."""
+        self._driver.software_reset()
