@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 #: Kinds of objects that the driver counts.
@@ -31,8 +34,8 @@ def library() -> ctypes.CDLL | None:
     driver.software_set_memory.argtypes = [ctypes.c_size_t]
     for name in ("allocations", "allocated_bytes", "pending", "defects"):
         getattr(driver, f"software_{name}").restype = ctypes.c_size_t
-    driver.software_reset.restype = None
-    driver.software_clear.restype = None
+    for name in ("reset", "clear", "set_memory", "report"):
+        getattr(driver, f"software_{name}").restype = None
     return driver
 
 
@@ -42,9 +45,13 @@ class SoftwareDriver:
     def __init__(self, driver: ctypes.CDLL) -> None:
         self._driver = driver
 
-    def fail(self, function: str, code: int, nth: int = 1) -> None:
-        """Let the ``nth`` call of ``function`` from now on return ``code``; ``"kernel"`` fails when one executes."""
-        assert self._driver.software_fail(function.encode(), nth, code) == 0, (function, nth, code)
+    def fail(self, function: str, code: int, nth: int = 1, times: int = 1) -> None:
+        """Let calls of ``function`` return ``code``, from the ``nth`` from now on; ``"kernel"`` fails as it executes.
+
+        pycuda collects garbage and tries an allocation again that fails with 2: it gives up after ``times=2``.
+        """
+        for call in range(nth, nth + times):
+            assert self._driver.software_fail(function.encode(), call, code) == 0, (function, call, code)
 
     def launch(self, stream: int, kernel: ctypes._CFuncPtr) -> int:
         """Submit a kernel to a stream and return the error of the submission. Keep ``kernel`` until it has run."""
@@ -79,6 +86,16 @@ class SoftwareDriver:
             self._driver.software_defect(index, text, len(text))
             found.append(text.value.decode())
         return found
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Assert that the block leaves no object behind and does nothing that CUDA only tolerates."""
+        before = self.live()
+        yield
+        gc.collect()
+        after, defects = self.live(), self.defects()
+        assert after == before, f"objects were left on the device: {before} became {after}"
+        assert not defects, f"defects: {defects}"
 
     def set_memory(self, size: int) -> None:
         """Set the capacity of the device in bytes."""

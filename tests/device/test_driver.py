@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import gc
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_void_p
+from typing import Any
 
 import numpy as np
 import pycuda.driver as cuda
@@ -13,31 +18,351 @@ import pytest
 
 from tests.device.software import Kernel, SoftwareDriver
 
-ONES = np.ones(16, np.float32)
+pytestmark = pytest.mark.usefixtures("software")
+
+GLOBAL, THREAD_LOCAL = 0, 1
+NON_BLOCKING = 1
+SIZE = 64
+
+
+@contextmanager
+def made_context() -> Iterator[None]:
+    context = cuda.Device(0).make_context()
+    try:
+        yield
+    finally:
+        context.pop()
+        context.detach()
 
 
 @pytest.fixture
-def context() -> Iterator[cuda.Context]:
-    made = cuda.Device(0).make_context()
-    yield made
-    gc.collect()
-    made.pop()
-    made.detach()
+def context() -> Iterator[None]:
+    with made_context():
+        yield
 
 
-@pytest.fixture
-def pinned(context: cuda.Context) -> Iterator[np.ndarray]:
-    yield cuda.pagelocked_empty(16, np.float32)
+def pinned(value: int) -> Any:
+    array = cuda.pagelocked_empty(SIZE, np.uint8)
+    array[:] = value
+    return array
+
+
+def call(function: str, *arguments: object) -> int:
+    return int(getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments))
+
+
+def value_of(memory: cuda.DeviceAllocation) -> int:
+    """Return the value of all bytes, as a copy on the default stream finds it."""
+    found = pinned(0)
+    cuda.memcpy_dtoh(found, memory)
+    assert (found == found[0]).all()
+    return int(found[0])
 
 
 @pytest.mark.usefixtures("context")
-def test_a_copy_is_done_when_its_stream_is_synchronised(software: SoftwareDriver) -> None:
-    stream, memory = cuda.Stream(), cuda.mem_alloc(ONES.nbytes)
-    source, result = cuda.pagelocked_empty(16, np.float32), cuda.pagelocked_zeros(16, np.float32)
-    source[:] = 1
+def test_a_stream_works_when_it_is_synchronised_and_not_before(software: SoftwareDriver) -> None:
+    stream, memory, source, result = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(1), pinned(0)
     cuda.memcpy_htod_async(memory, source, stream)
     cuda.memcpy_dtoh_async(result, memory, stream)
-    assert not result.any()
-    assert software.pending() == 2
-    stream.synchronize()
+    done = cuda.Event().record(stream)
+    assert not result.any(), "read without synchronisation"
+    assert not done.query()
+    assert software.pending() == 3
+    done.synchronize()
     assert (result == 1).all()
+    assert software.pending() == 0
+
+
+@pytest.mark.usefixtures("context")
+def test_polling_comes_to_an_end() -> None:
+    stream, result, memory = cuda.Stream(), pinned(0), cuda.mem_alloc(SIZE)
+    cuda.memcpy_dtoh_async(result, memory, stream)
+    assert not stream.is_done()
+    assert any(stream.is_done() for _ in range(10))
+
+
+@pytest.mark.usefixtures("context")
+def test_a_staging_buffer_that_is_reused_too_early_gives_a_wrong_answer() -> None:
+    stream, staging, first, second = cuda.Stream(), pinned(1), cuda.mem_alloc(SIZE), cuda.mem_alloc(SIZE)
+    cuda.memcpy_htod_async(first, staging, stream)
+    staging[:] = 2
+    cuda.memcpy_htod_async(second, staging, stream)
+    stream.synchronize()
+    assert (value_of(first), value_of(second)) == (2, 2)
+
+
+@pytest.mark.usefixtures("context")
+def test_an_asynchronous_copy_of_memory_that_is_not_pinned_is_a_defect(software: SoftwareDriver) -> None:
+    stream, memory = cuda.Stream(), cuda.mem_alloc(SIZE)
+    with pytest.raises(AssertionError, match="not pinned"), software.watched():
+        cuda.memcpy_htod_async(memory, np.zeros(SIZE, np.uint8), stream)
+    software.clear()
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("waits", [False, True])
+def test_streams_are_ordered_by_events_alone(waits: bool) -> None:
+    writer, reader = cuda.Stream(NON_BLOCKING), cuda.Stream(NON_BLOCKING)
+    memory, source, result = cuda.mem_alloc(SIZE), pinned(1), pinned(0)
+    cuda.memcpy_htod_async(memory, source, writer)
+    if waits:
+        reader.wait_for_event(cuda.Event().record(writer))
+    cuda.memcpy_dtoh_async(result, memory, reader)
+    reader.synchronize()
+    assert (result == (1 if waits else 0xFF)).all()  # new memory is poisoned
+    writer.synchronize()
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("flags", [0, NON_BLOCKING])
+def test_the_default_stream_waits_for_blocking_streams_alone(flags: int) -> None:
+    stream, memory, source = cuda.Stream(flags), cuda.mem_alloc(SIZE), pinned(1)
+    cuda.memcpy_htod_async(memory, source, stream)
+    assert value_of(memory) == (0xFF if flags else 1)
+    stream.synchronize()
+
+
+@pytest.mark.usefixtures("context")
+def test_pageable_memory_may_reach_the_device_after_a_synchronous_copy_has_returned() -> None:
+    """Its DMA may still run, and a stream that does not wait for the default stream overtakes it."""
+    stream, memory, result = cuda.Stream(NON_BLOCKING), cuda.mem_alloc(SIZE), pinned(0)
+    cuda.memcpy_htod(memory, np.ones(SIZE, np.uint8))
+    cuda.memcpy_dtoh_async(result, memory, stream)
+    stream.synchronize()
+    assert (result == 0xFF).all()
+    assert value_of(memory) == 1
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("past_the_end", [False, True])
+def test_a_copy_outside_of_one_live_allocation_is_refused(past_the_end: bool) -> None:
+    memory, source = cuda.mem_alloc(SIZE), pinned(0)
+    address = int(memory) + past_the_end
+    if not past_the_end:
+        memory.free()
+        assert call("cuMemFree_v2", ctypes.c_uint64(address)) == 1, "freed twice"
+    with pytest.raises(cuda.LogicError, match="invalid argument"):
+        cuda.memcpy_htod_async(address, source, cuda.Stream())
+
+
+def test_memory_that_is_freed_too_early_is_an_illegal_access_and_the_error_stays(software: SoftwareDriver) -> None:
+    with made_context():
+        stream, memory, source = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
+        cuda.memcpy_htod_async(memory, source, stream)
+        memory.free()
+        for _ in range(2):
+            with pytest.raises(cuda.LogicError, match="illegal memory access"):
+                stream.synchronize()
+        with pytest.raises(cuda.LogicError, match="illegal memory access"):
+            cuda.mem_alloc(SIZE)
+    assert software.error() == 700
+    with pytest.raises(cuda.LogicError, match="illegal memory access"):
+        cuda.Device(0).make_context()  # the process is lost, not the context
+
+
+def test_the_host_cannot_read_memory_of_the_device(software_environment: Callable[..., dict[str, str]]) -> None:
+    code = """
+import ctypes, pycuda.driver as cuda
+cuda.init()
+context = cuda.Device(0).make_context()
+ctypes.string_at(int(cuda.mem_alloc(8)), 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=software_environment(), capture_output=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.usefixtures("context")
+def test_contexts_are_current_to_one_thread() -> None:
+    errors = []
+
+    def run() -> None:
+        size = ctypes.c_size_t()
+        errors.append(call("cuMemGetInfo_v2", byref(size), byref(size)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert errors == [201]
+
+
+def test_a_leak_is_found_even_if_its_context_lives_on(software: SoftwareDriver) -> None:
+    with made_context():
+        kept: list[Any] = []
+        with pytest.raises(AssertionError, match="left on the device"), software.watched():
+            kept.append(cuda.mem_alloc(SIZE))
+        with pytest.raises(AssertionError, match="left on the device"), software.watched():
+            kept.append(cuda.Event())
+        with software.watched():
+            cuda.Stream(), pinned(0), cuda.mem_alloc(SIZE)
+
+
+@pytest.mark.usefixtures("context")
+def test_memory_is_finite(software: SoftwareDriver) -> None:
+    software.set_memory(3 * SIZE)
+    kept = [cuda.mem_alloc(SIZE), pinned(0)]
+    assert cuda.mem_get_info() == (SIZE, 3 * SIZE)
+    with pytest.raises(cuda.MemoryError, match="out of memory"):
+        cuda.mem_alloc(SIZE + 1)
+    kept.append(cuda.mem_alloc(SIZE))
+
+
+@pytest.mark.parametrize(("code", "sticky"), [(2, False), (719, True), (999, True)])
+def test_the_nth_call_of_a_function_fails(
+    inject: Callable[..., None], software: SoftwareDriver, code: int, sticky: bool
+) -> None:
+    inject("cuMemAlloc", code, nth=2, times=2)
+    with made_context():
+        kept = cuda.mem_alloc(SIZE)
+        with pytest.raises(cuda.Error, match="cuMemAlloc failed"):
+            cuda.mem_alloc(SIZE)
+        assert software.error() == (code if sticky else 0)
+        kept.free()
+        assert software.live()["device"] == 0
+
+
+def test_a_process_fails_as_its_environment_says(software_environment: Callable[..., dict[str, str]]) -> None:
+    code = "import pycuda.driver as c; c.init(); print(c.Device(0).total_memory()); c.Device(0).make_context()"
+    environment = software_environment(fail="cuCtxCreate:1:719", memory=4096)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "4096\n")
+    assert "cuCtxCreate failed: unspecified launch failure" in done.stderr
+
+
+@pytest.mark.usefixtures("context")
+def test_what_is_not_modelled_is_not_supported() -> None:
+    with pytest.raises(cuda.LogicError, match="not supported"):
+        cuda.module_from_buffer(b"a kernel")
+
+
+@pytest.mark.usefixtures("context")
+def test_a_kernel_runs_in_its_stream_and_may_not_wait(software: SoftwareDriver) -> None:
+    stream, result = cuda.Stream(), pinned(0)
+    device = result.base.get_device_pointer() if result.base.get_flags() & 2 else 0
+    assert device == 0, "only mapped memory has an address of the device"
+    mapped = cuda.pagelocked_zeros(1, np.int32, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
+    address = mapped.base.get_device_pointer()
+
+    @Kernel
+    def kernel(_: int | None) -> int:
+        host = software.translate(address, 4)
+        assert host
+        assert software.translate(address, 5) is None
+        ctypes.c_int32.from_address(host).value += 1
+        return call("cuCtxSynchronize")
+
+    assert software.launch(stream.handle, kernel) == 0
+    assert mapped[0] == 0
+    with pytest.raises(cuda.LogicError, match="not permitted"):
+        stream.synchronize()
+    assert mapped[0] == 1
+    assert len(software.defects()) == 1
+    software.clear()
+
+
+# Graphs.
+
+
+def captured(stream: cuda.Stream, work: Callable[[], object], mode: int = GLOBAL) -> tuple[int, c_void_p]:
+    """Return the error of the capture and the graph."""
+    graph = c_void_p()
+    assert call("cuStreamBeginCapture_v2", c_void_p(stream.handle), mode) == 0
+    work()
+    return call("cuStreamEndCapture", c_void_p(stream.handle), byref(graph)), graph
+
+
+@pytest.mark.usefixtures("context")
+def test_a_graph_does_at_every_launch_what_was_captured(software: SoftwareDriver) -> None:
+    stream, side, memory, source, result = cuda.Stream(), cuda.Stream(), cuda.mem_alloc(SIZE), pinned(1), pinned(0)
+    fork, join = cuda.Event(), cuda.Event()
+
+    def work() -> None:
+        fork.record(stream)
+        side.wait_for_event(fork)
+        cuda.memcpy_htod_async(memory, source, side)
+        join.record(side)
+        stream.wait_for_event(join)
+        cuda.memcpy_dtoh_async(result, memory, stream)
+
+    error, graph = captured(stream, work)
+    executable = c_void_p()
+    assert (error, software.pending()) == (0, 0)
+    assert call("cuGraphInstantiateWithFlags", byref(executable), graph, ctypes.c_ulonglong(0)) == 0
+    assert call("cuGraphDestroy", graph) == 0
+    for value in (1, 2):
+        source[:] = value
+        assert call("cuGraphLaunch", executable, c_void_p(stream.handle)) == 0
+        assert (result != value).all()
+        stream.synchronize()
+        assert (result == value).all()
+    assert call("cuGraphExecDestroy", executable) == 0
+
+
+FORBIDDEN: dict[str, tuple[int, Callable[[Any, Any, Any], object]]] = {
+    "synchronise": (900, lambda stream, memory, host: stream.synchronize()),
+    "query": (900, lambda stream, memory, host: stream.is_done()),
+    "wait for the device": (900, lambda stream, memory, host: cuda.Context.synchronize()),
+    "allocate": (900, lambda stream, memory, host: cuda.mem_alloc(SIZE)),
+    "free": (900, lambda stream, memory, host: _check("cuMemFree_v2", call("cuMemFree_v2", ctypes.c_uint64(memory)))),
+    "copy synchronously": (906, lambda stream, memory, host: cuda.memcpy_dtoh(host, memory)),
+    "use the default stream": (906, lambda stream, memory, host: cuda.memcpy_dtoh_async(host, memory)),
+    "wait for a captured event": (907, lambda stream, memory, host: cuda.Event().record(stream).synchronize()),
+    "wait for work outside": (905, lambda stream, memory, host: stream.wait_for_event(OUTSIDE[0])),
+}
+OUTSIDE: list[cuda.Event] = []
+TEXTS = {900: "when stream is capturing", 905: "uncaptured work", 906: "legacy stream", 907: "an event last recorded"}
+
+
+def _check(function: str, code: int) -> None:
+    if code:
+        raise cuda.LogicError(f"{function}: {TEXTS[code]}")
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_a_capture_forbids(name: str) -> None:
+    stream, memory, host = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
+    OUTSIDE[:] = [cuda.Event().record(cuda.Stream())]
+    code, function = FORBIDDEN[name]
+
+    def work() -> None:
+        with pytest.raises(cuda.LogicError, match=TEXTS[code]):
+            function(stream, memory, host)
+
+    error, graph = captured(stream, work)
+    OUTSIDE.clear()
+    assert (error, graph.value) == (901, None), "the capture is invalid"
+    cuda.memcpy_dtoh_async(host, memory, stream)  # the stream works again
+    stream.synchronize()
+
+
+@pytest.mark.usefixtures("context")
+def test_a_capture_has_to_be_joined() -> None:
+    stream, side, memory, host = cuda.Stream(), cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
+
+    def work() -> None:
+        side.wait_for_event(cuda.Event().record(stream))
+        cuda.memcpy_dtoh_async(host, memory, side)
+
+    assert captured(stream, work)[0] == 904
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(("mode", "error"), [(GLOBAL, 900), (THREAD_LOCAL, 0)])
+def test_a_capture_disturbs_other_threads_as_its_mode_says(mode: int, error: int) -> None:
+    stream, errors = cuda.Stream(), []
+
+    def allocate() -> None:
+        with made_context():
+            pointer = ctypes.c_uint64()
+            errors.append(call("cuMemAlloc_v2", byref(pointer), ctypes.c_size_t(SIZE)))
+            call("cuMemFree_v2", pointer)
+
+    def work() -> None:
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        thread.join()
+
+    ended, graph = captured(stream, work, mode)
+    assert (errors, ended) == ([error], 901 if error else 0)
+    if graph:
+        call("cuGraphDestroy", graph)

@@ -25,6 +25,6 @@ nm --defined-only "$objects"/*.o | awk '$2 == "T" { print $3 }' | sort -u >"$obj
 comm -23 "$objects/declared" "$objects/defined" | awk '{ print "int " $1 "(void) { return 801; }" }' >"$objects/rest.c"
 
 # A new file, so that a process that uses the old one keeps it.
-"$cc" -shared -pthread -o "$objects/libcuda.so.1" "$objects"/*.o -fPIC "$objects/rest.c" -Wl,-soname,libcuda.so.1
+"$cc" -shared -pthread -o "$objects/libcuda.so.1" "$objects"/*.o -fPIC "$objects/rest.c" -Wl,-soname,libcuda.so.1,-Bsymbolic
 mv "$objects/libcuda.so.1" "$directory/libcuda.so.1"
 ln -sf libcuda.so.1 "$directory/libcuda.so"

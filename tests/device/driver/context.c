@@ -59,6 +59,8 @@ void destroy_context(Context *context) {
         Stream *stream = object_at(STREAMS, i);
         if (stream->context == context) {
             discard(stream);
+            if (stream->capture)
+                drop_capture(stream->capture);
             stream->live = false;
         }
     }
@@ -72,11 +74,11 @@ void destroy_context(Context *context) {
 }
 
 CUresult CUDAAPI cuInit(unsigned int flags) {
-    CUresult result = enter(__func__, ANYTIME);
-    if (result)
-        return result;
+    ENTER(ANYTIME)
     if (flags)
         return leave(CUDA_ERROR_INVALID_VALUE);
+    if (state.forked)
+        return leave(CUDA_ERROR_NOT_INITIALIZED);
     if (!state.devices)
         return leave(CUDA_ERROR_NO_DEVICE);
     state.initialized = true;
@@ -89,17 +91,13 @@ CUresult CUDAAPI cuDriverGetVersion(int *version) {
 }
 
 CUresult CUDAAPI cuDeviceGetCount(int *count) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     *count = state.devices;
     return leave(CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     *device = 0;
     return leave(ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE);
 }
@@ -142,7 +140,8 @@ CUresult CUDAAPI cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
     return leave(CUDA_SUCCESS);
 }
 
-/* Values of a Jetson Orin Nano; what is not listed is 0, such as all that this device does not support. */
+/* Values of a Jetson Orin Nano; the others are 0. Unified addressing is among them, since the device's addresses are not
+   the host's. */
 CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     static const struct {
         CUdevice_attribute attribute;
@@ -169,7 +168,6 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
         {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 2 << 20},
         {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
         {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
-        {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 8},
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 7},
         {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
@@ -188,9 +186,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
 
 CUresult CUDAAPI cuCtxCreate(CUcontext *handle, unsigned int flags, CUdevice device) {
     (void)flags;
-    CUresult result = enter(__func__, INITIALIZED | HEALTHY);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | HEALTHY)
     if (device)
         return leave(CUDA_ERROR_INVALID_DEVICE);
     Context *context = new_context(false);
@@ -206,9 +202,7 @@ static void destroy_and_pop(Context *context) {
 }
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | TEARDOWN)
     Context *context = object_of(CONTEXTS, handle);
     if (!context || !context->live || context->primary)
         return leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -217,9 +211,7 @@ CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
 }
 
 CUresult CUDAAPI cuCtxAttach(CUcontext *handle, unsigned int flags) {
-    CUresult result = enter(__func__, CALL);
-    if (result)
-        return result;
+    ENTER(CALL)
     if (flags)
         return leave(CUDA_ERROR_INVALID_VALUE);
     current_context()->uses++;
@@ -228,9 +220,7 @@ CUresult CUDAAPI cuCtxAttach(CUcontext *handle, unsigned int flags) {
 }
 
 CUresult CUDAAPI cuCtxDetach(CUcontext handle) {
-    CUresult result = enter(__func__, INITIALIZED | CONTEXT);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | CONTEXT | TEARDOWN)
     Context *context = object_of(CONTEXTS, handle);
     if (!context || context != current_context())
         return leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -240,9 +230,7 @@ CUresult CUDAAPI cuCtxDetach(CUcontext handle) {
 }
 
 CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     Context *context = object_of(CONTEXTS, handle);
     if (!context)
         return leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -250,9 +238,7 @@ CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
 }
 
 CUresult CUDAAPI cuCtxPopCurrent(CUcontext *handle) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     Context *context = current_context();
     if (!context)
         return leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -263,18 +249,14 @@ CUresult CUDAAPI cuCtxPopCurrent(CUcontext *handle) {
 }
 
 CUresult CUDAAPI cuCtxGetCurrent(CUcontext *handle) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     Context *context = current_context();
     *handle = context ? handle_of(CONTEXTS, context) : NULL;
     return leave(CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     Context *context = handle ? object_of(CONTEXTS, handle) : NULL;
     if (handle && !context)
         return leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -286,32 +268,28 @@ CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult CUDAAPI cuCtxGetDevice(CUdevice *device) {
-    CUresult result = enter(__func__, INITIALIZED | CONTEXT);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | CONTEXT)
     *device = 0;
     return leave(CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED)
     *version = 3020;
     return leave(!handle || object_of(CONTEXTS, handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
 }
 
 CUresult CUDAAPI cuCtxSynchronize(void) {
-    CUresult result = enter(__func__, CALL | WAITS);
-    if (result)
-        return result;
+    ENTER(CALL | WAITS)
+    if (captures_in(current_context())) {
+        invalidate_captures(false);
+        return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
     return leave(finish_context(current_context()));
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
-    CUresult result = enter(__func__, INITIALIZED | HEALTHY);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | HEALTHY)
     if (device)
         return leave(CUDA_ERROR_INVALID_DEVICE);
     if (!state.primary_uses++)
@@ -321,9 +299,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
-    CUresult result = enter(__func__, INITIALIZED);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | TEARDOWN)
     if (device)
         return leave(CUDA_ERROR_INVALID_DEVICE);
     if (!state.primary_uses)

@@ -12,6 +12,7 @@ long software_live_objects(const char *kind);
 size_t software_pending(void);
 void software_set_memory(size_t bytes);
 int software_error(void);
+void software_report(const char *text);
 void software_clear(void);
 void software_reset(void);
 
@@ -25,9 +26,7 @@ void *software_translate(uint64_t address, size_t size) {
 }
 
 int software_launch(CUstream handle, Kernel kernel, void *userdata) {
-    CUresult result = enter(__func__, CALL);
-    if (result)
-        return result;
+    ENTER(CALL)
     Stream *stream = stream_of(handle, &result);
     if (!result)
         result = submit(stream, (Operation){.kind = KERNEL, .kernel = kernel, .userdata = userdata});
@@ -109,6 +108,13 @@ int software_error(void) {
     return result;
 }
 
+/* Adds a defect that the double of TensorRT found. */
+void software_report(const char *text) {
+    lock_state();
+    defect("%s", text);
+    unlock_state();
+}
+
 /* Forgets injected errors and defects, and reads the environment again. */
 void software_clear(void) {
     lock_state();
@@ -130,8 +136,6 @@ void software_reset(void) {
         ((Graph *)object_at(GRAPHS, i))->live = false;
     for (size_t i = 0; i < handles(EXECUTABLES); i++)
         ((Graph *)object_at(EXECUTABLES, i))->live = false;
-    for (size_t i = 0; i < handles(STREAMS); i++)
-        ((Stream *)object_at(STREAMS, i))->capture = NULL;
     state.primary_uses = 0;
     state.sticky = CUDA_SUCCESS;
     state.generation++;

@@ -70,11 +70,6 @@ static CUresult copy_sync(Place destination, Place source, size_t size) {
     return !result && waits ? finish(legacy, state.sequence) : result;
 }
 
-#define ENTER(conditions)                                                                                              \
-    CUresult result = enter(__func__, conditions);                                                                     \
-    if (result)                                                                                                        \
-        return result;
-
 CUresult CUDAAPI cuMemcpyHtoD(CUdeviceptr destination, const void *source, size_t size) {
     ENTER(CALL | WAITS | USES_LEGACY | UNSAFE)
     return leave(copy_sync(device_place(destination), host_place(source, size), size));
@@ -113,23 +108,31 @@ static CUresult fill(CUdeviceptr destination, unsigned value, unsigned width, si
     Place place = device_place(destination);
     if (destination % width || count > SIZE_MAX / width || !valid(place, count * width))
         return CUDA_ERROR_INVALID_VALUE;
-    return submit(stream, (Operation){
-                              .kind = FILL, .destination = place, .size = count * width, .value = value, .width = width});
+    Operation operation = {.kind = FILL, .destination = place, .size = count * width, .value = value, .width = width};
+    return submit(stream, operation);
+}
+
+/* On the legacy stream. Asynchronous, too, unless it fills pinned memory. */
+static CUresult fill_sync(CUdeviceptr destination, unsigned value, unsigned width, size_t count) {
+    CUresult result = fill(destination, value, width, count, NULL);
+    Region *region = region_of_device(destination, 0);
+    bool waits = !result && region && region->kind != DEVICE_MEMORY;
+    return waits ? finish(current_context()->legacy, state.sequence) : result;
 }
 
 CUresult CUDAAPI cuMemsetD8(CUdeviceptr destination, unsigned char value, size_t count) {
-    ENTER(CALL | USES_LEGACY)
-    return leave(fill(destination, value, 1, count, NULL));
+    ENTER(CALL | WAITS | USES_LEGACY)
+    return leave(fill_sync(destination, value, 1, count));
 }
 
 CUresult CUDAAPI cuMemsetD16(CUdeviceptr destination, unsigned short value, size_t count) {
-    ENTER(CALL | USES_LEGACY)
-    return leave(fill(destination, value, 2, count, NULL));
+    ENTER(CALL | WAITS | USES_LEGACY)
+    return leave(fill_sync(destination, value, 2, count));
 }
 
 CUresult CUDAAPI cuMemsetD32(CUdeviceptr destination, unsigned int value, size_t count) {
-    ENTER(CALL | USES_LEGACY)
-    return leave(fill(destination, value, 4, count, NULL));
+    ENTER(CALL | WAITS | USES_LEGACY)
+    return leave(fill_sync(destination, value, 4, count));
 }
 
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr destination, unsigned char value, size_t count, CUstream stream) {

@@ -23,6 +23,12 @@ enum {
 };
 #define CALL (INITIALIZED | CONTEXT | HEALTHY)
 
+/* Opens a function of the API. The lock is held until leave(). */
+#define ENTER(conditions)                                                                                              \
+    CUresult result = enter(__func__, conditions);                                                                     \
+    if (result)                                                                                                        \
+        return result;
+
 typedef enum { CONTEXTS, STREAMS, EVENTS, GRAPHS, EXECUTABLES, HANDLE_KINDS } HandleKind;
 typedef enum { DEVICE_MEMORY, PINNED_MEMORY, REGISTERED_MEMORY, REGION_KINDS } RegionKind;
 
@@ -125,6 +131,7 @@ typedef struct Region {
 
 typedef struct {
     bool initialized;
+    bool forked; /* from a process that had called cuInit */
     CUresult sticky; /* of the process: CUDA requires a new one */
     int devices;
     size_t capacity_bytes, used_bytes;
@@ -182,8 +189,10 @@ Record *use_record(Record *record);
 void release_record(Record *record);
 
 /* graphs.c */
-void invalidate_captures(bool global_only);
-bool captures_globally(void);
+void invalidate_captures(bool unsafe_call);
+bool forbids_unsafe_calls(void);
+void drop_capture(Capture *capture);
+bool captures_in(const Context *context);
 bool blocking_capture(const Context *context);
 CUresult capture_operation(Stream *stream, const Operation *operation);
 CUresult capture_wait(Stream *stream, const Record *record);

@@ -4,40 +4,70 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENTER(conditions)                                                                                              \
-    CUresult result = enter(__func__, conditions);                                                                     \
-    if (result)                                                                                                        \
-        return result;
-
-/* Calls `visit` for every stream that takes part in a capture. */
-#define FOR_CAPTURING(stream)                                                                                          \
-    for (size_t index = 0; index < handles(STREAMS); index++)                                                          \
-        for (Stream *stream = object_at(STREAMS, index); stream && stream->capture; stream = NULL)
-
-/* A call that captures forbid invalidates them: all, or those in the mode that protects from other calls. */
-void invalidate_captures(bool global_only) {
-    FOR_CAPTURING(stream)
-        if (!global_only || stream->capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
-            pthread_equal(stream->capture->thread, pthread_self()))
-            stream->capture->invalid = true;
+/* The next stream, from an index on, that takes part in a capture. */
+static Stream *next_capturing(size_t *index) {
+    while (*index < handles(STREAMS)) {
+        Stream *stream = object_at(STREAMS, (*index)++);
+        if (stream->capture)
+            return stream;
+    }
+    return NULL;
 }
 
 /* Whether unsafe calls of this thread are forbidden: by any global capture, or by its own unless that is relaxed. */
-bool captures_globally(void) {
-    FOR_CAPTURING(stream) {
-        const Capture *capture = stream->capture;
-        if (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
-            (capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && pthread_equal(capture->thread, pthread_self())))
+static bool forbids(const Capture *capture) {
+    return capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
+           (capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && pthread_equal(capture->thread, pthread_self()));
+}
+
+bool forbids_unsafe_calls(void) {
+    Stream *stream;
+    for (size_t i = 0; (stream = next_capturing(&i));)
+        if (forbids(stream->capture))
             return true;
-    }
+    return false;
+}
+
+/* Invalidates the captures that an unsafe call disturbs, or all that are under way. */
+void invalidate_captures(bool unsafe_call) {
+    Stream *stream;
+    for (size_t i = 0; (stream = next_capturing(&i));)
+        if (!unsafe_call || forbids(stream->capture))
+            stream->capture->invalid = true;
+}
+
+bool captures_in(const Context *context) {
+    Stream *stream;
+    for (size_t i = 0; (stream = next_capturing(&i));)
+        if (stream->context == context)
+            return true;
     return false;
 }
 
 bool blocking_capture(const Context *context) {
-    FOR_CAPTURING(stream)
+    Stream *stream;
+    for (size_t i = 0; (stream = next_capturing(&i));)
         if (stream->context == context && stream->blocking)
             return true;
     return false;
+}
+
+static bool joined(const Capture *capture) {
+    Stream *stream;
+    for (size_t i = 0; (stream = next_capturing(&i));)
+        if (stream->capture == capture && stream != capture->origin && stream->nodes > stream->joined)
+            return false;
+    return true;
+}
+
+/* Ends a capture: its streams execute again. */
+void drop_capture(Capture *capture) {
+    Stream *stream;
+    for (size_t i = 0; (stream = next_capturing(&i));)
+        if (stream->capture == capture)
+            stream->capture = NULL;
+    release_graph(capture->graph);
+    free(capture);
 }
 
 static void add_node(Graph *graph, const Operation *node) {
@@ -64,11 +94,7 @@ CUresult capture_operation(Stream *stream, const Operation *operation) {
 CUresult capture_wait(Stream *stream, const Record *record) {
     Capture *capture = record->stream->capture;
     bool current = capture && capture->number == record->capture_number;
-    if (stream->capture && !record->capture_number) {
-        invalidate_captures(false);
-        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-    }
-    if (!current) { /* the event was recorded in a capture that has ended */
+    if (!current) { /* the event was recorded outside, or in a capture that has ended */
         invalidate_captures(false);
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
@@ -124,19 +150,14 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph *graph) {
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
         return leave(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-    FOR_CAPTURING(other)
-        if (other->capture == capture) {
-            if (!result && other != stream && other->nodes > other->joined)
-                result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-            other->capture = NULL;
-        }
-    if (result)
-        release_graph(capture->graph);
-    else {
+    if (!result && !joined(capture))
+        result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    if (!result) {
+        capture->graph->uses++;
         capture->graph->live = true;
         *graph = new_object(GRAPHS, capture->graph);
     }
-    free(capture);
+    drop_capture(capture);
     return leave(result);
 }
 
@@ -173,7 +194,7 @@ CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *cou
 }
 
 CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
-    ENTER(INITIALIZED)
+    ENTER(INITIALIZED | TEARDOWN)
     Graph *graph = object_of(GRAPHS, handle);
     if (!graph || !graph->live)
         return leave(CUDA_ERROR_INVALID_VALUE);
@@ -252,7 +273,7 @@ CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream stream) {
 }
 
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
-    ENTER(INITIALIZED)
+    ENTER(INITIALIZED | TEARDOWN)
     Graph *executable = object_of(EXECUTABLES, handle);
     if (!executable || !executable->live)
         return leave(CUDA_ERROR_INVALID_VALUE);

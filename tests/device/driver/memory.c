@@ -85,9 +85,7 @@ void free_graveyard(void) {
 static bool room_for(size_t size) { return size <= state.capacity_bytes && state.used_bytes <= state.capacity_bytes - size; }
 
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *pointer, size_t size) {
-    CUresult result = enter(__func__, CALL | UNSAFE);
-    if (result)
-        return result;
+    ENTER(CALL | UNSAFE)
     if (!size)
         return leave(CUDA_ERROR_INVALID_VALUE);
     unsigned char *host = room_for(size) ? malloc(size) : NULL;
@@ -99,9 +97,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *pointer, size_t size) {
 }
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr pointer) {
-    CUresult result = enter(__func__, INITIALIZED | CONTEXT | UNSAFE);
-    if (result)
-        return result;
+    ENTER(INITIALIZED | CONTEXT | TEARDOWN | UNSAFE)
     Region *region = region_of_device(pointer, 0);
     if (!pointer)
         return leave(state.sticky);
@@ -112,18 +108,14 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr pointer) {
 }
 
 CUresult CUDAAPI cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    CUresult result = enter(__func__, CALL);
-    if (result)
-        return result;
+    ENTER(CALL)
     *free_bytes = state.used_bytes < state.capacity_bytes ? state.capacity_bytes - state.used_bytes : 0;
     *total_bytes = state.capacity_bytes;
     return leave(CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
-    CUresult result = enter(__func__, CALL);
-    if (result)
-        return result;
+    ENTER(CALL)
     Region *region = region_of_device(pointer, 0);
     if (!region)
         return leave(CUDA_ERROR_NOT_FOUND);
@@ -135,9 +127,7 @@ CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdevicep
 }
 
 CUresult CUDAAPI cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
-    CUresult result = enter(__func__, CALL | UNSAFE);
-    if (result)
-        return result;
+    ENTER(CALL | UNSAFE)
     if (!size || flags & ~(unsigned)(CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED))
         return leave(CUDA_ERROR_INVALID_VALUE);
     if (!room_for(size))
@@ -146,7 +136,7 @@ CUresult CUDAAPI cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
     if (host == MAP_FAILED)
         return leave(CUDA_ERROR_OUT_OF_MEMORY);
     memset(host, POISON, size);
-    add_region(PINNED_MEMORY, host, size, flags | CU_MEMHOSTALLOC_DEVICEMAP); /* implied by unified addressing */
+    add_region(PINNED_MEMORY, host, size, flags);
     *pointer = host;
     return leave(CUDA_SUCCESS);
 }
@@ -154,7 +144,7 @@ CUresult CUDAAPI cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
 CUresult CUDAAPI cuMemAllocHost(void **pointer, size_t size) { return cuMemHostAlloc(pointer, size, 0); }
 
 static CUresult release_host(const char *function, void *pointer, RegionKind kind, CUresult unknown) {
-    CUresult result = enter(function, INITIALIZED | CONTEXT | UNSAFE);
+    CUresult result = enter(function, INITIALIZED | CONTEXT | TEARDOWN | UNSAFE);
     if (result)
         return result;
     Region *region = region_of_host(pointer, 0);
@@ -169,9 +159,7 @@ CUresult CUDAAPI cuMemFreeHost(void *pointer) {
 }
 
 CUresult CUDAAPI cuMemHostRegister(void *pointer, size_t size, unsigned int flags) {
-    CUresult result = enter(__func__, CALL | UNSAFE);
-    if (result)
-        return result;
+    ENTER(CALL | UNSAFE)
     if (!pointer || !size)
         return leave(CUDA_ERROR_INVALID_VALUE);
     if (region_of_host(pointer, 0))
@@ -185,20 +173,17 @@ CUresult CUDAAPI cuMemHostUnregister(void *pointer) {
 }
 
 CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsigned int flags) {
-    CUresult result = enter(__func__, CALL);
-    if (result)
-        return result;
+    ENTER(CALL)
     Region *region = region_of_host(pointer, 0);
-    if (!region || flags)
+    unsigned mapped = region && region->kind == PINNED_MEMORY ? CU_MEMHOSTALLOC_DEVICEMAP : CU_MEMHOSTREGISTER_DEVICEMAP;
+    if (!region || flags || !(region->flags & mapped))
         return leave(CUDA_ERROR_INVALID_VALUE);
     *device = region->address + (uint64_t)((unsigned char *)pointer - region->host);
     return leave(CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *pointer) {
-    CUresult result = enter(__func__, CALL);
-    if (result)
-        return result;
+    ENTER(CALL)
     Region *region = region_of_host(pointer, 0);
     if (!region || region->kind != PINNED_MEMORY)
         return leave(CUDA_ERROR_INVALID_VALUE);

@@ -95,6 +95,7 @@ void clear_injections(void) {
     }
 }
 
+/* The injected error of this call of a function. */
 CUresult fail_now(const char *function) {
     CUresult code = CUDA_SUCCESS;
     for (Injection *injection = injections; injection; injection = injection->next)
@@ -128,6 +129,15 @@ unsigned long software_calls(const char *function) {
     unlock_state();
     return result;
 }
+
+/* The child of a process that uses CUDA cannot. */
+static void after_fork(void) {
+    pthread_mutex_init(&mutex, NULL);
+    state.forked = state.initialized || state.forked;
+    state.initialized = false;
+}
+
+__attribute__((constructor)) static void watch_fork(void) { pthread_atfork(NULL, NULL, after_fork); }
 
 /* SOFTWARE_CUDA_FAIL=cuMemAlloc:3:2,cuStreamSynchronize:1:700  SOFTWARE_CUDA_MEMORY=bytes  SOFTWARE_CUDA_DEVICES=0 */
 __attribute__((constructor)) void read_environment(void) {
@@ -210,7 +220,7 @@ static CUresult check(const char *function, unsigned conditions) {
         return CUDA_ERROR_NOT_PERMITTED;
     }
     CUresult result = fail_now(function);
-    if (result)
+    if (result && !(conditions & TEARDOWN && is_sticky(result)))
         return result;
     if (conditions & CONTEXT && (result = check_context()))
         return result;
@@ -220,7 +230,7 @@ static CUresult check(const char *function, unsigned conditions) {
         invalidate_captures(false);
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
-    if (conditions & UNSAFE && captures_globally()) {
+    if (conditions & UNSAFE && forbids_unsafe_calls()) {
         invalidate_captures(true);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }

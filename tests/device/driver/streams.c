@@ -3,11 +3,6 @@
 
 #include <stdlib.h>
 
-#define ENTER(conditions)                                                                                              \
-    CUresult result = enter(__func__, conditions);                                                                     \
-    if (result)                                                                                                        \
-        return result;
-
 /* The stream behind a handle in the current context, of which NULL and CU_STREAM_LEGACY are the legacy stream. */
 Stream *stream_of(CUstream handle, CUresult *result) {
     Context *context = current_context();
@@ -58,12 +53,12 @@ CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 /* Returns at once. What the stream still holds remains to be done. */
 CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
-    ENTER(INITIALIZED | CONTEXT)
+    ENTER(INITIALIZED | CONTEXT | TEARDOWN)
     Stream *stream = object_of(STREAMS, handle);
     if (!stream || !stream->live)
         return leave(CUDA_ERROR_INVALID_HANDLE);
     if (stream->capture)
-        invalidate_captures(false);
+        drop_capture(stream->capture);
     stream->live = false;
     return leave(state.sticky);
 }
@@ -89,7 +84,7 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
     ENTER(CALL | WAITS)
     Stream *stream = stream_of(handle, &result);
     result = waitable(stream, result);
-    if (!result && captures_globally()) {
+    if (!result && forbids_unsafe_calls()) {
         invalidate_captures(true);
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -138,7 +133,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *handle, unsigned int flags) {
 }
 
 CUresult CUDAAPI cuEventDestroy(CUevent handle) {
-    ENTER(INITIALIZED | CONTEXT)
+    ENTER(INITIALIZED | CONTEXT | TEARDOWN)
     Event *event = object_of(EVENTS, handle);
     if (!event || !event->live)
         return leave(CUDA_ERROR_INVALID_HANDLE);
@@ -186,7 +181,7 @@ static Event *event_of(CUevent handle, CUresult *result) {
 CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
     ENTER(CALL | WAITS)
     Event *event = event_of(handle, &result);
-    if (!result && captures_globally()) {
+    if (!result && forbids_unsafe_calls()) {
         invalidate_captures(true);
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -201,7 +196,7 @@ CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
 CUresult CUDAAPI cuEventQuery(CUevent handle) {
     ENTER(CALL)
     Event *event = event_of(handle, &result);
-    if (!result && captures_globally()) {
+    if (!result && forbids_unsafe_calls()) {
         invalidate_captures(true);
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -213,6 +208,11 @@ CUresult CUDAAPI cuEventQuery(CUevent handle) {
     result = state.sticky ? state.sticky : record->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     release_record(record);
     return leave(result);
+}
+
+/* The name that a program compiled with CUDA 13 calls. */
+CUresult CUDAAPI cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
+    return cuEventElapsedTime(milliseconds, start, end);
 }
 
 CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
