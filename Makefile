@@ -53,7 +53,7 @@ test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
 test-device: $(if $(COMPILERS),.venv-device/cuda/libcuda.so.1)
 	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python -m pytest tests/device $(DEVICE_TESTS),@echo "skipped: no C compiler on this machine")
 
-.venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*)
+.venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*.c tests/device/driver/*.h tests/device/driver/*.sh)
 	tests/device/driver/build.sh .venv-device/cuda-include $(@D)
 
 .venv-device/installed: pyproject.toml constraints.txt tests/device/install.sh

@@ -366,3 +366,38 @@ def test_a_capture_disturbs_other_threads_as_its_mode_says(mode: int, error: int
     assert (errors, ended) == ([error], 901 if error else 0)
     if graph:
         call("cuGraphDestroy", graph)
+
+
+def test_a_kernel_that_needs_the_interpreter_runs_while_other_threads_hold_it(software: SoftwareDriver) -> None:
+    """pycuda keeps the interpreter's lock in most calls, so the driver may not wait in those."""
+    threads, rounds = 3, 30
+    sums = []
+
+    def work() -> None:
+        with made_context():
+            stream, total = cuda.Stream(NON_BLOCKING), 0
+
+            @Kernel
+            def kernel(_: int | None) -> int:
+                nonlocal total
+                total += sum(range(1000)) == 499500
+                return 0
+
+            for _ in range(rounds):
+                memory, source, result = cuda.mem_alloc(SIZE), pinned(1), pinned(0)
+                cuda.memcpy_htod_async(memory, source, stream)
+                assert software.launch(stream.handle, kernel) == 0
+                cuda.memcpy_dtoh_async(result, memory, stream)
+                done = cuda.Event().record(stream)
+                done.query()
+                done.synchronize()
+                memory.free()
+                total += int(result.sum())
+            sums.append(total)
+
+    running = [threading.Thread(target=work) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(60)
+    assert sums == [rounds * (SIZE + 1)] * threads

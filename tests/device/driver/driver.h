@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A program may poll: every third query of a stream or an event lets the device proceed. */
+#define QUERIES_UNTIL_PROGRESS 3
+
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 /* Conditions that enter() checks, in this order. */
@@ -148,17 +151,20 @@ extern State state;
 /* state.c */
 CUresult enter(const char *function, unsigned conditions); /* takes the lock, releases it if it returns an error */
 CUresult leave(CUresult result);                           /* releases the lock */
+void lock_state(void);
+void unlock_state(void);
+void *new_object(HandleKind kind, void *object); /* returns its handle */
+void *handle_of(HandleKind kind, const void *object);
+void *object_of(HandleKind kind, const void *handle); /* NULL for what is no handle */
+size_t handles(HandleKind kind);                      /* of live and of dead objects */
+void *object_at(HandleKind kind, size_t index);
+
+/* faults.c */
+void count_call(const char *function);
 CUresult fail_now(const char *function);
 CUresult raise_sticky(CUresult error);
 bool is_sticky(CUresult error);
-void lock_state(void);
-void unlock_state(void);
 void defect(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void *new_object(HandleKind kind, void *object);
-void *object_of(HandleKind kind, const void *handle);
-void *handle_of(HandleKind kind, const void *object);
-size_t handles(HandleKind kind);
-void *object_at(HandleKind kind, size_t index);
 void read_environment(void);
 void clear_injections(void);
 void clear_defects(void);
@@ -166,7 +172,6 @@ void clear_defects(void);
 /* context.c */
 Context *current_context(void);
 CUresult check_context(void);
-bool pop_destroyed(Context *context);
 void destroy_context(Context *context);
 
 /* memory.c */
@@ -188,7 +193,7 @@ size_t pending_operations(void);
 Record *use_record(Record *record);
 void release_record(Record *record);
 
-/* graphs.c */
+/* captures.c */
 void invalidate_captures(bool unsafe_call);
 bool forbids_unsafe_calls(void);
 void drop_capture(Capture *capture);
@@ -196,6 +201,9 @@ bool captures_in(const Context *context);
 bool blocking_capture(const Context *context);
 CUresult capture_operation(Stream *stream, const Operation *operation);
 CUresult capture_wait(Stream *stream, const Record *record);
+
+/* graphs.c */
+void add_node(Graph *graph, const Operation *node);
 void release_graph(Graph *graph);
 
 #endif

@@ -10,9 +10,6 @@ static pthread_mutex_t device = PTHREAD_MUTEX_INITIALIZER;
 
 _Thread_local bool in_kernel;
 
-/* A test may poll: every third query lets the device proceed. */
-#define QUERIES_UNTIL_PROGRESS 3
-
 Record *use_record(Record *record) {
     record->uses++;
     return record;
