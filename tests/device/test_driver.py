@@ -259,6 +259,42 @@ def test_a_kernel_runs_in_its_stream_and_may_not_wait(software: SoftwareDriver) 
     software.clear()
 
 
+@pytest.mark.usefixtures("context")
+def test_time_passes_between_events_that_are_done() -> None:
+    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
+    start.record(stream)
+    end.record(stream)
+    with pytest.raises(cuda.RuntimeError, match="not ready"):
+        start.time_till(end)
+    stream.synchronize()
+    assert start.time_till(end) >= 0
+
+
+def test_the_last_release_of_the_primary_context_destroys_what_it_holds(software: SoftwareDriver) -> None:
+    context, memory, size = c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(SIZE)
+    assert [call("cuDevicePrimaryCtxRetain", byref(context), 0) for _ in range(2)] == [0, 0]
+    assert call("cuCtxPushCurrent_v2", context) == 0
+    assert call("cuMemAlloc_v2", byref(memory), size) == 0
+    assert call("cuDevicePrimaryCtxRelease_v2", 0) == 0
+    assert software.live()["device"] == 1
+    assert call("cuDevicePrimaryCtxRelease_v2", 0) == 0
+    assert software.live()["device"] == 0
+    assert call("cuMemGetInfo_v2", byref(size), byref(size)) == 709, "it is still current, and destroyed"
+    assert call("cuCtxPopCurrent_v2", byref(context)) == 0
+
+
+def test_a_child_of_fork_has_no_device(software_environment: Callable[..., dict[str, str]]) -> None:
+    code = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuInit(0)
+os.fork() or os._exit(cuda.cuInit(0))
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=software_environment(), capture_output=True, check=True)
+    assert done.stdout == b"3\n"
+
+
 # Graphs.
 
 
