@@ -6,9 +6,11 @@ BIN := .venv/bin
 PYTHON3.10 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 PYTHON3.12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
 
-# What the software CUDA device is compiled with: empty where a compiler is missing, or the system is not of its kind.
+# The compilers of the software CUDA device and Python's headers: empty where one is missing, or the system is another.
 SYSTEM := $(shell uname -s)-$(shell uname -m)
-COMPILERS := $(if $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(and $(shell command -v cc),$(shell command -v c++),$(shell command -v nm)))
+PYTHON_HEADER = $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h)
+COMPILERS = $(and $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(shell command -v cc),$(shell command -v c++),$(PYTHON_HEADER))
+TESTS ?= tests/device
 
 .PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check bench conformance aarch64 generate clean
 
@@ -49,11 +51,11 @@ test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
 	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,otel,test]'
 	touch $@
 
-# The real pycuda, on a CUDA driver of our own and with a double of TensorRT: tests/device/README.md.
+# The real pycuda on a CUDA driver of our own, which needs no GPU: tests/device/driver/README.md.
 test-device: $(if $(COMPILERS),.venv-device/cuda/libcuda.so.1)
-	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python -m pytest tests/device $(DEVICE_TESTS),@echo "skipped: no C compiler on this machine")
+	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python -m pytest $(TESTS),@echo "skipped: no C compiler on this machine")
 
-.venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*.c tests/device/driver/*.h tests/device/driver/*.sh)
+.venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*.c tests/device/driver/*.h) tests/device/driver/build.sh
 	tests/device/driver/build.sh .venv-device/cuda-include $(@D)
 
 .venv-device/installed: pyproject.toml constraints.txt tests/device/install.sh

@@ -141,6 +141,8 @@ def test_a_copy_outside_of_one_live_allocation_is_refused(past_the_end: bool) ->
     if not past_the_end:
         memory.free()
         assert call("cuMemFree_v2", ctypes.c_uint64(address)) == 1, "freed twice"
+    else:
+        assert call("cuMemFree_v2", ctypes.c_uint64(address)) == 1, "not at its beginning"
     with pytest.raises(cuda.LogicError, match="invalid argument"):
         cuda.memcpy_htod_async(address, source, cuda.Stream())
 
@@ -220,6 +222,25 @@ def test_the_nth_call_of_a_function_fails(
         assert software.live()["device"] == 0
 
 
+def test_what_is_freed_on_a_lost_device_is_freed(inject: Callable[..., None], software: SoftwareDriver) -> None:
+    inject("cuMemFree", 719)
+    with made_context():
+        memory = cuda.mem_alloc(SIZE)
+        memory.free()  # pycuda prints the error
+        assert (software.error(), software.live()["device"]) == (719, 0)
+
+
+@pytest.mark.usefixtures("context")
+def test_registered_memory_is_pinned_once(software: SoftwareDriver) -> None:
+    stream, memory, host = cuda.Stream(), cuda.mem_alloc(SIZE), np.ones(SIZE, np.uint8)
+    address = c_void_p(host.ctypes.data)  # pycuda's own register_host_memory crashes with NumPy 2
+    assert [call("cuMemHostRegister_v2", address, ctypes.c_size_t(SIZE), 0) for _ in range(2)] == [0, 712]
+    cuda.memcpy_htod_async(memory, host, stream)
+    assert software.pending() == 1
+    stream.synchronize()
+    assert [call("cuMemHostUnregister", address) for _ in range(2)] == [0, 713]
+
+
 def test_a_process_fails_as_its_environment_says(software_environment: Callable[..., dict[str, str]]) -> None:
     code = "import pycuda.driver as c; c.init(); print(c.Device(0).total_memory()); c.Device(0).make_context()"
     environment = software_environment(fail="cuCtxCreate:1:719", memory=4096)
@@ -236,9 +257,9 @@ def test_what_is_not_modelled_is_not_supported() -> None:
 
 @pytest.mark.usefixtures("context")
 def test_a_kernel_runs_in_its_stream_and_may_not_wait(software: SoftwareDriver) -> None:
-    stream, result = cuda.Stream(), pinned(0)
-    device = result.base.get_device_pointer() if result.base.get_flags() & 2 else 0
-    assert device == 0, "only mapped memory has an address of the device"
+    stream = cuda.Stream()
+    with pytest.raises(cuda.LogicError, match="invalid argument"):
+        pinned(0).base.get_device_pointer()  # it is not mapped
     mapped = cuda.pagelocked_zeros(1, np.int32, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
     address = mapped.base.get_device_pointer()
 
