@@ -27,8 +27,8 @@ CUDA_ENABLE_CURAND = False
 CXXFLAGS = ["-O0", "-w"]
 END
 cache=$("$pip" cache dir)/software-cuda
-XDG_CONFIG_HOME=${XDG_CONFIG_HOME:-$HOME/.config} HOME=$directory/home \
-    "$pip" install -q -c constraints.txt --cache-dir "$cache" pycuda
+settings=${XDG_CONFIG_HOME:-$HOME/.config} # of pip
+XDG_CONFIG_HOME=$settings HOME=$directory/home "$pip" install -q -c constraints.txt --cache-dir "$cache" pycuda
 
 LD_LIBRARY_PATH=$directory/cuda "$directory/bin/python" -c '
 import pycuda.driver as cuda
