@@ -21,17 +21,17 @@ static bool forbids(const Capture *capture) {
 
 bool forbids_unsafe_calls(void) {
     Stream *stream;
+    bool result = false;
     for (size_t i = 0; (stream = next_capturing(&i));)
         if (forbids(stream->capture))
-            return true;
-    return false;
+            result = stream->capture->invalid = true;
+    return result;
 }
 
-/* Invalidates the captures that an unsafe call disturbs, or all that are under way. */
-void invalidate_captures(bool unsafe_call) {
+void invalidate_captures(const Context *context) {
     Stream *stream;
     for (size_t i = 0; (stream = next_capturing(&i));)
-        if (!unsafe_call || forbids(stream->capture))
+        if (stream->context == context)
             stream->capture->invalid = true;
 }
 
@@ -85,14 +85,14 @@ CUresult capture_operation(Stream *stream, const Operation *operation) {
 CUresult capture_wait(Stream *stream, const Record *record) {
     Capture *capture = record->stream->capture;
     bool current = capture && capture->number == record->capture_number;
-    if (!current) { /* the event was recorded outside, or in a capture that has ended */
-        invalidate_captures(false);
-        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-    }
     if (stream->capture && stream->capture != capture) {
-        invalidate_captures(false);
-        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+        stream->capture->invalid = true;
+        if (current)
+            capture->invalid = true;
+        return current ? CUDA_ERROR_STREAM_CAPTURE_MERGE : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
+    if (!current) /* the event was recorded in a capture that has ended */
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     if (!stream->capture) {
         stream->capture = capture;
         stream->nodes = stream->joined = 0;

@@ -170,7 +170,7 @@ CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
 CUresult CUDAAPI cuCtxSynchronize(void) {
     ENTER(CALL | WAITS)
     if (captures_in(current_context())) {
-        invalidate_captures(false);
+        invalidate_captures(current_context());
         return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     return leave(finish_context(current_context()));

@@ -37,7 +37,7 @@ static CUresult copy_async(const char *function, Place destination, Place source
     if (pageable) {
         defect("%s of %zu bytes uses memory that is not pinned: it is not asynchronous", function, size);
         if (stream->capture) {
-            invalidate_captures(false);
+            stream->capture->invalid = true;
             return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     }

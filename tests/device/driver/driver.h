@@ -194,8 +194,8 @@ Record *use_record(Record *record);
 void release_record(Record *record);
 
 /* captures.c */
-void invalidate_captures(bool unsafe_call);
-bool forbids_unsafe_calls(void);
+bool forbids_unsafe_calls(void); /* of this thread; the captures that forbid them become invalid */
+void invalidate_captures(const Context *context);
 void drop_capture(Capture *capture);
 bool captures_in(const Context *context);
 bool blocking_capture(const Context *context);

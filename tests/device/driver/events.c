@@ -53,7 +53,9 @@ static Event *event_of(CUevent handle, CUresult *result) {
     if (!event || !event->live)
         *result = CUDA_ERROR_INVALID_HANDLE;
     else if (event->record && event->record->capture_number) {
-        invalidate_captures(false);
+        Capture *capture = event->record->stream->capture;
+        if (capture && capture->number == event->record->capture_number)
+            capture->invalid = true;
         *result = CUDA_ERROR_CAPTURED_EVENT;
     }
     return event;
@@ -62,10 +64,8 @@ static Event *event_of(CUevent handle, CUresult *result) {
 CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
     ENTER(CALL | WAITS)
     Event *event = event_of(handle, &result);
-    if (!result && forbids_unsafe_calls()) {
-        invalidate_captures(true);
+    if (!result && forbids_unsafe_calls())
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
     if (!result && event->record) {
         Record *record = use_record(event->record);
         result = finish(record->stream, record->sequence);
@@ -77,10 +77,8 @@ CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
 CUresult CUDAAPI cuEventQuery(CUevent handle) {
     ENTER(CALL)
     Event *event = event_of(handle, &result);
-    if (!result && forbids_unsafe_calls()) {
-        invalidate_captures(true);
+    if (!result && forbids_unsafe_calls())
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
     if (result || !event->record)
         return leave(result);
     Record *record = use_record(event->record);

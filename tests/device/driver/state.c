@@ -71,13 +71,11 @@ static CUresult check(const char *function, unsigned conditions) {
     if (conditions & HEALTHY && state.sticky)
         return state.sticky;
     if (conditions & USES_LEGACY && blocking_capture(current_context())) {
-        invalidate_captures(false);
+        invalidate_captures(current_context());
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
-    if (conditions & UNSAFE && forbids_unsafe_calls()) {
-        invalidate_captures(true);
+    if (conditions & UNSAFE && forbids_unsafe_calls())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
     return CUDA_SUCCESS;
 }
 

@@ -9,7 +9,7 @@ Stream *stream_of(CUstream handle, CUresult *result) {
     *result = CUDA_SUCCESS;
     if (!handle || handle == CU_STREAM_LEGACY) {
         if (blocking_capture(context)) {
-            invalidate_captures(false);
+            invalidate_captures(context);
             *result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
         return context->legacy;
@@ -74,7 +74,7 @@ CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned int *flags) {
 /* A capturing stream has nothing to wait for. */
 static CUresult waitable(Stream *stream, CUresult result) {
     if (!result && stream->capture) {
-        invalidate_captures(false);
+        stream->capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     return result;
@@ -84,10 +84,8 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
     ENTER(CALL | WAITS)
     Stream *stream = stream_of(handle, &result);
     result = waitable(stream, result);
-    if (!result && forbids_unsafe_calls()) {
-        invalidate_captures(true);
+    if (!result && forbids_unsafe_calls())
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
     if (!result) {
         if (stream->legacy) /* waits for blocking streams even if nothing was submitted to it */
             submit(stream, (Operation){.kind = NOTHING});
@@ -100,6 +98,8 @@ CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     ENTER(CALL)
     Stream *stream = stream_of(handle, &result);
     result = waitable(stream, result);
+    if (!result && forbids_unsafe_calls())
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (result)
         return leave(result);
     if (pending(stream) && ++stream->queries % QUERIES_UNTIL_PROGRESS == 0)
