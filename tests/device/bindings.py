@@ -56,6 +56,8 @@ _FUNCTIONS = (
     "getPluginRegistry",
     "initLibNvInferPlugins",
 )
+#: Where a signature has the C++ name.
+_PYTHON_NAMES = {"IParserError": "ParserError"}
 _PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
 
 
@@ -63,7 +65,8 @@ def read(version: str) -> dict[str, Any]:
     """Return the kept surface of a version.
 
     Keys: ``names``, all names of the module; ``enums``, each a map from member to value; ``classes``, each with its
-    ``methods`` (a list of parameter names for every overload) and ``properties`` (``r`` or ``rw``).
+    ``methods`` (a list of parameter names for every overload), its ``properties`` (``r`` or ``rw``), and ``returns``,
+    the class of what a method or property returns where it is one of these.
     """
     surface: dict[str, Any] = json.loads((DIRECTORY / f"{version}.json").read_text())
     return surface
@@ -138,14 +141,22 @@ def _surface(module: Any) -> dict[str, Any]:
 def _class(kind: type) -> dict[str, Any]:
     methods: dict[str, list[list[str]]] = {}
     properties: dict[str, str] = {}
+    returns: dict[str, str] = {}
     for name, member in sorted(vars(kind).items()):
         if name.startswith("_") and name != "__init__":
             continue
+        text = ""
         if isinstance(member, property):
             properties[name] = "rw" if member.fset else "r"
+            text = member.fget.__doc__ or "" if member.fget else ""
         elif callable(member) and not isinstance(member, type):
-            methods[name] = [_parameters(line) for line in _signatures(name, member.__doc__ or "")]
-    return {"methods": methods, "properties": properties}
+            lines = _signatures(name, member.__doc__ or "")
+            methods[name] = [_parameters(line) for line in lines]
+            text = lines[0] if lines else ""
+        returned = re.search(r"-> (?:\w+(?:\.|::))*(\w+)\s*$", text.strip())
+        if returned and _PYTHON_NAMES.get(returned[1], returned[1]) in CLASSES:
+            returns[name] = _PYTHON_NAMES.get(returned[1], returned[1])
+    return {"methods": methods, "properties": properties, "returns": returns}
 
 
 def _signatures(name: str, documentation: str) -> list[str]:

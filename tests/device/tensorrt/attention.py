@@ -18,6 +18,7 @@ _FREE = {LayerType.SHUFFLE, LayerType.CAST, LayerType.IDENTITY}
 _QUANTIZATION = {LayerType.QUANTIZE, LayerType.DEQUANTIZE}
 _INT8_HEADS, _INT8_TOKENS = (16, 32, 64), 512
 _MIN_HEAD, _MAX_HEAD = 16, 256
+_OPERANDS = 4  # of the two products
 
 
 def fused_attention(network: Any, half: bool, max_tokens: int) -> list[str]:
@@ -52,15 +53,19 @@ def fused_attention(network: Any, half: bool, max_tokens: int) -> list[str]:
 def _fits(scores: Any, heads: Any, before: Callable[[Any], list[Any]], half: bool, max_tokens: int) -> bool:
     query, value = scores.get_input(0), heads.get_output(0)
     size = query.shape[-1]
-    if size != value.shape[-1] or LayerType.SLICE in {layer.type for layer in before(scores)}:
+    sources = [_behind_reshapes(layer, before) for product in (scores, heads) for layer in before(product)]
+    if size != value.shape[-1] or any(layer._operator == "Slice" for layer in sources):
         return False
-    quantized = all(
-        producer.type == LayerType.DEQUANTIZE for product in (scores, heads) for producer in before(product)
-    ) and bool(before(scores))
-    if quantized:
+    if len(sources) == _OPERANDS and all(layer.type == LayerType.DEQUANTIZE for layer in sources):
         return size in _INT8_HEADS and max_tokens <= _INT8_TOKENS
     types = {DataType.HALF, DataType.BF16} | ({DataType.FLOAT} if half else set())
     return query.dtype in types and value.dtype in types and _MIN_HEAD <= size <= _MAX_HEAD
+
+
+def _behind_reshapes(layer: Any, before: Callable[[Any], list[Any]]) -> Any:
+    while layer.type == LayerType.SHUFFLE and before(layer):
+        layer = before(layer)[0]
+    return layer
 
 
 def _product(start: Any, neighbours: Callable[[Any], list[Any]], passed: set[Any]) -> Any | None:

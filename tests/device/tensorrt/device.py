@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 from collections.abc import Callable, Iterable
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
@@ -14,8 +15,8 @@ import numpy as np
 SUCCESS, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 0, 2, 700
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
-#: Misuse that a real device would not report at the call that caused it, in the order of its discovery.
-defects: list[str] = []
+#: Why kernels failed. A program sees error 700 alone; these are for whoever debugs a test.
+faults: list[str] = []
 
 _KERNEL = ctypes.CFUNCTYPE(c_int, c_void_p)
 _numbers = itertools.count(1)
@@ -110,7 +111,7 @@ def free(pointer: int, owner: str) -> None:
     try:
         _call("cuMemFree_v2", pointer)
     except CudaError as error:
-        defects.append(f"the memory of {owner} could not be freed: {error}. Destroy it while its context is current")
+        _report(f"the memory of {owner} could not be freed: {error}. Destroy it while its context is current")
 
 
 def view(pointer: int, size: int) -> Any | None:
@@ -162,13 +163,25 @@ def forget(numbers: Iterable[int]) -> None:
 def _run(number: int | None) -> int:
     kernel, captured = _kernels.get(number or 0, (None, False))
     if kernel is None:
-        defects.append("work of an execution context ran after the context was destroyed")
-        return ILLEGAL_ADDRESS
+        return _fault("work of an execution context ran after the context was destroyed")
     if not captured:
         forget([number or 0])
     try:
         kernel()
     except DeviceFault as fault:
-        defects.append(str(fault))
-        return ILLEGAL_ADDRESS
+        return _fault(str(fault))
     return SUCCESS
+
+
+def _fault(reason: str) -> int:
+    faults.append(reason)
+    print(f"software device: {reason}", file=sys.stderr)
+    return ILLEGAL_ADDRESS
+
+
+def _report(text: str) -> None:
+    """Add a defect to those of the driver, which the tests look at."""
+    driver = _driver()
+    driver.lock_state()
+    driver.defect(b"%s", text.encode())
+    driver.unlock_state()

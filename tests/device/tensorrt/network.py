@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from .enums import DataType, Dims, LayerType, NetworkDefinitionCreationFlag, TensorLocation
-from .versions import Native, integer, only, setting
+from .versions import VERSION, Native, integer, only, setting
 
 
 class ITensor(Native):
     """A tensor of a network; -1 stands for a dimension that is known at run time only."""
 
     name = setting("")
-    dtype = setting(DataType.FLOAT)
+    dtype = setting(DataType.FLOAT) if VERSION < (11,) else property(lambda self: self._dtype)
     shape = setting(Dims())
     location = setting(TensorLocation.DEVICE)
     is_network_input = property(lambda self: self._input)
@@ -33,7 +33,7 @@ class ILayer(Native):
 
     @only(until=(11,))
     def set_output_type(self, index: int, dtype: Any) -> None:
-        self._outputs[integer(index)].dtype = dtype
+        self._outputs[integer(index)]._dtype = dtype
 
     def get_input(self, index: int) -> Any:
         return self._inputs[index] if 0 <= integer(index) < len(self._inputs) else None
@@ -74,10 +74,10 @@ class INetworkDefinition(Native):
             NetworkDefinitionCreationFlag.STRONGLY_TYPED
         )
 
-    def _add(self, kind: str, name: str, inputs: list[Any], outputs: list[Any]) -> Any:
+    def _add(self, kind: str, name: str, inputs: list[Any], outputs: list[Any], operator: str = "") -> Any:
         # TensorRT 10.3 reshapes where later versions have layers of their own.
         found = getattr(LayerType, kind, LayerType.SHUFFLE)
-        layer = ILayer._make(_name=name, _type=found, _inputs=inputs, _outputs=outputs)
+        layer = ILayer._make(_name=name, _type=found, _inputs=inputs, _outputs=outputs, _operator=operator)
         self._layers.append(layer)
         return layer
 

@@ -158,13 +158,12 @@ class OnnxParser(Native):
         try:
             try:
                 loaded = onnx.load_model_from_string(content)
-                if not loaded.ListFields() or not loaded.HasField("graph"):
-                    raise ValueError("no graph")
             except Exception:
                 reason = "Assertion failed: model->ParseFromCodedStream(&codedInput): Failed to parse the ONNX model."
                 self._log.plain_error(f"(deserializeOnnxModel): MODEL_DESERIALIZE_FAILED: {reason}")
                 raise _Refused(ErrorCode.MODEL_DESERIALIZE_FAILED, reason, "deserializeOnnxModel") from None
-            _Import(self._network, loaded, self._log).run()
+            if loaded.HasField("graph"):  # no bytes are a valid model, which has no outputs
+                _Import(self._network, loaded, self._log).run()
         except _Refused as refused:
             node, index = refused.node, refused.index
             if node is not None:
@@ -286,7 +285,7 @@ class _Import:
             self.network._add(kind, name, inputs, outputs)
             outputs[0]._constant = True
         else:
-            self.network._add(kind, name, inputs, outputs)
+            self.network._add(kind, name, inputs, outputs, node.op_type)
 
     def _broadcast(self, inputs: list[Any]) -> list[Any]:
         """Give all inputs the same rank, each with a layer of its own, as the operations of TensorRT need it."""
