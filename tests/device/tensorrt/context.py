@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class IExecutionContext(Native):
             return False
         if set(self._in_flight) - {stream}:
             return self._refuse(function, "condition: the stream of the last run is synchronized")
-        if not self._enqueue(function, stream, [_Switch(self, stream)]):
+        if not self._enqueue(function, stream, _Switch(self)):
             return False
         self._profile, self._switching, self._enqueued = int(profile_index), stream, False
         self._shapes = _static_shapes(self._engine)
@@ -153,19 +153,9 @@ class IExecutionContext(Native):
                 "instead."
             )
         run = _Run(self, stream)
-        try:
-            # A graph's runs are counted by nobody: the program orders them.
-            run.counted = not device.capturing(stream)
-        except device.CudaError as error:
-            self._engine._log.cuda(function, f"invalid resource handle: {error}")
-            return False
-        self._in_flight += Counter([stream] * run.counted)
-        done = self._enqueue(function, stream, [run.begin, run.end])
-        if not done:
-            self._in_flight -= Counter([stream] * run.counted)
-        return done
+        return self._enqueue(function, stream, run)
 
-    def _enqueue(self, function: str, stream: int, kernels: list[Any]) -> bool:
+    def _enqueue(self, function: str, stream: int, work: Any) -> bool:
         log = self._engine._log
         try:
             if device.current_context() != self._engine._cuda_context:
@@ -176,14 +166,14 @@ class IExecutionContext(Native):
                 # The first run with new shapes updates the host's state, which a capture cannot hold.
                 log.cuda(function, "operation not permitted when stream is capturing")
                 return False
-            for kernel in kernels:
-                number = device.launch(stream, kernel)
-                if captured:
-                    self._captured.append(number)
+            number = device.launch(stream, work)
         except device.CudaError as error:
             log.cuda(function, f"invalid resource handle: {error}")
             return False
-        if not captured:
+        if captured:
+            self._captured.append(number)
+        else:
+            work.submitted(number)
             self._enqueued = True
         return True
 
@@ -218,8 +208,11 @@ class IExecutionContext(Native):
 class _Switch:
     """The work of a switch to another profile."""
 
-    def __init__(self, context: Any, stream: int) -> None:
-        self.context, self.stream = weakref.ref(context), stream
+    def __init__(self, context: Any) -> None:
+        self.context = weakref.ref(context)
+
+    def submitted(self, number: int) -> None:
+        pass
 
     def __call__(self) -> None:
         context = self.context()
@@ -228,55 +221,65 @@ class _Switch:
 
 
 class _Run:
-    """One run: what its kernels were launched with, which does not change when the context does."""
+    """One run: what its kernels were launched with, which does not change when the context does.
+
+    A run is pending from its submission to its execution; a graph's runs never are.
+    """
+
+    pending: ClassVar[dict[int, _Run]] = {}
 
     def __init__(self, context: Any, stream: int) -> None:
-        self.context, self.engine, self.stream = weakref.ref(context), context._engine, stream
+        self.context, self.stream = weakref.ref(context), stream
         shapes = {**context._shapes, **context._output_shapes()}
         self.places = {name: (context._addresses[name], shape) for name, shape in shapes.items()}
-        needed = self.engine.get_device_memory_size_for_profile_v2(context._profile)
+        needed = context._engine.get_device_memory_size_for_profile_v2(context._profile)
         self.arena = (context._arena[0], needed) if needed else None
-        self.pattern = 0
-        self.counted = False
+        self.number = 0
 
-    def begin(self) -> None:
-        """Fill the activation memory with a pattern that no other run uses."""
-        self._check_alive()
-        self.pattern = next(_patterns)
-        if self.arena:
-            self._bytes("the activation memory", *self.arena)[:] = self.pattern
+    def submitted(self, number: int) -> None:
+        self.number = number
+        self.pending[number] = self
+        self.context()._in_flight[self.stream] += 1
 
-    def end(self) -> None:
-        """Compute, and check that neither the activation memory nor the weights were changed by others."""
-        context = self._check_alive()
-        inputs = {name: self._array(name) for name in context._named(TensorIOMode.INPUT)}
-        names = context._named(TensorIOMode.OUTPUT)
-        try:
-            values = self.engine._session.run(names, inputs)
-        except Exception as error:
-            raise device.DeviceFault(f"a kernel of engine {self.engine.name!r} failed: {error}") from None
-        for name, value in zip(names, values, strict=True):
-            target = self._array(name)
-            if target.shape != value.shape:
-                raise device.DeviceFault(f"output {name!r} is {value.shape}, and the engine expected {target.shape}")
-            target[...] = value
-        if self.arena and not (self._bytes("the activation memory", *self.arena) == self.pattern).all():
-            raise device.DeviceFault("the activation memory changed during a run: another run or a copy uses it")
-        if not (
-            self._bytes("the weights", self.engine._weights, self.engine._weights_bytes) == self.engine._fill
-        ).all():
-            raise device.DeviceFault(f"the weights of engine {self.engine.name!r} were overwritten")
-        if self.counted:
-            context._in_flight -= Counter([self.stream])
-
-    def _check_alive(self) -> Any:
+    def __call__(self) -> None:
+        """Compute, and check that nobody else uses the activation memory or has changed the weights."""
         context = self.context()
         if context is None:
             raise device.DeviceFault("work of an execution context ran after the context was destroyed")
-        return context
+        if self.pending.pop(self.number, None):
+            context._in_flight -= Counter([self.stream])
+            self._check_order()
+        engine = context._engine
+        arena = self._bytes("the activation memory", *self.arena) if self.arena else np.empty(0, np.uint8)
+        arena[:] = pattern = next(_patterns)
+        inputs = {name: self._array(engine, name) for name in context._named(TensorIOMode.INPUT)}
+        names = context._named(TensorIOMode.OUTPUT)
+        try:
+            values = engine._session.run(names, inputs)
+        except Exception as error:
+            raise device.DeviceFault(f"a kernel of engine {engine.name!r} failed: {error}") from None
+        for name, value in zip(names, values, strict=True):
+            target = self._array(engine, name)
+            if target.shape != value.shape:
+                raise device.DeviceFault(f"output {name!r} is {value.shape}, and the engine expected {target.shape}")
+            target[...] = value
+        if not (arena == pattern).all():
+            raise device.DeviceFault("the activation memory changed during a run: an output overlaps it")
+        if not (self._bytes("the weights", *engine._weights) == engine._fill).all():
+            raise device.DeviceFault(f"the weights of engine {engine.name!r} were overwritten")
 
-    def _array(self, name: str) -> Any:
-        tensor, (address, shape) = self.engine._tensors[name], self.places[name]
+    def _check_order(self) -> None:
+        """Refuse to overtake a run that was submitted earlier and has the same activation memory.
+
+        It is on another stream, which no event of this one waits for: on a device, the two could run at once.
+        """
+        for number, other in self.pending.items():
+            shared = self.arena and other.arena and _overlap(self.arena, other.arena)
+            if number < self.number and shared and other.context():
+                raise device.DeviceFault("two runs on unordered streams have the same activation memory")
+
+    def _array(self, engine: Any, name: str) -> Any:
+        tensor, (address, shape) = engine._tensors[name], self.places[name]
         if address % _ALIGNMENT:
             raise device.DeviceFault(f"the address {address:#x} of {name!r} is not aligned to {_ALIGNMENT} bytes")
         size = int(np.prod(shape, dtype=np.int64)) * tensor.numpy.itemsize
@@ -334,6 +337,10 @@ def _static_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
 def _sizes(shape: Any) -> tuple[int, ...]:
     instance(shape, (tuple, list, Dims))
     return tuple(integer(size) for size in shape)
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
 
 
 def _brief(shape: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 SUCCESS, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 0, 2, 700
+_NO_CONTEXT = (1, 201, 709)  # invalid value, invalid context, context is destroyed
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 #: Why kernels failed. A program sees error 700 alone; these are for whoever debugs a test.
@@ -107,11 +108,12 @@ def allocate(size: int) -> int:
 
 
 def free(pointer: int, owner: str) -> None:
-    """Free device memory; a failure is a defect, since TensorRT frees in destructors."""
+    """Free device memory, as a destructor does: without the context that is a defect, after a fault it is not."""
     try:
         _call("cuMemFree_v2", pointer)
     except CudaError as error:
-        _report(f"the memory of {owner} could not be freed: {error}. Destroy it while its context is current")
+        if error.code in _NO_CONTEXT:
+            _report(f"the memory of {owner} could not be freed: {error}. Destroy it while its context is current")
 
 
 def view(pointer: int, size: int) -> Any | None:

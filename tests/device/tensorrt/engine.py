@@ -243,8 +243,7 @@ class Runtime(Native):
             _model=loaded,
             _session=session(model),
             _shapes={},
-            _weights=weights,
-            _weights_bytes=size,
+            _weights=(weights, size),
             _fill=_WEIGHTS_PATTERN,
             _cuda_context=device.current_context(),
         )

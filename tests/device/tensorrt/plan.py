@@ -29,6 +29,12 @@ def write(version_tag: int, description: dict[str, Any], model: bytes) -> bytes:
     return content + hashlib.sha256(content).digest()
 
 
+def signed(data: bytes) -> bytes:
+    """Return the bytes of an engine that was changed, with the hash that they have now."""
+    content = data[: -hashlib.sha256().digest_size]
+    return content + hashlib.sha256(content).digest()
+
+
 def read(data: bytes, version_tag: int) -> Plan:
     """Return the parts of an engine.
 
