@@ -356,6 +356,8 @@ def test_memory_that_is_short_is_refused(context, software):
     software.set_memory(64)
     assert trt.Runtime(LOGGER).deserialize_cuda_engine(data) is None
     assert "OutOfMemory" in LOGGER.errors[-1]
+    assert build(trt, LOGGER, classifier(), BATCHES) is None
+    assert "out of memory" in LOGGER.errors[-2]
 
 
 def test_an_engine_outlives_its_last_reference_while_a_context_uses_it(context, software):

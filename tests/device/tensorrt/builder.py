@@ -21,7 +21,8 @@ from .enums import (
 from .logger import Log, checked
 from .memory import IHostMemory
 from .network import INetworkDefinition, new_network
-from .shapes import activation_bytes, tensor_shapes
+from .session import session
+from .shapes import activation_bytes, tensor_shapes, weights_bytes
 from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only, setting
 
 _PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
@@ -283,39 +284,52 @@ class _Build:
         if not self.check():
             return None
         try:
-            with _Phase(self, "Building engine", None, 4) as building:
-                with _Phase(self, "Preparing graph for optimization", "Building engine", 2) as preparing:
-                    model = onnx.load_model_from_string(self.network._model)
-                    preparing.step()
-                    profiles = [self._shapes(profile) for profile in self.config._profiles] or [self._shapes(None)]
-                    preparing.step()
-                building.step()
-                self._time(model, profiles, building)
-                building.step()
-                if not self._computable():
-                    return None
-                building.step()
-                data = self._serialize(model, profiles)
-                building.step()
+            data = self._phases()
         except _Canceled:
             self.fail("Build canceled by user", "BuildCanceled", 7)
+            return None
+        except device.CudaError as error:
+            reason = "out of memory" if error.code == device.OUT_OF_MEMORY else str(error)
+            self.log.cuda("[defaultAllocator.cpp::allocate]", reason)
+            self.fail("Could not find any implementation for the network.", "Internal Error", 10)
+            return None
+        if data is None:
             return None
         if self.config._timing_cache is not None:
             self.config._timing_cache._entries.update(self.entries)
         return IHostMemory(data)
+
+    def _phases(self) -> bytes | None:
+        with _Phase(self, "Building engine", None, 4) as building:
+            with _Phase(self, "Preparing graph for optimization", "Building engine", 2) as preparing:
+                model = onnx.load_model_from_string(self.network._model)
+                preparing.step()
+                profiles = [self._shapes(profile) for profile in self.config._profiles] or [self._shapes(None)]
+                largest = [{name: tuple(shapes[2]) for name, shapes in profile.items()} for profile in profiles]
+                activations = [activation_bytes(model, shapes) for shapes in largest]
+                preparing.step()
+            building.step()
+            with device.scratch(weights_bytes(model) + max(activations)):
+                self._time([tensor_shapes(model, shapes) for shapes in largest])
+            building.step()
+            if not self._computable():
+                return None
+            building.step()
+            data = self._serialize(profiles, activations)
+            building.step()
+            return data
 
     def _shapes(self, profile: Any) -> dict[str, list[list[int]]]:
         shapes = {} if profile is None else profile._shapes
         fixed = {tensor.name: [tensor.shape] * 3 for tensor in self.network._inputs}
         return {name: [list(shape) for shape in shapes.get(name, fixed[name])] for name in fixed}
 
-    def _time(self, model: onnx.ModelProto, profiles: list[dict[str, list[list[int]]]], parent: _Phase) -> None:
+    def _time(self, shapes: list[dict[str, tuple[int, ...]]]) -> None:
         cache = self.config._timing_cache
         known = cache._entries if cache is not None else {}
         layers = [layer for layer in self.network._layers if layer.type != LayerType.CONSTANT]
-        with _Phase(self, "Computing profile costs", "Building engine", len(profiles)) as costs:
-            for index, profile in enumerate(profiles):
-                largest = tensor_shapes(model, {name: tuple(shapes[2]) for name, shapes in profile.items()})
+        with _Phase(self, "Computing profile costs", "Building engine", len(shapes)) as costs:
+            for index, largest in enumerate(shapes):
                 name = f"Timing graph nodes for profile {index}" if index else "Timing graph nodes"
                 with _Phase(self, name, "Computing profile costs", max(len(layers), 1)) as timing:
                     for layer in layers:
@@ -348,15 +362,13 @@ class _Build:
                 )
 
     def _computable(self) -> bool:
-        from .session import session
-
         try:
             session(self.network._model)
         except Exception as error:
             return self.fail(f"Could not find any implementation for the network: {error}", "Internal Error", 10)
         return True
 
-    def _serialize(self, model: onnx.ModelProto, profiles: list[dict[str, list[list[int]]]]) -> bytes:
+    def _serialize(self, profiles: list[dict[str, list[list[int]]]], activations: list[int]) -> bytes:
         half = not self.network._strongly_typed and self.config.get_flag(BuilderFlag.FP16)
         longest = max((size for each in profiles for _, _, high in each.values() for size in high[1:2]), default=0)
         fused = fused_attention(self.network, half, longest)
@@ -371,10 +383,7 @@ class _Build:
             "inputs": [_io(tensor) for tensor in self.network._inputs],
             "outputs": [_io(tensor) for tensor in self.network._outputs],
             "profiles": profiles,
-            "activation_bytes": [
-                activation_bytes(model, {name: tuple(shapes[2]) for name, shapes in profile.items()})
-                for profile in profiles
-            ],
+            "activation_bytes": activations,
         }
         return plan.write(SERIALIZATION_VERSION, description, self.network._model)
 

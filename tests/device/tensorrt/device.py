@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
 from typing import Any
@@ -107,6 +108,29 @@ def allocate(size: int) -> int:
     return pointer.value
 
 
+@contextmanager
+def scratch(size: int) -> Iterator[None]:
+    """Hold device memory in the primary context, which TensorRT's builder takes where none is current.
+
+    Raises:
+        CudaError: there is not enough, or the context cannot be made.
+    """
+    context = c_void_p()
+    _call("cuDevicePrimaryCtxRetain", byref(context), 0)
+    try:
+        _call("cuCtxPushCurrent_v2", context)
+        try:
+            pointer = allocate(size)
+            try:
+                yield
+            finally:
+                free(pointer, "a build")
+        finally:
+            _call("cuCtxPopCurrent_v2", byref(c_void_p()))
+    finally:
+        _call("cuDevicePrimaryCtxRelease_v2", 0)
+
+
 def free(pointer: int, owner: str) -> None:
     """Free device memory, as a destructor does: without the context that is a defect, after a fault it is not."""
     try:
@@ -183,7 +207,4 @@ def _fault(reason: str) -> int:
 
 def _report(text: str) -> None:
     """Add a defect to those of the driver, which the tests look at."""
-    driver = _driver()
-    driver.lock_state()
-    driver.defect(b"%s", text.encode())
-    driver.unlock_state()
+    _driver().software_report(text.encode())

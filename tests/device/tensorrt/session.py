@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnxruntime
-
 
 def session(model: bytes) -> Any:
     """Return a session on the CPU, of one thread: many engines share few cores in tests.
@@ -13,6 +11,8 @@ def session(model: bytes) -> Any:
     Raises:
         Exception: ONNX Runtime cannot run the model.
     """
+    import onnxruntime  # late: the real TensorRT does not import it
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
