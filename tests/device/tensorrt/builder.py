@@ -21,7 +21,7 @@ from .enums import (
 from .logger import Log, checked
 from .memory import IHostMemory
 from .network import INetworkDefinition, new_network
-from .session import session
+from .session import model as computable_model
 from .shapes import activation_bytes, tensor_shapes, weights_bytes
 from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only, setting
 
@@ -363,7 +363,7 @@ class _Build:
 
     def _computable(self) -> bool:
         try:
-            session(self.network._model)
+            computable_model(self.network._model)
         except Exception as error:
             return self.fail(f"Could not find any implementation for the network: {error}", "Internal Error", 10)
         return True

@@ -11,7 +11,6 @@ import numpy as np
 
 from . import device
 from .enums import Dims, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorIOMode
-from .shapes import tensor_shapes
 from .versions import Native, instance, integer, only, setting
 
 _ALIGNMENT = 256
@@ -190,18 +189,7 @@ class IExecutionContext(Native):
         return False
 
     def _output_shapes(self) -> dict[str, tuple[int, ...]]:
-        key = tuple(sorted(self._shapes.items()))
-        cache = self._engine._shapes
-        if key not in cache:
-            found = tensor_shapes(self._engine._model, self._shapes)
-            names = self._named(TensorIOMode.OUTPUT)
-            if not all(name in found for name in names):
-                # Shape inference cannot follow every graph; the shapes of zeros are those of all values here.
-                zeros = {name: np.zeros(shape, self._engine._tensors[name].numpy) for name, shape in key}
-                values = self._engine._session.run(names, zeros)
-                found = {name: value.shape for name, value in zip(names, values, strict=True)}
-            cache[key] = {name: tuple(found[name]) for name in names}
-        shapes: dict[str, tuple[int, ...]] = cache[key]
+        shapes: dict[str, tuple[int, ...]] = self._engine._model.output_shapes(tuple(sorted(self._shapes.items())))
         return shapes
 
 
@@ -255,7 +243,7 @@ class _Run:
         inputs = {name: self._array(engine, name) for name in context._named(TensorIOMode.INPUT)}
         names = context._named(TensorIOMode.OUTPUT)
         try:
-            values = engine._session.run(names, inputs)
+            values = engine._model.session.run(names, inputs)
         except Exception as error:
             raise device.DeviceFault(f"a kernel of engine {engine.name!r} failed: {error}") from None
         for name, value in zip(names, values, strict=True):

@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-import onnx
 
 from . import device, plan
 from .context import IExecutionContext, new_context
@@ -26,8 +25,7 @@ from .enums import (
 )
 from .logger import Log, checked
 from .memory import IHostMemory
-from .session import session
-from .shapes import weights_bytes
+from .session import model
 from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only, setting
 
 _STRATEGY = ExecutionContextAllocationStrategy
@@ -192,7 +190,7 @@ class Runtime(Native):
     def deserialize_cuda_engine(self, serialized_engine: Any) -> Any:
         data, function = bytes(memoryview(serialized_engine)), "IRuntime::deserializeCudaEngine"
         try:
-            description, model = plan.read(data, SERIALIZATION_VERSION)
+            description, onnx = plan.read(data, SERIALIZATION_VERSION)
         except plan.Unreadable as error:
             self._log.error(function, 1, "Serialization", str(error))
             return None
@@ -211,14 +209,14 @@ class Runtime(Native):
             )
             self._log.error(function, 6, "API Usage Error", reason)
             return None
-        return self._load(data, description, model, function)
+        return self._load(data, description, onnx, function)
 
-    def _load(self, data: bytes, description: dict[str, Any], model: bytes, function: str) -> Any:
+    def _load(self, data: bytes, description: dict[str, Any], onnx: bytes, function: str) -> Any:
         if device.current_context() is None:
             self._log.cuda(function, "invalid device context")
             return None
-        loaded = onnx.load_model_from_string(model)
-        size = weights_bytes(loaded)
+        loaded = model(onnx)
+        size = loaded.weights_bytes
         try:
             weights = device.allocate(size)
         except device.CudaError as error:
@@ -241,8 +239,6 @@ class Runtime(Native):
             _profiles=description["profiles"],
             _tensors=tensors,
             _model=loaded,
-            _session=session(model),
-            _shapes={},
             _weights=(weights, size),
             _fill=_WEIGHTS_PATTERN,
             _cuda_context=device.current_context(),
