@@ -1,13 +1,11 @@
 import inspect
-import os
-import sys
 from enum import Enum
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from tests.device import bindings
+from tests.device.doubles import double
 from tests.device.uses import Use, uses
 
 ROOT = Path(__file__).parents[2]
@@ -31,22 +29,6 @@ def has(surface, owner, name):
         return name in surface["enums"]["ILogger.Severity"] or has(surface, owner[len("class ") :], name)
     kind = surface["classes"][owner]
     return name in kind["methods"] or name in kind["properties"] or name.startswith("__")
-
-
-def double(version, monkeypatch):
-    """Import the double as another version, beside the one that other tests use."""
-    name = f"tensorrt_{version.replace('.', '_')}"
-    monkeypatch.setenv("SOFTWARE_TENSORRT_VERSION", version)
-    directory = Path(__file__).parent / "tensorrt"
-    spec = spec_from_file_location(name, directory / "__init__.py", submodule_search_locations=[str(directory)])
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        for part in [part for part in sys.modules if part.partition(".")[0] == name]:
-            del sys.modules[part]
-    return module
 
 
 def deviations(module, surface):
@@ -78,14 +60,14 @@ def members(owner, kind, surface):
 
 
 @pytest.mark.parametrize("version", DOUBLES)
-def test_the_double_has_nothing_that_the_bindings_have_not(version, monkeypatch):
-    module = double(version, monkeypatch)
+def test_the_double_has_nothing_that_the_bindings_have_not(version):
+    module = double(version)
     assert module.__version__ == version
     assert not list(deviations(module, bindings.read(DOUBLES[version])))
 
 
-def test_the_double_lacks_what_a_version_lacks(monkeypatch):
-    old, new = double("10.3.0", monkeypatch), double("11.4.1", monkeypatch)
+def test_the_double_lacks_what_a_version_lacks():
+    old, new = double("10.3.0"), double("11.4.1")
     assert hasattr(old.BuilderFlag, "FP16")
     assert not hasattr(new.BuilderFlag, "FP16")
     assert hasattr(old.ICudaEngine, "create_execution_context_without_device_memory")
@@ -128,6 +110,6 @@ def test_uses_are_found(tmp_path):
 def test_the_kept_surface_is_that_of_the_wheel(version, tmp_path):
     if bindings.compiler() is None:
         pytest.skip("needs a C compiler")
-    kept = os.path.join(tmp_path, "kept.json")
-    bindings.write(bindings.derive(version, tmp_path), Path(kept))
-    assert Path(kept).read_text() == (bindings.DIRECTORY / f"{version}.json").read_text()
+    derived = tmp_path / "derived.json"
+    bindings.write(bindings.derive(version, tmp_path), derived)
+    assert derived.read_text() == (bindings.DIRECTORY / f"{version}.json").read_text()

@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.runtimes.tensorrt_attention import attention_blocks
+from tests.device.doubles import double as trt_double
 from tests.device.networks import classifier, serialized
 from tests.edge.marks import with_rtx
 
@@ -104,13 +105,14 @@ def conditional(operator, shape):
     return serialized([node("If", ["c"], ["y"], name="if", **branches)], inputs, [("y", FLOAT, None)], {})
 
 
-def one(operator, element=FLOAT, **attributes):
+def one(operator, element=FLOAT, opset=17, **attributes):
     shape = [1, 4, 4]
     return serialized(
         [node("Relu", ["x"], ["r"]), node(operator, ["r"], ["y"], name="it", **attributes)],
         [("x", element, shape)],
         [("y", element, None)],
         {},
+        opset,
     )
 
 
@@ -182,18 +184,19 @@ def network_logger(trt):
 LOGGERS = {}
 
 
-def networks():
-    """Return a network of TensorRT-RTX with its builder, and one of the double, neither of which needs a GPU."""
-    import tensorrt_rtx
-
-    import tests.device.tensorrt as double
-    from tests.device.tensorrt.logger import Log
-    from tests.device.tensorrt.network import new_network
-
+def copied(version="10.16.2.10"):
+    """Return the double as a version, and a network of it, which needs no GPU."""
+    double = trt_double(version)
     flags = 1 << int(double.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    builder = tensorrt_rtx.Builder(network_logger(tensorrt_rtx))
-    real = builder.create_network(1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    return tensorrt_rtx, builder, real, double, new_network(None, Log(network_logger(double)), flags)
+    return double, double.network.new_network(None, double.logger.Log(network_logger(double)), flags)
+
+
+def networks():
+    """Return TensorRT-RTX with a builder and a network, and :func:`copied`."""
+    rtx = pytest.importorskip("tensorrt_rtx")
+    builder = rtx.Builder(network_logger(rtx))
+    real = builder.create_network(1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    return rtx, builder, real, *copied()
 
 
 @with_rtx
@@ -206,8 +209,6 @@ def test_the_double_parses_alike(name):
 @with_rtx
 @pytest.mark.parametrize("name", ATTENTION)
 def test_the_double_fuses_alike(name):
-    from tests.device.tensorrt.attention import fused_attention
-
     rtx, builder, real, double, copy = networks()
     attention = Attention(**ATTENTION[name])
     assert parsed(double, copy, attention.model) == parsed(rtx, real, attention.model)
@@ -220,13 +221,20 @@ def test_the_double_fuses_alike(name):
     config.add_optimization_profile(profile)
     engine = bytes(builder.build_serialized_network(real, config))
     longest = max(shapes[2][2] for shapes in attention.profile.values())
-    assert bool(fused_attention(copy, False, longest)) == (b"_gemm_mha_v2" in engine)
+    assert bool(double.attention.fused_attention(copy, False, longest)) == (b"_gemm_mha_v2" in engine)
 
 
 @with_rtx
 def test_the_double_supports_no_operator_that_the_parser_lacks():
-    rtx, _, real, _, _ = networks()
-    from tests.device.tensorrt.parser import _LAYERS
-
+    rtx, _, real, double, _ = networks()
     parser = rtx.OnnxParser(real, network_logger(rtx))
-    assert not [operator for operator in _LAYERS if not parser.supports_operator(operator)]
+    assert not [operator for operator in double.parser._LAYERS if not parser.supports_operator(operator)]
+
+
+def test_the_double_of_the_oldest_version_refuses_more():
+    models = {"if of two widths": MODELS["if of two widths"], "opset 21": one("Relu", opset=21)}
+    for name, model in models.items():
+        double, network = copied("10.3.0")
+        assert parsed(double, network, model)[0][0] in ("INVALID_NODE", "UNSUPPORTED_GRAPH"), name
+        double, network = copied("11.4.1")
+        assert isinstance(parsed(double, network, model), tuple), name

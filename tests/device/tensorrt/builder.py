@@ -254,7 +254,8 @@ class _Build:
         if network._strongly_typed:
             wrong = [name for name in _PRECISIONS if hasattr(BuilderFlag, name) and config.get_flag(BuilderFlag[name])]
             if wrong:
-                return self.fail(f"{wrong[0]} is not allowed in a strongly typed network. Its ONNX types decide.")
+                self.log.usage(_BUILD, f"condition: !config.getFlag(BuilderFlag::k{wrong[0]}). ")
+                return False
         dynamic = [tensor for tensor in network._inputs if -1 in tuple(tensor.shape)]
         if dynamic and not config._profiles:
             return self.fail("Network has dynamic or shape inputs, but no optimization profile has been defined.")
