@@ -5,11 +5,11 @@ import gc
 from contextlib import contextmanager
 
 import numpy as np
-import pycuda.driver as cuda
 import pytest
 
 from tests.device.networks import BATCHES, CLASSES, FEATURES, build, classifier, probabilities
 
+cuda = pytest.importorskip("pycuda.driver")
 trt = pytest.importorskip("tensorrt")
 
 LIBCUDA = ctypes.CDLL("libcuda.so.1")
