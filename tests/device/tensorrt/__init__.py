@@ -1,0 +1,102 @@
+"""A double of NVIDIA's ``tensorrt`` for tests: its engines compute with ONNX Runtime on the software CUDA device.
+
+``SOFTWARE_TENSORRT_VERSION`` chooses the version that it stands for, before it is imported. README.md in the directory
+above says what it models and what it cannot show.
+"""
+
+from .builder import (
+    Builder,
+    IBuilderConfig,
+    IOptimizationProfile,
+    IProgressMonitor,
+    ITimingCache,
+)
+from .context import IExecutionContext
+from .engine import EngineInspector, ICudaEngine, Runtime
+from .enums import (
+    BuilderFlag,
+    DataType,
+    DeviceType,
+    Dims,
+    EngineCapability,
+    ErrorCode,
+    ExecutionContextAllocationStrategy,
+    HardwareCompatibilityLevel,
+    LayerInformationFormat,
+    LayerType,
+    MemoryPoolType,
+    NetworkDefinitionCreationFlag,
+    OnnxParserFlag,
+    PreviewFeature,
+    ProfilingVerbosity,
+    TacticSource,
+    TensorFormat,
+    TensorIOMode,
+    TensorLocation,
+    nptype,
+    volume,
+)
+from .logger import ILogger, Logger
+from .memory import IHostMemory
+from .network import ILayer, INetworkDefinition, ITensor
+from .parser import OnnxParser, ParserError
+from .versions import VERSION_TEXT as __version__
+
+bool = DataType.BOOL
+bfloat16 = DataType.BF16
+float16 = DataType.HALF
+float32 = DataType.FLOAT
+int32 = DataType.INT32
+int64 = DataType.INT64
+int8 = DataType.INT8
+uint8 = DataType.UINT8
+
+__all__ = [
+    "Builder",
+    "BuilderFlag",
+    "DataType",
+    "DeviceType",
+    "Dims",
+    "EngineCapability",
+    "EngineInspector",
+    "ErrorCode",
+    "ExecutionContextAllocationStrategy",
+    "HardwareCompatibilityLevel",
+    "IBuilderConfig",
+    "ICudaEngine",
+    "IExecutionContext",
+    "IHostMemory",
+    "ILayer",
+    "ILogger",
+    "INetworkDefinition",
+    "IOptimizationProfile",
+    "IProgressMonitor",
+    "ITensor",
+    "ITimingCache",
+    "LayerInformationFormat",
+    "LayerType",
+    "Logger",
+    "MemoryPoolType",
+    "NetworkDefinitionCreationFlag",
+    "OnnxParser",
+    "OnnxParserFlag",
+    "ParserError",
+    "PreviewFeature",
+    "ProfilingVerbosity",
+    "Runtime",
+    "TacticSource",
+    "TensorFormat",
+    "TensorIOMode",
+    "TensorLocation",
+    "__version__",
+    "bfloat16",
+    "bool",
+    "float16",
+    "float32",
+    "int8",
+    "int32",
+    "int64",
+    "nptype",
+    "uint8",
+    "volume",
+]

@@ -1,0 +1,415 @@
+"""The builder: configuration, optimization profiles, timing caches and the build itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx
+
+from . import device, plan
+from .attention import fused_attention
+from .enums import (
+    BuilderFlag,
+    Dims,
+    HardwareCompatibilityLevel,
+    LayerType,
+    MemoryPoolType,
+    PreviewFeature,
+    ProfilingVerbosity,
+)
+from .logger import Log, checked
+from .memory import IHostMemory
+from .network import INetworkDefinition, new_network
+from .session import model as computable_model
+from .shapes import activation_bytes, tensor_shapes, weights_bytes
+from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only, setting
+
+_PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
+#: What a second and a third tactic of a matrix product would take, as multiples of its inputs and outputs.
+_TACTICS = {1: 4, 2: 64}
+_BUILD = "IBuilder::buildSerializedNetwork"
+_ENTRY_MS = 0.01
+
+
+class IProgressMonitor(Native):
+    """Base of a program's own monitor of builds."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        raise RuntimeError('Tried to call pure virtual function "nvinfer1::IProgressMonitor::phase_start"')
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        raise RuntimeError('Tried to call pure virtual function "nvinfer1::IProgressMonitor::step_complete"')
+
+    def phase_finish(self, phase_name: str) -> None:
+        raise RuntimeError('Tried to call pure virtual function "nvinfer1::IProgressMonitor::phase_finish"')
+
+
+class IOptimizationProfile(Native):
+    """The shapes that inputs may take."""
+
+    extra_memory_target = setting(1.0)
+
+    def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
+        shapes = [Dims(shape) for shape in (min, opt, max)]
+        lengths = {len(shape) for shape in shapes}
+        ordered = len(lengths) == 1 and all(
+            0 <= low <= middle <= high for low, middle, high in zip(*shapes, strict=True)
+        )
+        if not ordered:
+            reason = (
+                f"Invalid optimization profiles for input tensors {input}, please ensure that the optimization "
+                "profiles satisfy MIN<=OPT<=MAX."
+            )
+            self._log.error("IOptimizationProfile::isValid", 4, "API Usage Error", reason)
+            self._invalid.add(input)
+        else:
+            self._invalid.discard(input)
+        self._shapes[input] = shapes
+
+    def get_shape(self, input: str) -> list[Any]:
+        if input not in self._shapes:
+            reason = f"Cannot get dimensions for input: {input}. Input is not present in this OptimizationProfile"
+            self._log.error("IOptimizationProfile::getDimensions", 4, "API Usage Error", reason)
+            return []
+        return list(self._shapes[input])
+
+    def __bool__(self) -> bool:
+        return not self._invalid
+
+
+class ITimingCache(Native):
+    """What was timed before, by layer."""
+
+    def serialize(self) -> IHostMemory:
+        return IHostMemory(json.dumps({"made_by": self._made_by, "entries": self._entries}).encode())
+
+    def combine(self, input_cache: Any, ignore_mismatch: bool) -> bool:
+        if instance(input_cache, ITimingCache)._made_by != self._made_by and not ignore_mismatch:
+            self._log.plain_error("Timing cache combine: the caches come from different versions or devices.")
+            return False
+        self._entries = {**input_cache._entries, **self._entries}
+        return True
+
+    def reset(self) -> bool:
+        self._entries = {}
+        return True
+
+
+class IBuilderConfig(Native):
+    """How to build."""
+
+    avg_timing_iterations = setting(1)
+    builder_optimization_level = setting(3)
+    hardware_compatibility_level = setting(HardwareCompatibilityLevel.NONE)
+    max_aux_streams = setting(-1)
+    max_num_tactics = setting(-1)
+    profile_stream = setting(0)
+    profiling_verbosity = setting(ProfilingVerbosity.LAYER_NAMES_ONLY)
+    progress_monitor = setting(None, (IProgressMonitor, type(None)))
+    num_optimization_profiles = property(lambda self: len(self._profiles))
+
+    @property
+    def flags(self) -> int:
+        return int(self._flags)
+
+    @flags.setter
+    def flags(self, value: int) -> None:
+        self._flags = integer(value)
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags >> int(instance(flag, BuilderFlag)) & 1)
+
+    def set_flag(self, flag: Any) -> None:
+        self._flags |= 1 << int(instance(flag, BuilderFlag))
+
+    def clear_flag(self, flag: Any) -> None:
+        self._flags &= ~(1 << int(instance(flag, BuilderFlag)))
+
+    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
+        if integer(pool_size) < 0:
+            raise TypeError(f"set_memory_pool_limit(): incompatible function arguments: {pool_size}")
+        self._pools[instance(pool, MemoryPoolType)] = int(pool_size)
+
+    def get_memory_pool_limit(self, pool: Any) -> int:
+        return int(self._pools.get(instance(pool, MemoryPoolType)) or self._device_bytes)
+
+    def set_preview_feature(self, feature: Any, enable: bool) -> None:
+        self._features[instance(feature, PreviewFeature)] = bool(enable)
+
+    def get_preview_feature(self, feature: Any) -> bool:
+        return bool(self._features.get(instance(feature, PreviewFeature), False))
+
+    def add_optimization_profile(self, profile: Any) -> int:
+        if not instance(profile, IOptimizationProfile):
+            self._log.usage("IBuilderConfig::addOptimizationProfile", "condition: profile->isValid().")
+            return -1
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    def create_timing_cache(self, serialized_timing_cache: Any) -> Any:
+        content, entries, made_by = bytes(memoryview(serialized_timing_cache)), {}, self._made_by
+        if content:
+            try:
+                loaded = json.loads(content)
+                entries, made_by = loaded["entries"], loaded["made_by"]
+            except (ValueError, KeyError, TypeError):
+                self._log.plain_error("createTimingCache: Error Code 1: Serialization (the timing cache is corrupt)")
+                return None
+        return ITimingCache._make(_entries=entries, _made_by=made_by, _log=self._log)
+
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        if instance(cache, ITimingCache)._made_by != self._made_by and not ignore_mismatch:
+            self._log.plain_error(
+                "setTimingCache: Error Code 3: API Usage Error (the timing cache is of another version or device: "
+                f"{cache._made_by}, this is {self._made_by})"
+            )
+            return False
+        self._timing_cache = cache
+        return True
+
+    def get_timing_cache(self) -> Any:
+        return self._timing_cache
+
+    def reset(self) -> None:
+        self._flags, self._pools, self._profiles, self._features = _DEFAULT_FLAGS, {}, [], {}
+        self._timing_cache = None
+
+
+_DEFAULT_FLAGS = 1 << int(BuilderFlag.TF32)
+
+
+class Builder(Native):
+    """Makes engines."""
+
+    max_threads = setting(1)
+    logger = property(lambda self: self._log.logger)
+
+    def __init__(self, logger: Any) -> None:
+        self._log = Log(checked(logger))
+        if not device.available():
+            self._log.cuda("createInferBuilder", "CUDA initialization failure with error: 100")
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    @property
+    def _made_by(self) -> list[Any]:
+        return [VERSION_TEXT, *device.compute_capability()]
+
+    @only(until=(11,))
+    @property
+    def platform_has_fast_fp16(self) -> bool:
+        return True
+
+    @only(until=(11,))
+    @property
+    def platform_has_fast_int8(self) -> bool:
+        return True
+
+    def create_network(self, flags: int = 0) -> Any:
+        return new_network(self, self._log, integer(flags))
+
+    def create_optimization_profile(self) -> Any:
+        return IOptimizationProfile._make(_shapes={}, _invalid=set(), _log=self._log)
+
+    def create_builder_config(self) -> Any:
+        config = IBuilderConfig._make(_log=self._log, _made_by=self._made_by, _device_bytes=device.total_bytes())
+        config.reset()
+        return config
+
+    def is_network_supported(self, network: Any, config: Any) -> bool:
+        return _Build(network, config, self._log, self._made_by).check()
+
+    def build_serialized_network(self, network: Any, config: Any) -> Any:
+        instance(network, INetworkDefinition)
+        instance(config, IBuilderConfig)
+        return _Build(network, config, self._log, self._made_by).run()
+
+
+class _Canceled(Exception):
+    pass
+
+
+class _Build:
+    """One build."""
+
+    def __init__(self, network: Any, config: Any, log: Log, made_by: list[Any]) -> None:
+        self.network, self.config, self.log, self.made_by = network, config, log, made_by
+        self.entries: dict[str, float] = {}
+
+    def fail(self, reason: str, kind: str = "API Usage Error", code: int = 4) -> bool:
+        self.log.error(_BUILD, code, kind, reason)
+        return False
+
+    def check(self) -> bool:
+        """Return whether the network fits the configuration; the log has the reason if not."""
+        network, config = self.network, self.config
+        if network._model is None or not network._outputs:
+            return self.fail("Network must have at least one output")
+        if network._strongly_typed:
+            wrong = [name for name in _PRECISIONS if hasattr(BuilderFlag, name) and config.get_flag(BuilderFlag[name])]
+            if wrong:
+                self.log.usage(_BUILD, f"condition: !config.getFlag(BuilderFlag::k{wrong[0]}). ")
+                return False
+        dynamic = [tensor for tensor in network._inputs if -1 in tuple(tensor.shape)]
+        if dynamic and not config._profiles:
+            return self.fail("Network has dynamic or shape inputs, but no optimization profile has been defined.")
+        for index, profile in enumerate(config._profiles):
+            for tensor in network._inputs:
+                if not self._check_shapes(tensor, profile._shapes.get(tensor.name), index):
+                    return False
+        return True
+
+    def _check_shapes(self, tensor: Any, shapes: list[Any] | None, index: int) -> bool:
+        if shapes is None:
+            if -1 in tuple(tensor.shape):
+                return self.fail(f"Dynamic input tensor {tensor.name} is missing dimensions in profile {index}.")
+            return True
+        low, middle, high = shapes
+        if len(low) != len(tensor.shape):
+            return self.fail(f"Number of dimensions mismatch for tensor {tensor.name} and profile {index}.")
+        for axis, size in enumerate(tensor.shape):
+            if size != -1 and {low[axis], middle[axis], high[axis]} != {size}:
+                return self.fail(
+                    f"Dimension mismatch for tensor {tensor.name} and profile {index}. At dimension axis {axis}, "
+                    f"profile has min={low[axis]}, opt={middle[axis]}, max={high[axis]} but tensor has {size}."
+                )
+        return True
+
+    def run(self) -> Any:
+        if not self.check():
+            return None
+        try:
+            data = self._phases()
+        except _Canceled:
+            self.fail("Build canceled by user", "BuildCanceled", 7)
+            return None
+        except device.CudaError as error:
+            reason = "out of memory" if error.code == device.OUT_OF_MEMORY else str(error)
+            self.log.cuda("[defaultAllocator.cpp::allocate]", reason)
+            self.fail("Could not find any implementation for the network.", "Internal Error", 10)
+            return None
+        if data is None:
+            return None
+        if self.config._timing_cache is not None:
+            self.config._timing_cache._entries.update(self.entries)
+        return IHostMemory(data)
+
+    def _phases(self) -> bytes | None:
+        with _Phase(self, "Building engine", None, 4) as building:
+            with _Phase(self, "Preparing graph for optimization", "Building engine", 2) as preparing:
+                model = onnx.load_model_from_string(self.network._model)
+                preparing.step()
+                profiles = [self._shapes(profile) for profile in self.config._profiles] or [self._shapes(None)]
+                largest = [{name: tuple(shapes[2]) for name, shapes in profile.items()} for profile in profiles]
+                activations = [activation_bytes(model, shapes) for shapes in largest]
+                preparing.step()
+            building.step()
+            with device.scratch(weights_bytes(model) + max(activations)):
+                self._time([tensor_shapes(model, shapes) for shapes in largest])
+            building.step()
+            if not self._computable():
+                return None
+            building.step()
+            data = self._serialize(profiles, activations)
+            building.step()
+            return data
+
+    def _shapes(self, profile: Any) -> dict[str, list[list[int]]]:
+        shapes = {} if profile is None else profile._shapes
+        fixed = {tensor.name: [tensor.shape] * 3 for tensor in self.network._inputs}
+        return {name: [list(shape) for shape in shapes.get(name, fixed[name])] for name in fixed}
+
+    def _time(self, shapes: list[dict[str, tuple[int, ...]]]) -> None:
+        cache = self.config._timing_cache
+        known = cache._entries if cache is not None else {}
+        layers = [layer for layer in self.network._layers if layer.type != LayerType.CONSTANT]
+        with _Phase(self, "Computing profile costs", "Building engine", len(shapes)) as costs:
+            for index, largest in enumerate(shapes):
+                name = f"Timing graph nodes for profile {index}" if index else "Timing graph nodes"
+                with _Phase(self, name, "Computing profile costs", max(len(layers), 1)) as timing:
+                    for layer in layers:
+                        key = f"{index}:{layer.type.name}:{layer.name}"
+                        self.entries[key] = known.get(key, _ENTRY_MS)
+                        self.log.verbose(f"{layer.name}: {'found in' if key in known else 'added to'} the timing cache")
+                        if layer.type == LayerType.MATRIX_MULTIPLY:
+                            self._skip_tactics(layer, largest)
+                        timing.step()
+                costs.step()
+
+    def _skip_tactics(self, layer: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+        tensors = [tensor for tensor in (*layer._inputs, *layer._outputs) if tensor is not None]
+        size = 0
+        for tensor in tensors:
+            volume = 1
+            for length in shapes.get(tensor.name, tuple(tensor.shape)):
+                volume *= abs(length)
+            size += volume * tensor.dtype.itemsize
+        limit = min(self.config.get_memory_pool_limit(MemoryPoolType.WORKSPACE), device.free_bytes())
+        for tactic, factor in _TACTICS.items():
+            if size * factor > limit:
+                self.log.warning(
+                    f"Tactic Device request: {size * factor >> 20}MB Available: {limit >> 20}MB. Device memory is "
+                    "insufficient to use tactic."
+                )
+                self.log.warning(
+                    f"UNSUPPORTED_STATE: Skipping tactic {tactic} due to insufficient memory on requested size of "
+                    f"{size * factor} detected for tactic 0x{tactic:016x}."
+                )
+
+    def _computable(self) -> bool:
+        try:
+            computable_model(self.network._model)
+        except Exception as error:
+            return self.fail(f"Could not find any implementation for the network: {error}", "Internal Error", 10)
+        return True
+
+    def _serialize(self, profiles: list[dict[str, list[list[int]]]], activations: list[int]) -> bytes:
+        half = not self.network._strongly_typed and self.config.get_flag(BuilderFlag.FP16)
+        longest = max((size for each in profiles for _, _, high in each.values() for size in high[1:2]), default=0)
+        fused = fused_attention(self.network, half, longest)
+        layers = [layer.name for layer in self.network._layers if layer.type != LayerType.CONSTANT]
+        kernels = [f"_gemm_mha_v2_myl0_{layers.index(name)}" for name in fused]
+        description = {
+            "version": VERSION_TEXT,
+            "compute_capability": self.made_by[1:],
+            "name": self.network.name,
+            "verbosity": self.config.profiling_verbosity.name,
+            "layers": [name for name in layers if name not in fused] + kernels,
+            "inputs": [_io(tensor) for tensor in self.network._inputs],
+            "outputs": [_io(tensor) for tensor in self.network._outputs],
+            "profiles": profiles,
+            "activation_bytes": activations,
+        }
+        return plan.write(SERIALIZATION_VERSION, description, self.network._model)
+
+
+def _io(tensor: Any) -> list[Any]:
+    return [tensor.name, tensor.dtype.name, list(tensor.shape)]
+
+
+class _Phase:
+    """A phase of the build, as the monitor sees it."""
+
+    def __init__(self, build: _Build, name: str, parent: str | None, steps: int) -> None:
+        self.monitor = build.config.progress_monitor
+        self.name, self.parent, self.steps, self.done = name, parent, steps, 0
+
+    def __enter__(self) -> _Phase:
+        if self.monitor is not None:
+            self.monitor.phase_start(self.name, self.parent, self.steps)
+        return self
+
+    def step(self) -> None:
+        step, self.done = self.done, self.done + 1
+        if self.monitor is not None and not self.monitor.step_complete(self.name, step):
+            raise _Canceled
+
+    def __exit__(self, *error: object) -> None:
+        if self.monitor is not None:
+            self.monitor.phase_finish(self.name)

@@ -1,0 +1,335 @@
+"""Execution contexts: shapes, addresses, memory, and runs on a stream."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy as np
+
+from . import device
+from .enums import Dims, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorIOMode
+from .versions import Native, instance, integer, only, setting
+
+_ALIGNMENT = 256
+_patterns = itertools.cycle(range(1, 256))
+
+
+class IExecutionContext(Native):
+    """What one user of an engine sets before a run."""
+
+    debug_sync = setting(False)
+    enqueue_emits_profile = setting(True)
+    name = setting("")
+    nvtx_verbosity = setting(ProfilingVerbosity.LAYER_NAMES_ONLY)
+    persistent_cache_limit = setting(0)
+    engine = property(lambda self: self._engine)
+    active_optimization_profile = property(lambda self: self._profile)
+    all_binding_shapes_specified = property(lambda self: not self.infer_shapes())
+
+    @only(until=(11,))
+    @property
+    def all_shape_inputs_specified(self) -> bool:
+        return True
+
+    def set_input_shape(self, name: str, shape: Any) -> bool:
+        function, sizes = "IExecutionContext::setInputShape", _sizes(shape)
+        if not self._is(name, TensorIOMode.INPUT, function):
+            return False
+        engine = self._engine._tensors[name].shape
+        if len(engine) != len(sizes):
+            return self._refuse(
+                function,
+                f"condition: engineDims.nbDims == dims.nbDims. Number of dimensions {len(sizes)} set for {name} "
+                f"does not match {len(engine)} of the engine.",
+            )
+        if any(size not in (-1, given) for size, given in zip(engine, sizes, strict=True)):
+            return self._refuse(
+                function,
+                "condition: engineDims.d[i] == dims.d[i]. Static dimension mismatch while setting input shape for "
+                f"{name}. Set dimensions are {_brief(sizes)}. Expected dimensions are {_brief(engine)}.",
+            )
+        low, _, high = self._engine._profiles[self._profile][name]
+        if not all(least <= size <= most for least, size, most in zip(low, sizes, high, strict=True)):
+            return self._refuse(
+                function,
+                f"condition: satisfyProfile. Set dimension {_brief(sizes)} for tensor {name} does not satisfy any "
+                f"optimization profiles. Valid range for profile {self._profile}: {_brief(low)}..{_brief(high)}.",
+            )
+        if self._shapes.get(name) != sizes:
+            self._shapes[name] = sizes
+            self._enqueued = False
+        return True
+
+    def get_tensor_shape(self, name: str) -> Any:
+        if not self._engine._is_tensor(name, "getTensorShape"):
+            return Dims()
+        if name in self._shapes:
+            return Dims(self._shapes[name])
+        if self._engine._tensors[name].mode == TensorIOMode.OUTPUT and not self.infer_shapes():
+            return Dims(self._output_shapes()[name])
+        return Dims(self._engine._tensors[name].shape)
+
+    def infer_shapes(self) -> list[str]:
+        return [name for name in self._named(TensorIOMode.INPUT) if name not in self._shapes]
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        address = integer(memory)
+        if not self._engine._is_tensor(name, "setTensorAddress"):
+            return False
+        self._addresses[name] = address
+        return True
+
+    def get_tensor_address(self, name: str) -> int:
+        self._engine._is_tensor(name, "getTensorAddress")
+        return int(self._addresses.get(name, 0))
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        function, needed = "IExecutionContext::setDeviceMemoryV2", self._needed_bytes
+        if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
+            self._refuse(function, "condition: the context was created with kUSER_MANAGED")
+        elif integer(memory) % _ALIGNMENT:
+            self._refuse(function, f"condition: memory is aligned to {_ALIGNMENT} bytes")
+        elif integer(size) < needed:
+            self._refuse(function, f"condition: size >= getDeviceMemorySizeV2(), {size} is below {needed}")
+        else:
+            self._arena = (int(memory), int(size))
+
+    def _set_unsized_memory(self, memory: Any) -> None:
+        self.set_device_memory(integer(memory), self._needed_bytes)
+
+    device_memory = property(None, _set_unsized_memory)
+
+    def update_device_memory_size_for_shapes(self) -> int:
+        if self.infer_shapes():
+            self._refuse("IExecutionContext::updateDeviceMemorySizeForShapes", "condition: all input shapes are set")
+            return 0
+        self._needed_bytes = self._engine.get_device_memory_size_for_profile_v2(self._profile)
+        return int(self._needed_bytes)
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        function, stream = "IExecutionContext::setOptimizationProfileAsync", integer(stream_handle)
+        if not self._engine._is_profile(profile_index, "setOptimizationProfileAsync"):
+            return False
+        if set(self._in_flight) - {stream}:
+            return self._refuse(function, "condition: the stream of the last run is synchronized")
+        if not self._enqueue(function, stream, _Switch(self)):
+            return False
+        self._profile, self._switching, self._enqueued = int(profile_index), stream, False
+        self._shapes = _static_shapes(self._engine)
+        return True
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        function, stream = "IExecutionContext::enqueueV3", integer(stream_handle)
+        for name, tensor in self._engine._tensors.items():
+            if not self._addresses.get(name):
+                kind = "input" if tensor.mode == TensorIOMode.INPUT else "output"
+                return self._refuse(
+                    function,
+                    "condition: mContext.profileObliviousBindings.at(profileObliviousIndex) != nullptr. Address is not "
+                    f"set for {kind} tensor {name}. Call set{kind.title()}TensorAddress or setTensorAddress before "
+                    "enqueue/execute.",
+                )
+        if missing := self.infer_shapes():
+            return self._refuse(
+                function, f"condition: allInputDimensionsSpecified(routine). {missing[0]} has no shape."
+            )
+        needed = self._engine.get_device_memory_size_for_profile_v2(self._profile)
+        if needed and (self._arena is None or self._arena[1] < needed):
+            return self._refuse(function, f"condition: device memory is set. Profile {self._profile} needs {needed}.")
+        if self._switching not in (None, stream):
+            return self._refuse(
+                function, "condition: the stream that switches the optimization profile is synchronized"
+            )
+        if set(self._in_flight) - {stream}:
+            return self._refuse(function, "condition: one stream at a time. Another stream still runs this context.")
+        if not stream:
+            self._engine._log.warning(
+                "Using default stream in enqueueV3() may lead to performance issues due to additional calls to "
+                "cudaStreamSynchronize() by TensorRT to ensure correct synchronization. Please use non-default stream "
+                "instead."
+            )
+        run = _Run(self, stream)
+        return self._enqueue(function, stream, run)
+
+    def _enqueue(self, function: str, stream: int, work: Any) -> bool:
+        log = self._engine._log
+        try:
+            if device.current_context() != self._engine._cuda_context:
+                log.cuda(function, "invalid device context")
+                return False
+            captured = device.capturing(stream)
+            if captured and not self._enqueued:
+                # The first run with new shapes updates the host's state, which a capture cannot hold.
+                log.cuda(function, "operation not permitted when stream is capturing")
+                return False
+            number = device.launch(stream, work)
+        except device.CudaError as error:
+            log.cuda(function, f"invalid resource handle: {error}")
+            return False
+        if captured:
+            self._captured.append(number)
+        else:
+            work.submitted(number)
+            self._enqueued = True
+        return True
+
+    def _named(self, mode: Any) -> list[str]:
+        return [name for name, tensor in self._engine._tensors.items() if tensor.mode == mode]
+
+    def _is(self, name: str, mode: Any, function: str) -> bool:
+        if name not in self._named(mode):
+            return self._refuse(function, f"condition: {name} is the name of an {mode.name.lower()}.")
+        return True
+
+    def _refuse(self, function: str, reason: str) -> bool:
+        self._engine._log.usage(function, reason)
+        return False
+
+    def _output_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = self._engine._model.output_shapes(tuple(sorted(self._shapes.items())))
+        return shapes
+
+
+class _Switch:
+    """The work of a switch to another profile."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = weakref.ref(context)
+
+    def submitted(self, number: int) -> None:
+        pass
+
+    def __call__(self) -> None:
+        context = self.context()
+        if context is not None:
+            context._switching = None
+
+
+class _Run:
+    """One run: what its kernels were launched with, which does not change when the context does.
+
+    A run is pending from its submission to its execution; a graph's runs never are.
+    """
+
+    pending: ClassVar[dict[int, _Run]] = {}
+
+    def __init__(self, context: Any, stream: int) -> None:
+        self.context, self.stream = weakref.ref(context), stream
+        shapes = {**context._shapes, **context._output_shapes()}
+        self.places = {name: (context._addresses[name], shape) for name, shape in shapes.items()}
+        needed = context._engine.get_device_memory_size_for_profile_v2(context._profile)
+        self.arena = (context._arena[0], needed) if needed else None
+        self.number = 0
+
+    def submitted(self, number: int) -> None:
+        self.number = number
+        self.pending[number] = self
+        self.context()._in_flight[self.stream] += 1
+
+    def __call__(self) -> None:
+        """Compute, and check that nobody else uses the activation memory or has changed the weights."""
+        context = self.context()
+        if context is None:
+            raise device.DeviceFault("work of an execution context ran after the context was destroyed")
+        if self.pending.pop(self.number, None):
+            context._in_flight -= Counter([self.stream])
+            self._check_order()
+        engine = context._engine
+        arena = self._bytes("the activation memory", *self.arena) if self.arena else np.empty(0, np.uint8)
+        arena[:] = pattern = next(_patterns)
+        inputs = {name: self._array(engine, name) for name in context._named(TensorIOMode.INPUT)}
+        names = context._named(TensorIOMode.OUTPUT)
+        try:
+            values = engine._model.session.run(names, inputs)
+        except Exception as error:
+            raise device.DeviceFault(f"a kernel of engine {engine.name!r} failed: {error}") from None
+        for name, value in zip(names, values, strict=True):
+            target = self._array(engine, name)
+            if target.shape != value.shape:
+                raise device.DeviceFault(f"output {name!r} is {value.shape}, and the engine expected {target.shape}")
+            target[...] = value
+        if not (arena == pattern).all():
+            raise device.DeviceFault("the activation memory changed during a run: an output overlaps it")
+        if not (self._bytes("the weights", *engine._weights) == engine._fill).all():
+            raise device.DeviceFault(f"the weights of engine {engine.name!r} were overwritten")
+
+    def _check_order(self) -> None:
+        """Refuse to overtake a run that was submitted earlier and has the same activation memory.
+
+        It is on another stream, which no event of this one waits for: on a device, the two could run at once.
+        """
+        for number, other in self.pending.items():
+            shared = self.arena and other.arena and _overlap(self.arena, other.arena)
+            if number < self.number and shared and other.context():
+                raise device.DeviceFault("two runs on unordered streams have the same activation memory")
+
+    def _array(self, engine: Any, name: str) -> Any:
+        tensor, (address, shape) = engine._tensors[name], self.places[name]
+        if address % _ALIGNMENT:
+            raise device.DeviceFault(f"the address {address:#x} of {name!r} is not aligned to {_ALIGNMENT} bytes")
+        size = int(np.prod(shape, dtype=np.int64)) * tensor.numpy.itemsize
+        return self._bytes(f"{name!r}", address, size).view(tensor.numpy).reshape(shape)
+
+    def _bytes(self, what: str, address: int, size: int) -> Any:
+        if not size:
+            return np.empty(0, np.uint8)
+        view = device.view(address, size)
+        if view is None:
+            raise device.DeviceFault(f"{what} needs {size} bytes at {address:#x}, which are not all allocated")
+        return view
+
+
+def new_context(engine: Any, strategy: Any) -> Any:
+    """Return a context of an engine; None where its memory cannot be allocated."""
+    function, arena = "ICudaEngine::createExecutionContext", None
+    size = engine.device_memory_size_v2
+    if device.current_context() != engine._cuda_context:
+        engine._log.cuda(function, "invalid device context")
+        return None
+    if strategy != ExecutionContextAllocationStrategy.USER_MANAGED and size:
+        try:
+            arena = (device.allocate(size), size)
+        except device.CudaError as error:
+            if error.code == device.OUT_OF_MEMORY:
+                engine._log.error(function, 2, "OutOfMemory", f"Requested size was {size} bytes.")
+            else:
+                engine._log.cuda(function, str(error))
+            return None
+    context = IExecutionContext._make(
+        _engine=engine,  # pybind11 keeps the engine while its contexts live
+        _strategy=strategy,
+        _addresses={},
+        _shapes=_static_shapes(engine),
+        _profile=0,
+        _arena=arena,
+        _needed_bytes=size,
+        _switching=None,
+        _enqueued=False,
+        _captured=[],
+        _in_flight=Counter(),
+    )
+    weakref.finalize(context, device.forget, context._captured).atexit = False
+    if arena:
+        weakref.finalize(context, device.free, arena[0], "an execution context").atexit = False
+    return context
+
+
+def _static_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+    inputs = {name: tensor for name, tensor in engine._tensors.items() if tensor.mode == TensorIOMode.INPUT}
+    return {name: tensor.shape for name, tensor in inputs.items() if -1 not in tensor.shape}
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    instance(shape, (tuple, list, Dims))
+    return tuple(integer(size) for size in shape)
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
+
+
+def _brief(shape: Any) -> str:
+    return "[" + ",".join(str(size) for size in shape) + "]"

@@ -1,0 +1,89 @@
+"""Network definitions: tensors and the layers between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .enums import DataType, Dims, LayerType, NetworkDefinitionCreationFlag, TensorLocation
+from .versions import VERSION, Native, integer, only, setting
+
+
+class ITensor(Native):
+    """A tensor of a network; -1 stands for a dimension that is known at run time only."""
+
+    name = setting("")
+    dtype = setting(DataType.FLOAT) if VERSION < (11,) else property(lambda self: self._dtype)
+    shape = setting(Dims())
+    location = setting(TensorLocation.DEVICE)
+    is_network_input = property(lambda self: self._input)
+    is_network_output = property(lambda self: self._output)
+    is_shape_tensor = property(lambda self: self._constant)
+    is_execution_tensor = property(lambda self: not self._constant)
+    _input = _output = _constant = False
+
+
+class ILayer(Native):
+    """One layer of a network."""
+
+    name = setting("")
+    metadata = setting("")
+    type = property(lambda self: self._type)
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    @only(until=(11,))
+    def set_output_type(self, index: int, dtype: Any) -> None:
+        self._outputs[integer(index)]._dtype = dtype
+
+    def get_input(self, index: int) -> Any:
+        return self._inputs[index] if 0 <= integer(index) < len(self._inputs) else None
+
+    def get_output(self, index: int) -> Any:
+        return self._outputs[index] if 0 <= integer(index) < len(self._outputs) else None
+
+    def get_output_type(self, index: int) -> Any:
+        return self._outputs[integer(index)].dtype
+
+
+class INetworkDefinition(Native):
+    """A network, which the parser fills."""
+
+    name = setting("Unnamed Network 0")
+    num_layers = property(lambda self: len(self._layers))
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+    builder = property(lambda self: self._builder)
+    flags = property(lambda self: self._flags)
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags >> int(flag) & 1)
+
+    def get_layer(self, index: int) -> Any:
+        return self._layers[index] if 0 <= integer(index) < len(self._layers) else None
+
+    def get_input(self, index: int) -> Any:
+        return self._inputs[index] if 0 <= integer(index) < len(self._inputs) else None
+
+    def get_output(self, index: int) -> Any:
+        return self._outputs[index] if 0 <= integer(index) < len(self._outputs) else None
+
+    @property
+    def _strongly_typed(self) -> bool:
+        # The only typing of TensorRT 11, whose network has no weakly typed kind.
+        return not hasattr(NetworkDefinitionCreationFlag, "EXPLICIT_BATCH") or self.get_flag(
+            NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        )
+
+    def _add(self, kind: str, name: str, inputs: list[Any], outputs: list[Any], operator: str = "") -> Any:
+        # TensorRT 10.3 reshapes where later versions have layers of their own.
+        found = getattr(LayerType, kind, LayerType.SHUFFLE)
+        layer = ILayer._make(_name=name, _type=found, _inputs=inputs, _outputs=outputs, _operator=operator)
+        self._layers.append(layer)
+        return layer
+
+
+def new_network(builder: Any, log: Any, flags: int) -> Any:
+    """Return an empty network."""
+    return INetworkDefinition._make(
+        _builder=builder, _log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None
+    )

@@ -1,0 +1,90 @@
+"""The version that the double stands for, and the members that only some versions have."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+VERSION_TEXT = os.environ.get("SOFTWARE_TENSORRT_VERSION", "10.16.2.10")
+VERSION = tuple(int(part) for part in VERSION_TEXT.split("."))
+
+#: The first number of an engine's header. NVIDIA raises it with the format, not with every release; 10.3's is known
+#: from bug reports (239), the others are only distinct.
+SERIALIZATION_VERSION = 239 if VERSION < (10, 4) else 242 if VERSION < (11,) else 250
+
+
+class _Absent:
+    """Takes the place of a member that this version lacks; :class:`Native` removes it."""
+
+
+def only(*, since: tuple[int, ...] = (0,), until: tuple[int, ...] = (99,)) -> Any:
+    """Decorate a member that exists from ``since`` on and before ``until``."""
+    return lambda member: member if since <= VERSION < until else _Absent()
+
+
+class Native:
+    """Base of the classes that pybind11 defines: no attributes other than those of the class, and no constructor.
+
+    The double makes its objects with :meth:`_make`, as the library makes its own.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in [name for name, member in vars(cls).items() if isinstance(member, _Absent)]:
+            delattr(cls, name)
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__module__}.{type(self).__name__}: No constructor defined!")
+
+    @classmethod
+    def _make(cls, **values: Any) -> Any:
+        created = cls.__new__(cls)
+        for name, value in values.items():
+            object.__setattr__(created, name, value)
+        return created
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        object.__setattr__(self, name, value)
+
+
+class setting:
+    """A property that keeps the value it was given, if pybind11 would convert it to the type of the default."""
+
+    def __init__(self, default: Any, kind: type | tuple[type, ...] | None = None) -> None:
+        self.default = default
+        self.kind = type(default) if kind is None else kind
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = "_" + name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else instance.__dict__.get(self.name, self.default)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if not isinstance(value, self.kind):
+            raise TypeError(f"incompatible function arguments: {type(value).__name__} for {self.name[1:]}")
+        instance.__dict__[self.name] = value
+
+
+def integer(value: Any) -> int:
+    """Convert as pybind11 does for an integer parameter: floats are refused, ``__int__`` is accepted.
+
+    Raises:
+        TypeError: the value is no integer.
+    """
+    if isinstance(value, (float, str, bytes)) or not hasattr(value, "__int__"):
+        raise TypeError(f"incompatible function arguments: {type(value).__name__}")
+    return int(value)
+
+
+def instance(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """Check the class of a parameter as pybind11 does.
+
+    Raises:
+        TypeError: the value has another class, or is a Python subclass whose ``__init__`` did not call the base's.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"incompatible function arguments: {type(value).__name__}, expected {kind}")
+    return value

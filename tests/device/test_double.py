@@ -1,0 +1,386 @@
+"""What TensorRT computes and refuses. With ``-m gpu`` NVIDIA's own has to agree with the double; README.md."""
+
+import ctypes
+import gc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.device.networks import BATCHES, CLASSES, FEATURES, build, classifier, probabilities
+
+cuda = pytest.importorskip("pycuda.driver")
+trt = pytest.importorskip("tensorrt")
+
+LIBCUDA = ctypes.CDLL("libcuda.so.1")
+ILLEGAL_ADDRESS, THREAD_LOCAL_CAPTURE = 700, 1
+TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "int8": 1e-2}
+
+
+class Logger(trt.ILogger):
+    def __init__(self):
+        super().__init__()
+        self.errors, self.warnings = [], []
+
+    def log(self, severity, message):
+        {trt.ILogger.ERROR: self.errors, trt.ILogger.WARNING: self.warnings}.get(severity, []).append(message)
+
+
+LOGGER = Logger()  # TensorRT keeps the first one of a process
+
+
+@pytest.fixture(autouse=True)
+def logger():
+    LOGGER.errors.clear()
+    LOGGER.warnings.clear()
+    return LOGGER
+
+
+@pytest.fixture
+def context():
+    """A context of the GPU, which lets go of everything first."""
+    made = cuda.Device(0).retain_primary_context()
+    made.push()
+    yield made
+    gc.collect()
+    cuda.Context.pop()
+    made.detach()
+
+
+class Run:
+    """An engine, an execution context without memory of its own, and buffers for the largest batch."""
+
+    def __init__(self, data, dtype=np.float32):
+        self.engine = trt.Runtime(LOGGER).deserialize_cuda_engine(data)
+        self.context = self.engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        self.stream = cuda.Stream(1)
+        self.host = {name: cuda.pagelocked_zeros((8, size), dtype) for name, size in self.sizes().items()}
+        self.device = {name: cuda.mem_alloc(array.nbytes) for name, array in self.host.items()}
+        self.arena = cuda.mem_alloc(max(self.engine.device_memory_size_v2, 1))
+
+    @staticmethod
+    def sizes():
+        return {"x": FEATURES, "y": CLASSES}
+
+    def prepare(self, rows, memory=True, addresses=("x", "y")):
+        if rows:
+            assert self.context.set_input_shape("x", (rows, FEATURES)), LOGGER.errors
+        for name in addresses:
+            assert self.context.set_tensor_address(name, int(self.device[name]))
+        if memory:
+            self.context.set_device_memory(int(self.arena), self.engine.device_memory_size_v2)
+
+    def upload(self, x):
+        rows = len(x)
+        self.host["x"][:rows] = x
+        cuda.memcpy_htod_async(self.device["x"], self.host["x"][:rows], self.stream)
+
+    def enqueue(self, x):
+        self.upload(x)
+        return self.context.execute_async_v3(self.stream.handle)
+
+    def result(self, rows):
+        y = self.host["y"][:rows]
+        cuda.memcpy_dtoh_async(y, self.device["y"], self.stream)
+        self.stream.synchronize()
+        return y.copy()
+
+
+def batch(rows, seed=0):
+    return np.random.default_rng(seed).integers(-64, 65, (rows, FEATURES)) / 64
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_an_engine_computes(precision, context):
+    dtype = np.float16 if precision == "fp16" else np.float32
+    run = Run(build(trt, LOGGER, classifier(precision), BATCHES), dtype)
+    assert trt.nptype(run.engine.get_tensor_dtype("y")) == dtype
+    for rows in (1, 8, 3):
+        run.prepare(rows)
+        assert tuple(run.context.get_tensor_shape("y")) == (rows, CLASSES)
+        assert run.enqueue(batch(rows)), LOGGER.errors
+        np.testing.assert_allclose(run.result(rows), probabilities(batch(rows)), atol=TOLERANCE[precision])
+
+
+def test_two_profiles(context):
+    large = {"x": ((5, FEATURES), (8, FEATURES), (8, FEATURES))}
+    small = {"x": ((1, FEATURES), (1, FEATURES), (4, FEATURES))}
+    run = Run(build(trt, LOGGER, classifier(), small, large))
+    assert run.engine.num_optimization_profiles == 2
+    assert [tuple(shape) for shape in run.engine.get_tensor_profile_shape("x", 1)] == list(large["x"])
+    run.prepare(4)
+    assert run.enqueue(batch(4))
+    assert not run.context.set_input_shape("x", (8, FEATURES))
+    assert "does not satisfy any optimization profiles" in LOGGER.errors[-1]
+    assert run.context.set_optimization_profile_async(1, run.stream.handle)
+    assert run.context.active_optimization_profile == 1
+    assert run.context.infer_shapes() == ["x"]
+    run.prepare(8)
+    assert run.enqueue(batch(8))
+    np.testing.assert_allclose(run.result(8), probabilities(batch(8)), atol=1e-5)
+    assert not run.context.set_optimization_profile_async(2, run.stream.handle)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("x", (9, FEATURES)),
+        ("x", (0, FEATURES)),
+        ("x", (4, FEATURES + 1)),
+        ("x", (4,)),
+        ("y", (4, CLASSES)),
+        ("z", (4,)),
+    ],
+)
+def test_a_shape_outside_the_engine_is_refused(name, shape, context):
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    assert not run.context.set_input_shape(name, shape)
+    assert LOGGER.errors
+
+
+@pytest.mark.parametrize(
+    ("prepared", "reason"),
+    [
+        ({"rows": 4, "addresses": ["y"]}, "Address is not set for input tensor x"),
+        ({"rows": 4, "addresses": ["x"]}, "set for output tensor y"),
+        ({"rows": 0}, ""),
+        ({"rows": 4, "memory": False}, ""),
+    ],
+)
+def test_an_unprepared_run_is_refused(prepared, reason, context):
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    if not run.engine.device_memory_size_v2 and not prepared.get("memory", True):
+        pytest.skip("this engine needs no memory")
+    run.prepare(**prepared)
+    assert not run.context.execute_async_v3(run.stream.handle)
+    assert reason in LOGGER.errors[-1]
+
+
+def test_too_little_memory_is_refused(context):
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    if not run.engine.device_memory_size_v2:
+        pytest.skip("this engine needs no memory")
+    run.prepare(4, memory=False)
+    run.context.set_device_memory(int(run.arena), run.engine.device_memory_size_v2 - 1)
+    assert LOGGER.errors
+    assert not run.context.execute_async_v3(run.stream.handle)
+
+
+def test_a_broken_engine_is_refused(context):
+    data = bytes(build(trt, LOGGER, classifier(), BATCHES))
+    for broken in (b"", b"no engine", data[: len(data) // 2]):
+        LOGGER.errors.clear()
+        assert trt.Runtime(LOGGER).deserialize_cuda_engine(broken) is None
+        assert LOGGER.errors
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "reason"),
+    [
+        (trt.__version__.encode(), None, "expecting library version"),
+        (b'"compute_capability": [8, 7]', b'"compute_capability": [8, 6]', "expecting compute 8.7 got compute 8.6"),
+        (b"ftrt", b"ftrt\x01", "Version tag does not match. Note: Current Version"),
+    ],
+)
+def test_an_engine_from_elsewhere_is_refused(part, other, reason, context, software):
+    from tensorrt import plan
+
+    other = other or part[:-1] + bytes([part[-1] ^ 1])
+    data = bytes(build(trt, LOGGER, classifier(), BATCHES)).replace(part, other, 1)
+    assert trt.Runtime(LOGGER).deserialize_cuda_engine(plan.signed(data)) is None
+    assert reason in LOGGER.errors[-1]
+
+
+def test_a_build_reports_its_progress_and_stops_when_told(context):
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self, limit=None):
+            super().__init__()
+            self.limit, self.open, self.steps = limit, [], 0
+
+        def phase_start(self, phase_name, parent_phase, num_steps):
+            assert parent_phase is None or parent_phase in self.open
+            assert num_steps > 0
+            self.open.append(phase_name)
+
+        def step_complete(self, phase_name, step):
+            assert phase_name in self.open
+            self.steps += 1
+            return self.limit is None or self.steps < self.limit
+
+        def phase_finish(self, phase_name):
+            self.open.remove(phase_name)
+
+    def watched(monitor):
+        return lambda config: setattr(config, "progress_monitor", monitor)
+
+    whole, stopped = Monitor(), Monitor(limit=2)
+    assert build(trt, LOGGER, classifier(), BATCHES, configure=watched(whole)) is not None
+    assert build(trt, LOGGER, classifier(), BATCHES, configure=watched(stopped)) is None
+    assert not whole.open
+    assert not stopped.open
+    assert stopped.steps < whole.steps
+
+
+def test_a_build_without_a_fitting_profile_is_refused(context):
+    assert build(trt, LOGGER, classifier()) is None
+    assert "no optimization profile has been defined" in LOGGER.errors[-1]
+    wrong = FEATURES + 1
+    assert build(trt, LOGGER, classifier(), {"x": ((1, wrong), (2, wrong), (4, wrong))}) is None
+    assert "Dimension mismatch for tensor x and profile 0" in LOGGER.errors[-1]
+
+
+def test_tactics_that_need_more_than_the_workspace_are_skipped(context, software):
+    def small(config):
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 10)
+
+    assert build(trt, LOGGER, classifier(), BATCHES, configure=small) is not None
+    assert any("insufficient memory on requested size of" in warning for warning in LOGGER.warnings)
+
+
+def test_a_timing_cache_fits_its_device_alone(context, software):
+    kept = []
+
+    def timed(data, fits):
+        def configure(config):
+            assert config.set_timing_cache(config.create_timing_cache(data), False) == fits
+            kept.append(config)
+
+        return configure
+
+    build(trt, LOGGER, classifier(), BATCHES, configure=timed(b"", True))
+    data = bytes(kept[0].get_timing_cache().serialize())
+    build(trt, LOGGER, classifier(), BATCHES, configure=timed(data, True))
+    assert bytes(kept[1].get_timing_cache().serialize()) == data
+    build(trt, LOGGER, classifier(), BATCHES, configure=timed(data.replace(b"8, 7", b"8, 6"), False))
+
+
+@contextmanager
+def captured(stream):
+    """Capture into a graph; the list gets its executable. A refused capture leaves it empty."""
+    graph, executable, found = ctypes.c_void_p(), ctypes.c_void_p(), []
+    assert not LIBCUDA.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.handle), THREAD_LOCAL_CAPTURE)
+    yield found
+    if not LIBCUDA.cuStreamEndCapture(ctypes.c_void_p(stream.handle), ctypes.byref(graph)):
+        assert not LIBCUDA.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        assert not LIBCUDA.cuGraphDestroy(graph)
+        found.append(executable)
+
+
+def test_a_graph_repeats_a_run_with_the_memory_as_it_is(context):
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    run.prepare(4)
+    assert run.enqueue(batch(4))
+    with captured(run.stream) as graphs:
+        assert run.context.execute_async_v3(run.stream.handle), LOGGER.errors
+    assert run.context.set_input_shape("x", (2, FEATURES))  # the graph has its own
+    run.stream.synchronize()
+    run.upload(batch(4, seed=1))
+    assert not LIBCUDA.cuGraphLaunch(graphs[0], ctypes.c_void_p(run.stream.handle))
+    np.testing.assert_allclose(run.result(4), probabilities(batch(4, seed=1)), atol=1e-5)
+    assert not LIBCUDA.cuGraphExecDestroy(graphs[0])
+
+
+def test_a_capture_needs_a_run_before(context, software):
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    run.prepare(4)
+    with captured(run.stream) as graphs:
+        assert not run.context.execute_async_v3(run.stream.handle)
+    assert "not permitted when stream is capturing" in LOGGER.errors[-1]
+    for graph in graphs:
+        LIBCUDA.cuGraphExecDestroy(graph)
+
+
+def freed_input(run):
+    run.device["x"].free()
+
+
+def overlapping_memory(run):
+    run.context.set_tensor_address("y", int(run.arena))
+
+
+def unaligned_output(run):
+    run.context.set_tensor_address("y", int(run.device["y"]) + 4)
+
+
+def destroyed_context(run):
+    run.context.execute_async_v3(run.stream.handle)
+    run.context = None
+
+
+def shared_memory(run):
+    """Let a run overtake one with the same memory on another stream."""
+    run.other = run.engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    run.context, run.other = run.other, run.context
+    run.prepare(4)
+    run.context, run.other = run.other, run.context
+    run.waiting = cuda.Stream(1)
+    run.other.execute_async_v3(run.waiting.handle)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "reason"),
+    [
+        (freed_input, "which are not all allocated"),
+        (overlapping_memory, "the activation memory changed during a run"),
+        (unaligned_output, "is not aligned"),
+        (destroyed_context, "after the context was destroyed"),
+        (shared_memory, "two runs on unordered streams"),
+    ],
+)
+def test_what_only_the_device_notices_is_an_illegal_access(misuse, reason, context, software):
+    from tensorrt import device
+
+    device.faults.clear()
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    run.prepare(4)
+    misuse(run)
+    if run.context:
+        assert run.context.execute_async_v3(run.stream.handle)
+    with pytest.raises(cuda.LogicError, match="illegal"):
+        run.stream.synchronize()
+    assert reason in device.faults[-1]
+
+
+def test_a_stream_that_is_destroyed_is_refused(context, software):
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    run.prepare(4)
+    stream = cuda.Stream(1)
+    handle = stream.handle
+    del stream
+    assert not run.context.execute_async_v3(handle)
+    assert "invalid resource handle" in LOGGER.errors[-1]
+
+
+def test_memory_that_is_short_is_refused(context, software):
+    data = build(trt, LOGGER, classifier(), BATCHES)
+    software.set_memory(64)
+    assert trt.Runtime(LOGGER).deserialize_cuda_engine(data) is None
+    assert "OutOfMemory" in LOGGER.errors[-1]
+    assert build(trt, LOGGER, classifier(), BATCHES) is None
+    assert "out of memory" in LOGGER.errors[-2]
+
+
+def test_an_engine_outlives_its_last_reference_while_a_context_uses_it(context, software):
+    before = software.live()["bytes"]
+    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+    run.prepare(4)
+    loaded = software.live()["bytes"]
+    run.engine = None
+    assert software.live()["bytes"] == loaded
+    assert run.enqueue(batch(4))
+    run.result(4)
+    del run
+    assert software.live()["bytes"] == before
+
+
+def test_destroying_an_engine_without_its_context_is_a_defect(context, software):
+    from tensorrt import device
+
+    engine = trt.Runtime(LOGGER).deserialize_cuda_engine(build(trt, LOGGER, classifier(), BATCHES))
+    lost, _ = engine._weights
+    cuda.Context.pop()
+    del engine
+    assert "could not be freed" in software.defects()[-1]
+    software.clear()
+    context.push()
+    device.free(lost, "the test")

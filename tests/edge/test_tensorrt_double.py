@@ -1,0 +1,240 @@
+"""The double of TensorRT's parser accepts, refuses and fuses what TensorRT-RTX, which shares its code, does."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from edge.runtimes.tensorrt_attention import attention_blocks
+from tests.device.doubles import double as trt_double
+from tests.device.networks import classifier, serialized
+from tests.edge.marks import with_rtx
+
+node = helper.make_node
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+HEADS, SHORT, USUAL, LONG = 4, 16, 64, 128
+INT8_LONG = 512
+X, Y = ("x", FLOAT, [1, 4]), ("y", FLOAT, [1, 4])
+
+
+class Attention:
+    """softmax(q kᵀ · scale) v, with a variation; q and k have ``size`` features, v has ``value``."""
+
+    def __init__(self, size=32, value=None, element=HALF, variation="", longest=LONG):
+        self.element, self.dtype = element, {HALF: np.float16, FLOAT: np.float32}[element]
+        self.nodes, self.constants = [], {}
+        self.inputs = {"q": size, "k": size, "v": value or size}
+        query, key = self.before(variation, size, value)
+        operands = ["v"]
+        if variation == "int8":
+            query, key, operands = self.quantized("q"), self.quantized("k"), [self.quantized("v")]
+        scores = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 1, 3, 2]))
+        softmax = self.softmax(variation, self.scaled(variation, scores))
+        if variation == "gated probabilities":
+            softmax = self.add("Mul", softmax, self.constant(np.ones((1, HEADS, 1, 1), self.dtype)))
+        if variation == "int8":
+            softmax = self.quantized(softmax)
+        output = self.add("MatMul", softmax, *operands)
+        if variation == "gated heads":
+            output = self.add("Mul", output, self.constant(np.ones((1, HEADS, 1, 1), self.dtype)))
+        if variation == "int8":
+            output = self.quantized(output)
+        self.nodes[-1].output[0] = "y"
+        masks = [("mask", TensorProto.BOOL if variation == "where" else element, ["N", 1, 1, "S"])]
+        masked = masks if variation in ("mask", "where") else []
+        shapes = [(name, element, ["N", HEADS, "S", features]) for name, features in self.inputs.items()]
+        outputs = [("y", element, ["N", HEADS, "S", self.inputs["v"]])]
+        self.model = serialized(self.nodes, shapes + masked, outputs, self.constants)
+        self.profile = {
+            name: [(rows, HEADS, tokens, size) for rows, tokens in ((1, SHORT), (2, USUAL), (8, longest))]
+            for name, size in self.inputs.items()
+        }
+        if masked:
+            self.profile["mask"] = [(1, 1, 1, SHORT), (2, 1, 1, USUAL), (8, 1, 1, longest)]
+
+    def add(self, operator, *inputs, **attributes):
+        output = f"t{len(self.nodes)}"
+        self.nodes.append(node(operator, inputs, [output], name=f"{operator} {output}", **attributes))
+        return output
+
+    def constant(self, value):
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def quantized(self, name):
+        scale, zero = self.constant(np.array(0.05, self.dtype)), self.constant(np.int8(0))
+        return self.add("DequantizeLinear", self.add("QuantizeLinear", name, scale, zero), scale, zero)
+
+    def before(self, variation, size, value):
+        if variation == "slice":
+            bounds = [self.constant(np.array([bound])) for bound in (0, size // 2, 3)]
+            return [self.add("Slice", name, *bounds) for name in "qk"]
+        if variation == "pad":
+            padding = self.constant(np.array([0] * 7 + [value - size]))
+            return [self.add("Pad", name, padding) for name in "qk"]
+        return ["q", "k"]
+
+    def scaled(self, variation, scores):
+        scores = self.add("Mul", scores, self.constant(np.array(0.25, self.dtype)))
+        if variation == "mask":
+            return self.add("Add", scores, "mask")
+        if variation == "where":
+            return self.add("Where", "mask", scores, self.constant(np.array(-1e4, self.dtype)))
+        return scores
+
+    def softmax(self, variation, scores):
+        if variation != "cast":
+            return self.add("Softmax", scores, axis=-1)
+        single = self.add("Softmax", self.add("Cast", scores, to=FLOAT), axis=-1)
+        return self.add("Cast", single, to=self.element)
+
+
+def quantized(zero):
+    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    return serialized(nodes, [X], [Y], {"s": np.float32(0.1), "z": zero})
+
+
+def conditional(operator, shape):
+    branches = {
+        "then_branch": helper.make_graph(
+            [node("Identity", ["x"], ["t"])], "then", [], [helper.make_tensor_value_info("t", FLOAT, [1, 4])]
+        ),
+        "else_branch": helper.make_graph([operator], "else", [], [helper.make_tensor_value_info("e", FLOAT, shape)]),
+    }
+    inputs = [X, ("c", TensorProto.BOOL, [])]
+    return serialized([node("If", ["c"], ["y"], name="if", **branches)], inputs, [("y", FLOAT, None)], {})
+
+
+def one(operator, element=FLOAT, opset=17, **attributes):
+    shape = [1, 4, 4]
+    return serialized(
+        [node("Relu", ["x"], ["r"]), node(operator, ["r"], ["y"], name="it", **attributes)],
+        [("x", element, shape)],
+        [("y", element, None)],
+        {},
+        opset,
+    )
+
+
+MODELS = {
+    "classifier": classifier(),
+    "int8": classifier("int8"),
+    "zero point": quantized(np.int8(3)),
+    "unsigned zero point": quantized(np.uint8(128)),
+    "symmetric": quantized(np.int8(0)),
+    "if": conditional(node("Relu", ["x"], ["e"]), [1, 4]),
+    "if of two widths": conditional(node("Concat", ["x", "x"], ["e"], axis=1), [1, 8]),
+    "contrib": one("FastGelu", domain="com.microsoft"),
+    "unsupported": one("Det"),
+    "Unique": one("Unique", axis=0),
+    "text": serialized([node("Identity", ["x"], ["y"])], [("x", 8, [1])], [("y", 8, [1])], {}),
+    "dynamic int8": serialized(
+        [
+            node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="q"),
+            node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+        ],
+        [X],
+        [Y],
+        {},
+    ),
+    "integers": serialized(
+        [node("MatMulInteger", ["x", "w"], ["y"], name="product")],
+        [("x", TensorProto.INT8, [1, 4])],
+        [("y", TensorProto.INT32, [1, 4])],
+        {"w": np.eye(4, dtype=np.int8)},
+    ),
+    "no ONNX": b"garbage",
+    "nothing": b"",
+}
+ATTENTION = {
+    **{f"{size} features": {"size": size} for size in (8, 16, 19, 24, 64, 256, 264)},
+    **{f"int8, {size} features": {"size": size, "variation": "int8"} for size in (16, 24, 32, 64)},
+    "int8, long": {"size": 64, "variation": "int8", "longest": INT8_LONG + 1},
+    "fp32": {"element": FLOAT},
+    "wide values": {"size": 16, "value": 64},
+    "narrow values": {"size": 64, "value": 32},
+    "pad": {"size": 16, "value": 64, "variation": "pad"},
+    **{name: {"variation": name} for name in ("mask", "where", "cast", "slice", "gated probabilities", "gated heads")},
+}
+
+
+def parsed(trt, network, model):
+    """Return the parser's verdict, or else the tensors and the attention of the network."""
+    parser = trt.OnnxParser(network, network_logger(trt))
+    if not parser.parse(model):
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        return [(e.code().name, e.desc()[:60], e.node(), e.node_name(), e.node_operator()) for e in errors]
+    ends = [network.get_input(index) for index in range(network.num_inputs)]
+    ends += [network.get_output(index) for index in range(network.num_outputs)]
+    return [(end.name, end.dtype.name, tuple(end.shape)) for end in ends], attention_blocks(trt, network)
+
+
+def network_logger(trt):
+    class Quiet(trt.ILogger):
+        def __init__(self):
+            super().__init__()
+
+        def log(self, severity, message):
+            pass
+
+    logger = LOGGERS[trt.__name__] = LOGGERS.get(trt.__name__) or Quiet()
+    return logger
+
+
+LOGGERS = {}
+
+
+def copied(version="10.16.2.10"):
+    """Return the double as a version, and a network of it, which needs no GPU."""
+    double = trt_double(version)
+    flags = 1 << int(double.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    return double, double.network.new_network(None, double.logger.Log(network_logger(double)), flags)
+
+
+def networks():
+    """Return TensorRT-RTX with a builder and a network, and :func:`copied`."""
+    rtx = pytest.importorskip("tensorrt_rtx")
+    builder = rtx.Builder(network_logger(rtx))
+    real = builder.create_network(1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    return rtx, builder, real, *copied()
+
+
+@with_rtx
+@pytest.mark.parametrize("name", MODELS)
+def test_the_double_parses_alike(name):
+    rtx, _, real, double, copy = networks()
+    assert parsed(double, copy, MODELS[name]) == parsed(rtx, real, MODELS[name])
+
+
+@with_rtx
+@pytest.mark.parametrize("name", ATTENTION)
+def test_the_double_fuses_alike(name):
+    rtx, builder, real, double, copy = networks()
+    attention = Attention(**ATTENTION[name])
+    assert parsed(double, copy, attention.model) == parsed(rtx, real, attention.model)
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(rtx.ComputeCapability.SM86, 0)
+    profile = builder.create_optimization_profile()
+    for tensor, shapes in attention.profile.items():
+        profile.set_shape(tensor, *shapes)
+    config.add_optimization_profile(profile)
+    engine = bytes(builder.build_serialized_network(real, config))
+    longest = max(shapes[2][2] for shapes in attention.profile.values())
+    assert bool(double.attention.fused_attention(copy, False, longest)) == (b"_gemm_mha_v2" in engine)
+
+
+@with_rtx
+def test_the_double_supports_no_operator_that_the_parser_lacks():
+    rtx, _, real, double, _ = networks()
+    parser = rtx.OnnxParser(real, network_logger(rtx))
+    assert not [operator for operator in double.parser._LAYERS if not parser.supports_operator(operator)]
+
+
+def test_the_double_of_the_oldest_version_refuses_more():
+    models = {"if of two widths": MODELS["if of two widths"], "opset 21": one("Relu", opset=21)}
+    for name, model in models.items():
+        double, network = copied("10.3.0")
+        assert parsed(double, network, model)[0][0] in ("INVALID_NODE", "UNSUPPORTED_GRAPH"), name
+        double, network = copied("11.4.1")
+        assert isinstance(parsed(double, network, model), tuple), name
