@@ -39,11 +39,11 @@ def fused(model: bytes) -> bytes:
     return _checked(onnx_ir.to_proto(optimised))
 
 
-def dynamic_int8(model: bytes) -> bytes:
+def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
     """Return the model for ONNX Runtime with INT8 weights, per channel, and inputs quantised as they come.
 
     From the plain model: ONNX Runtime fuses the rest as it loads, and is no slower than on one fused before. Embeddings
-    stay FP32: they cost memory but no time, and would be quantised per tensor. So does the head.
+    stay FP32: they cost memory but no time, and would be quantised per tensor. So does the head, if there is one.
     """
     source = _load(model)
     with tempfile.TemporaryDirectory() as directory:
@@ -52,7 +52,7 @@ def dynamic_int8(model: bytes) -> bytes:
             _preprocessed(source),
             path,
             op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=_projections(source),
+            nodes_to_quantize=_projections(source, has_head),
             per_channel=True,
             weight_type=QuantType.QInt8,
         )
@@ -68,7 +68,7 @@ def half(model: bytes) -> bytes:
     return _checked(_half(_load(model)))
 
 
-def static_int8(model: bytes, calibration: Mapping[str, Array]) -> bytes:
+def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: bool = True) -> bytes:
     """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
 
     Each product with weights gets QuantizeLinear and DequantizeLinear on both inputs: symmetric, as TensorRT demands,
@@ -78,6 +78,7 @@ def static_int8(model: bytes, calibration: Mapping[str, Array]) -> bytes:
     Args:
         model: in FP32.
         calibration: real inputs by name, as many rows of each.
+        has_head: whether a task head follows the last normalisation.
     """
     source = _load(model)
     upgraded = onnx.version_converter.convert_version(source, INT8_OPSET)
@@ -88,7 +89,7 @@ def static_int8(model: bytes, calibration: Mapping[str, Array]) -> bytes:
             path,
             _Calibration(calibration),
             op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=_projections(upgraded),
+            nodes_to_quantize=_projections(upgraded, has_head),
             per_channel=True,
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
@@ -145,9 +146,10 @@ def _half(model: ModelProto) -> ModelProto:
     return converted
 
 
-def _projections(model: ModelProto) -> list[str]:
-    """Return the names of the matrix products with weights, up to the last normalisation: without the head's."""
+def _projections(model: ModelProto, has_head: bool) -> list[str]:
+    """Return the names of the matrix products with weights; of a model with a head, up to the last normalisation."""
     weights = {initializer.name for initializer in model.graph.initializer}
     nodes = list(model.graph.node)  # in the order of computation
-    last = max(index for index, node in enumerate(nodes) if node.op_type == "LayerNormalization")
+    norms = [index for index, node in enumerate(nodes) if node.op_type == "LayerNormalization"]
+    last = max(norms) if has_head else len(nodes)
     return [node.name for node in nodes[:last] if node.op_type == "MatMul" and node.input[1] in weights]

@@ -12,7 +12,11 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Tolerance
 from edge.datatypes import Array
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.exported import RUNTIMES
 from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
+
+#: Input to dimension to symbolic name.
+Dynamic = Mapping[str, Mapping[int, str]]
 
 
 class ExportedArtifact(NamedTuple):
@@ -57,6 +61,10 @@ def export_tier(
     outputs: Sequence[str],
     *,
     name: str = "full",
+    dynamic: Dynamic | None = None,
+    runtimes: Sequence[str] = RUNTIMES,
+    precisions: Sequence[str] = ("fp32", "fp16", "int8"),
+    has_head: bool = True,
 ) -> list[ExportedArtifact]:
     """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.
 
@@ -68,23 +76,32 @@ def export_tier(
         calibration: other real inputs, in the same names, from which ranges for INT8 are taken.
         outputs: the names that the module's outputs shall have.
         name: of the tier; files are called after it.
+        dynamic: input to the symbolic names of its dimensions that a request chooses; None for those above.
+        runtimes: whose files to make.
+        precisions: the precisions to make.
+        has_head: whether a task head follows the last normalisation; its products are never INT8.
 
     Raises:
         GoldenError: a file computes something else than torch does.
         onnx.checker.ValidationError: a file is no valid ONNX.
     """
-    dynamic = {name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()}
+    if dynamic is None:
+        dynamic = {
+            name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()
+        }
     examples = {name: torch.from_numpy(array) for name, array in inputs.items()}
     plain = to_onnx(module, examples, outputs, dynamic)
     golden = golden_of(module, inputs, outputs)
     kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
-        ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain)),
+        ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),
         ("tensorrt", "fp16", OPSET, lambda: half(plain)),
-        ("tensorrt", "int8", INT8_OPSET, lambda: static_int8(plain, calibration)),
+        ("tensorrt", "int8", INT8_OPSET, lambda: static_int8(plain, calibration, has_head=has_head)),
     ]
     exported = []
     for runtime, precision, opset, make in kinds:
+        if runtime not in runtimes or precision not in precisions:
+            continue
         file, data = f"{name}.{runtime}.{precision}.onnx", make()
         difference, tolerance = _measured(data, golden, precision, file)
         artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)

@@ -17,6 +17,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import Literally
 from edge.files import write_whole
+from edge.profiling.timing import WARM_UP, times_in_turns, turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.errors import CheckpointError
@@ -24,7 +25,7 @@ from export.experiments.family import DENSE, TEACHER, TIERS
 from export.heads import SequenceClassifier
 from export.precision import dynamic_int8, fused
 from export.reduction.plan import Plan, check_speedup
-from export.reduction.timing import WARM_UP, feeds_of, times_in_turns, turns
+from export.reduction.timing import feeds_of
 from export.tasks.metrics import METRICS
 from export.tasks.models import find_tuned
 from export.tasks.predictions import read_predictions

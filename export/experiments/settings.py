@@ -15,7 +15,7 @@ import torch
 from edge import __version__
 from edge.errors import Literally, UsageError
 from edge.files import sha256, write_whole
-from export.reduction.timing import cpu_name
+from edge.profiling.conditions import cpu_name
 
 SETTINGS = "settings.json"
 

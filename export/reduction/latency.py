@@ -1,6 +1,7 @@
-"""Latency of each shape of a layer on ONNX Runtime, CPU, one thread, in units of the dense layer.
+"""Latency of each shape of a layer in units of the dense layer: measured here, or from a device's table.
 
-TensorRT's times come from the device itself; a table has a key, so that neither is taken for the other.
+This machine is ONNX Runtime, CPU, one thread. A device has a table of its own, from ``fewheads profile``. Each table has
+a key, so that none is taken for another.
 """
 
 from __future__ import annotations
@@ -10,44 +11,20 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from edge.files import write_whole
+from edge.errors import Literally, UsageError, Whole
+from edge.profiling.conditions import cpu_name
+from edge.profiling.table import LatencyTable, Shape, Timing, check_key
 from export.convert import to_onnx
 from export.reduction.search import Costs, Grid
-from export.reduction.timing import Comparison, compare, cpu_name, feeds_of, measure_models
+from export.reduction.timing import compare, feeds_of, measure_models
 from export.tasks.objectives import Head
 from export.transformer import Layer, LayerShape, TransformerConfig
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """One shape of a layer at one length."""
-
-    shape: LayerShape
-    tokens: int
-    comparison: Comparison
-
-
-class LatencyTable(msgspec.Struct, frozen=True):
-    """Latencies of the layers of one kind of model on one machine.
-
-    Attributes:
-        key: machine, versions and model, as :func:`machine_key` has them; a table of another key says nothing.
-        timings: of every shape and length that was measured.
-    """
-
-    key: dict[str, str]
-    timings: tuple[Timing, ...] = ()
-
-    def find(self, shape: LayerShape, tokens: int) -> Comparison | None:
-        """Return what was measured of a shape at a length, or None."""
-        found = (t.comparison for t in self.timings if t.shape == shape and t.tokens == tokens)
-        return next(found, None)
 
 
 def measure_layers(
@@ -77,9 +54,11 @@ def measure_layers(
         if missing:
             dense = dense or _block(config, config.layers[0])
             block = _block(config, shape)
-            timings = [Timing(shape, n, compare(dense, block, _layer_feeds(config, n), calls)) for n in missing]
-            table = LatencyTable(key, (*table.timings, *timings))
-            _store(cache, table)
+            found = [(n, compare(dense, block, layer_feeds(config, n), calls)) for n in missing]
+            timings = [Timing(Shape.of(shape), n, comparison) for n, comparison in found]
+            table = LatencyTable(key=key, timings=(*table.timings, *timings))
+            if cache is not None:
+                table.write(cache)
         on_shape(done + 1, len(shapes))
     return table
 
@@ -107,49 +86,115 @@ def measure_times(
         on_shape: likewise.
     """
     config = model.transformer.config
-    dense = config.layers[0]
-    attention = [grid.shape(option, 0, dense) for option in range(len(grid.attention))]
-    feed_forward = [grid.shape(0, option, dense) for option in range(len(grid.feed_forward))]
-    shapes = list(dict.fromkeys([*attention, *feed_forward]))
+    shapes = grid.beside(config.layers[0]).all()
     table = measure_layers(config, shapes, [tokens], cache=cache, calls=calls, on_shape=on_shape)
+    # Of the whole model's time.
+    share = 1 / measure_models(model, without_layers(model), feeds_of(config, tokens), calls).ratio
+    return _costs(table, config, grid, tokens), len(config.layers) * share / (1 - share)
+
+
+def table_times(
+    table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int, subject: str
+) -> tuple[Costs, float]:
+    """Return what :func:`measure_times` returns, from a device's table.
+
+    Args:
+        table: of the device.
+        config: of the model.
+        grid: what its layers may become.
+        tokens: in the one input of each call.
+        subject: the name of the table in errors.
+
+    Raises:
+        UsageError: the table is of another model, lacks shapes or the length, or holds timings of a device that
+            throttled.
+    """
+    fix = "Write the shapes of this model with 'fewheads shapes', and time them with 'fewheads profile'."
+    check_key(subject, table.key, model_key(config), fix)
+    shapes = [Shape.of(shape) for shape in grid.beside(config.layers[0]).all()]
+    missing = [shape.name for shape in shapes if table.find(shape, tokens) is None]
+    rest = table.find_rest(tokens)
+    if missing or rest is None:
+        lengths = sorted({timing.tokens for timing in table.timings})
+        names = missing if rest else [*missing, "rest"]
+        raise UsageError(
+            f"{subject} at {tokens} tokens",
+            given=Whole(f"no timing of {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}"),
+            expected=f"timings of {len(shapes)} shapes; it has the lengths {', '.join(map(str, lengths)) or 'none'}",
+            fix=f"On the device: fewheads profile SHAPES --lengths {tokens} --out {subject.rpartition(' ')[2]}, with "
+            f"SHAPES from 'fewheads shapes --lengths {tokens}'; or give --tokens of a length that the table has.",
+        )
+    wanted = set(shapes)
+    throttled = [t.shape.name for t in table.timings if t.throttled and t.tokens == tokens and t.shape in wanted]
+    if throttled or rest.throttled:
+        given = Literally(f"{len(throttled) + rest.throttled} timings of a device that throttled")
+        fix = "Cool the device, and give the same 'fewheads profile' again: it repeats these timings alone."
+        raise UsageError(f"{subject} at {tokens} tokens", given=given, expected="steady clocks", fix=fix)
+    return _costs(table, config, grid, tokens), rest.dense_layers
+
+
+def _costs(table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int) -> Costs:
+    """Return the options' times; half of the dense layer is written to either side's account."""
 
     def times(options: Sequence[LayerShape]) -> list[float]:
         found = [table.find(shape, tokens) for shape in options]
         return [1 / comparison.ratio - 0.5 for comparison in found if comparison]
 
+    beside = grid.beside(config.layers[0])
+    return Costs(times(beside.attention), times(beside.feed_forward))
+
+
+def without_layers(model: Head) -> Head:
+    """Return a copy of a model with its embeddings and task head alone."""
     empty = copy.deepcopy(model)
     empty.transformer.layers = nn.ModuleList()
-    share = 1 / measure_models(model, empty, feeds_of(config, tokens), calls).ratio  # of the whole model's time
-    return Costs(times(attention), times(feed_forward)), len(config.layers) * share / (1 - share)
+    return empty
 
 
 def machine_key(config: TransformerConfig) -> dict[str, str]:
-    """Return what a measurement depends on, shapes and lengths apart."""
+    """Return the key of a measurement on this machine."""
     return {
-        "cpu": cpu_name(),
+        "runtime": "onnxruntime",
+        "runtime_version": onnxruntime.__version__,
+        "provider": "CPU",
+        "precision": "fp32",
+        "device": cpu_name(),
         "cores": str(os.cpu_count()),
-        "onnxruntime": onnxruntime.__version__,
         "torch": str(torch.__version__),
+        **layer_key(config),
+    }
+
+
+def layer_key(config: TransformerConfig) -> dict[str, str]:
+    """Return what the time of a layer depends on in its model, the layer's shape apart."""
+    return {
         "architecture": config.architecture,
         "dim": str(config.dim),
-        "dense": str(config.layers[0]),
+        "dense": Shape.of(config.layers[0]).name,
     }
+
+
+def model_key(config: TransformerConfig) -> dict[str, str]:
+    """Return what all times depend on in the model, with the size of its embeddings."""
+    image = f"{config.image_size}/{config.patch_size}"
+    return {**layer_key(config), "embeddings": image if config.architecture == "vit" else str(config.vocab_size)}
 
 
 def _block(config: TransformerConfig, shape: LayerShape) -> bytes:
     """Return one layer as ONNX, for one input of any length."""
-    inputs = {name: torch.from_numpy(array) for name, array in _layer_feeds(config, 16).items()}
-    return to_onnx(_Block(Layer(config, shape)), inputs, ["y"], {name: {1: "tokens"} for name in inputs})
+    inputs = {name: torch.from_numpy(array) for name, array in layer_feeds(config, 16).items()}
+    return to_onnx(LayerBlock(Layer(config, shape)), inputs, ["y"], {name: {1: "tokens"} for name in inputs})
 
 
-def _layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
+def layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
+    """Return one input of a layer: x [1, tokens, dim], and but for images its mask [1, tokens]."""
     x = np.random.default_rng(0).standard_normal((1, tokens, config.dim)).astype(np.float32)
     if config.architecture == "vit":
         return {"x": x}
     return {"x": x, "mask": np.ones((1, tokens), dtype=np.int64)}
 
 
-class _Block(nn.Module):
+class LayerBlock(nn.Module):
     """A layer whose mask may be left out, as images have none."""
 
     def __init__(self, layer: Layer) -> None:
@@ -157,21 +202,17 @@ class _Block(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return [N, T, d]."""
         output: Tensor = self.layer(x, mask)
         return output
 
 
 def _cached(cache: Path | None, key: dict[str, str]) -> LatencyTable:
+    """Return the table in a cache; an empty one where there is none of this key."""
     if cache is None or not cache.exists():
-        return LatencyTable(key)
+        return LatencyTable(key=key)
     try:
-        table = msgspec.json.decode(cache.read_bytes(), type=LatencyTable)
-    except msgspec.DecodeError:  # it can be measured again, so a broken one is as good as none
-        return LatencyTable(key)
-    return table if table.key == key else LatencyTable(key)
-
-
-def _store(cache: Path | None, table: LatencyTable) -> None:
-    if cache is None:
-        return
-    write_whole(cache, msgspec.json.format(msgspec.json.encode(table), indent=1))
+        table = LatencyTable.read(cache)
+    except UsageError:  # it can be measured again, so a broken one is as good as none
+        return LatencyTable(key=key)
+    return table if table.key == key else LatencyTable(key=key)

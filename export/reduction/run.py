@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge.profiling.table import Comparison
 from export.errors import PlanError
 from export.provenance import provenance
 from export.reduction.latency import measure_times
@@ -15,7 +16,7 @@ from export.reduction.layer import LayerReport
 from export.reduction.plan import check_speedup
 from export.reduction.reduce import Progress, ReducedModel, calibration_batches, check_model, reduce_model
 from export.reduction.search import grid_of
-from export.reduction.timing import Comparison, feeds_of, measure_models
+from export.reduction.timing import feeds_of, measure_models
 from export.runs import RunMetrics, Speedup
 from export.tasks.models import find
 from export.tasks.objectives import Head

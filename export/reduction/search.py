@@ -54,6 +54,24 @@ class Grid(msgspec.Struct, frozen=True):
         scale = dense.scale if rank == dense.head_dim else None  # W_Q of a new width is made for the usual scale
         return LayerShape(heads, rank, self.feed_forward[feed_forward], scale)
 
+    def beside(self, dense: LayerShape) -> Beside:
+        """Return the shape of each option beside the dense other half of the layer."""
+        return Beside(
+            [self.shape(option, 0, dense) for option in range(len(self.attention))],
+            [self.shape(0, option, dense) for option in range(len(self.feed_forward))],
+        )
+
+
+class Beside(NamedTuple):
+    """Shapes by the options of a grid, each beside the dense other half of the layer."""
+
+    attention: list[LayerShape]
+    feed_forward: list[LayerShape]
+
+    def all(self) -> list[LayerShape]:
+        """Return each distinct shape once, the dense one first."""
+        return list(dict.fromkeys([*self.attention, *self.feed_forward]))
+
 
 class Costs(NamedTuple):
     """Something that adds up over the halves of a layer: loss, or time in units of a dense layer.

@@ -1,72 +1,19 @@
-"""Two models on ONNX Runtime, CPU, one thread, timed in turns.
-
-Times drift with clocks and neighbours; a ratio of times taken in turns hardly does.
-"""
+"""Two models on ONNX Runtime, CPU, one thread, timed in turns."""
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 from edge.datatypes import Array
-from edge.runner import Runner
+from edge.profiling.table import Comparison
+from edge.profiling.timing import compared, times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.transformer import TransformerConfig
-
-#: Calls that do not count, before those that do.
-WARM_UP = 5
-
-K = TypeVar("K")
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """Two models in turns.
-
-    Attributes:
-        milliseconds: the median time of a call.
-        dense_milliseconds: that of the model it is compared with.
-        ratio: how many times faster it is: the median over pairs of neighbouring calls, which share the clock's and
-            the neighbours' moods.
-        calls: how often each was called.
-    """
-
-    milliseconds: float
-    dense_milliseconds: float
-    ratio: float
-    calls: int
-
-
-def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], calls: int) -> dict[K, Array]:
-    """Return the seconds that each runner takes for the same inputs, call by call, [calls].
-
-    Args:
-        runners: models to be compared.
-        feeds: inputs of all.
-        calls: of each, after some that do not count.
-    """
-    seconds: dict[K, Array] = {key: np.zeros(calls) for key in runners}
-    for call in range(-WARM_UP, calls):
-        for key in turns(list(runners), call):
-            started = time.perf_counter()
-            runners[key].infer(feeds)
-            if call >= 0:
-                seconds[key][call] = time.perf_counter() - started
-    return seconds
-
-
-def turns(keys: Sequence[K], number: int) -> Sequence[K]:
-    """Return the keys, another one first at each number: whoever is first finds the caches cold."""
-    first = number % len(keys)
-    return [*keys[first:], *keys[:first]]
 
 
 def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) -> Comparison:
@@ -86,9 +33,7 @@ def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) 
     seconds = times_in_turns(runners, feeds, calls)
     for runner in runners.values():
         runner.close()
-    medians = {name: float(1e3 * np.median(series)) for name, series in seconds.items()}
-    ratio = float(np.median(seconds["dense"] / seconds["other"]))
-    return Comparison(medians["other"], medians["dense"], ratio, calls)
+    return compared(seconds["dense"], seconds["other"])
 
 
 def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array], calls: int = 60) -> Comparison:
@@ -114,13 +59,3 @@ def feeds_of(config: TransformerConfig, tokens: int) -> dict[str, Array]:
         "inputs": random.integers(config.vocab_size, size=(1, tokens)),
         "mask": np.ones((1, tokens), dtype=np.int64),
     }
-
-
-def cpu_name() -> str:
-    """Return what the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

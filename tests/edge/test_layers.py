@@ -36,6 +36,7 @@ ORDER = (
     "bundles",
     "runtimes",
     "security",
+    "profiling",
     "programs",
     "scheduling",
     "repository",
@@ -98,6 +99,7 @@ FOR_EXPORT = (
     "bundles",
     "runtimes",
     "instruments",
+    "profiling",
     "programs",
     "cli",
 )

@@ -3,11 +3,11 @@ import sys
 import pytest
 
 from edge.errors import UsageError
+from edge.profiling.table import Comparison
 from export.reduction.layer import LayerReport
 from export.reduction.plan import LayerPlan
 from export.reduction.plot import draw
 from export.reduction.run import Reduced
-from export.reduction.timing import Comparison
 from export.runs import RunMetrics
 from export.transformer import LayerShape
 

@@ -1,0 +1,83 @@
+"""The conditions of a measurement: the device, its power mode, and signs of throttling."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from edge.instruments.sensors import Sensors
+from edge.runtimes.jetson import jetson_model
+
+_STATUS = "var/lib/nvpmodel/status"
+_MODES = "etc/nvpmodel.conf"
+_GPUS = "proc/driver/nvidia/gpus"
+
+
+class Throttling(NamedTuple):
+    """Signs of throttling: the alarms of over-current and low voltage so far, and the cooling levels that are on."""
+
+    events: int
+    levels: tuple[str, ...]
+
+    def since(self, before: Throttling) -> bool:
+        """Return whether the device throttled between an earlier reading and this one."""
+        return self.events != before.events or bool(self.levels or before.levels)
+
+
+class Conditions:
+    """Reads the conditions of a measurement.
+
+    Args:
+        root: the root of the file system, another one in tests.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._sensors = Sensors(root)
+
+    def device(self, processor: str) -> str:
+        """Return the name of the board, or of the GPU or processor of another machine.
+
+        Args:
+            processor: ``CPU`` or ``GPU``, as the runtime calls its device.
+        """
+        return jetson_model(self._root) or (processor == "GPU" and _gpu_name(self._root)) or cpu_name(self._root)
+
+    def power_mode(self) -> str:
+        """Return the name of the power mode, such as ``25W``, or its number; empty on a machine without one."""
+        found = re.search(r"pmode:(\d+)", _text(self._root / _STATUS))
+        if not found:
+            return ""
+        number, modes = int(found[1]), _text(self._root / _MODES)
+        name = re.search(rf"<\s*POWER_MODEL\s+ID={number}\s+NAME=(\w+)", modes)
+        return name[1] if name else str(number)
+
+    def throttling(self) -> Throttling:
+        """Return the signs of throttling now."""
+        readings = [reading for reading in self._sensors.sample() if reading.kind == "throttling"]
+        events = sum(int(reading.value) for reading in readings if reading.unit == "events")
+        return Throttling(events, tuple(r.name for r in readings if r.unit == "level" and r.value > 0))
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """Return the processor's name for itself."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _gpu_name(root: Path) -> str:
+    for information in sorted((root / _GPUS).glob("*/information")):
+        found = re.search(r"^Model:\s*(.+)$", _text(information), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return ""
+
+
+def _text(path: Path) -> str:
+    """Return the contents of a file; nothing where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,193 @@
+"""Latency table of one device: the time of each shape of a layer, relative to the dense layer.
+
+A table has a key: the runtime, precision, device, power mode and model that its times hold for. Tables with different
+keys are never mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from edge.errors import Literally, UsageError, Whole
+from edge.files import write_whole
+
+FORMAT_VERSION = 1
+#: The label of every number that no board has shown.
+PREDICTION = "prediction, not measured on an Orin"
+_FIX = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
+
+
+class AnyShape(Protocol):
+    """Anything with the sizes of a layer."""
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """The width of a head."""
+        ...
+
+    @property
+    def ffn_dim(self) -> int:
+        """The number of hidden units."""
+        ...
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of a layer that its time depends on.
+
+    Attributes:
+        num_heads: number of heads; 0 for no attention.
+        head_dim: features of a query, key and value in one head.
+        ffn_dim: hidden units; 0 for no feed-forward.
+    """
+
+    num_heads: int
+    head_dim: int
+    ffn_dim: int
+
+    @classmethod
+    def of(cls, shape: AnyShape) -> Shape:
+        """Return the sizes of any shape."""
+        return cls(shape.num_heads, shape.head_dim if shape.num_heads else 0, shape.ffn_dim)
+
+    @property
+    def name(self) -> str:
+        """The shape in a file name, such as ``h6-r32-f768``."""
+        return f"h{self.num_heads}-r{self.head_dim}-f{self.ffn_dim}"
+
+
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Two models in turns.
+
+    Attributes:
+        milliseconds: median time of a call.
+        dense_milliseconds: median time of a call of the model it is compared with.
+        ratio: how many times faster it is. The medians of an empty model are subtracted from both times where
+            ``floor_milliseconds`` is not 0.
+        calls: calls of each; 0 for a prediction.
+        floor_milliseconds: median time of a call of a model that only copies its input.
+    """
+
+    milliseconds: float
+    dense_milliseconds: float
+    ratio: float
+    calls: int
+    floor_milliseconds: float = 0.0
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One shape at one length.
+
+    Attributes:
+        shape: the layer's.
+        tokens: length of the one input of each call.
+        comparison: with the dense layer.
+        throttled: whether the device reported throttling during the calls.
+    """
+
+    shape: Shape
+    tokens: int
+    comparison: Comparison
+    throttled: bool = False
+
+
+class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Embeddings and task head at one length.
+
+    Attributes:
+        tokens: length of the one input of each call.
+        milliseconds: median time of a call.
+        dense_layers: the same in units of a dense layer.
+        throttled: whether the device reported throttling during the calls.
+    """
+
+    tokens: int
+    milliseconds: float
+    dense_layers: float
+    throttled: bool = False
+
+
+class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latencies of the layers of one kind of model on one device.
+
+    Attributes:
+        key: everything that the times depend on beside shape and length, by name.
+        timings: of shapes, each beside the dense layer.
+        rest: of embeddings and task head.
+        label: ``measured``, or :data:`PREDICTION`.
+        format_version: of the file.
+    """
+
+    key: dict[str, str]
+    timings: tuple[Timing, ...] = ()
+    rest: tuple[Rest, ...] = ()
+    label: Literal["measured", "prediction, not measured on an Orin"] = "measured"
+    format_version: Literal[1] = 1
+
+    @classmethod
+    def read(cls, path: Path) -> LatencyTable:
+        """Read a table.
+
+        Raises:
+            UsageError: the file cannot be read, or is no table.
+        """
+        expected = f"a latency table of format version {FORMAT_VERSION}"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            given = Literally(error.strerror)
+            raise UsageError(f"latency table {path}", given=given, expected=expected, fix=_FIX) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            given = Literally(error)
+            raise UsageError(f"latency table {path}", given=given, expected=expected, fix=_FIX) from None
+
+    def write(self, path: Path) -> None:
+        """Write the table whole; an earlier file stays until the new one is on the disk.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    def find(self, shape: AnyShape, tokens: int) -> Comparison | None:
+        """Return the comparison of a shape at a length, or None."""
+        sizes = Shape.of(shape)
+        found = (t.comparison for t in self.timings if t.shape == sizes and t.tokens == tokens)
+        return next(found, None)
+
+    def find_rest(self, tokens: int) -> Rest | None:
+        """Return embeddings and task head at a length, or None."""
+        return next((rest for rest in self.rest if rest.tokens == tokens), None)
+
+    @property
+    def name(self) -> str:
+        """The device, power mode, runtime and precision, for people."""
+        names = ("device", "power_mode", "runtime", "runtime_version", "precision")
+        words = [self.key[name] for name in names if self.key.get(name)]
+        return " ".join(words or list(self.key.values())[:1])
+
+
+def check_key(subject: str, found: Mapping[str, str], expected: Mapping[str, str], fix: str) -> None:
+    """Refuse a table whose key differs from the one that is needed, naming both values of every difference.
+
+    Only the names in ``expected`` are compared.
+
+    Raises:
+        UsageError: the keys differ.
+    """
+    differences = [name for name, value in expected.items() if found.get(name) != value]
+    if differences:
+        raise UsageError(
+            f"{subject} key",
+            given=Whole(", ".join(f"{name} {found.get(name, 'missing')!r}" for name in differences)),
+            expected=", ".join(f"{name} {expected[name]!r}" for name in differences),
+            fix=fix,
+        )

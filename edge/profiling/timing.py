@@ -1,0 +1,64 @@
+"""Models timed in turns: times drift with clocks and neighbours, and a ratio of times taken in turns hardly does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.profiling.table import Comparison
+from edge.runner import Runner
+
+#: Calls that do not count, before those that do.
+WARM_UP = 5
+#: The least time of a model beyond that of an empty one, as a share of the dense model's.
+_LEAST_SHARE = 0.01
+
+K = TypeVar("K")
+
+
+def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], calls: int) -> dict[K, Array]:
+    """Return the seconds that each runner takes for the same inputs, call by call, [calls].
+
+    Args:
+        runners: the models to compare.
+        feeds: the inputs of all.
+        calls: of each, after some that do not count.
+
+    Raises:
+        RunnerError: a runtime failed.
+    """
+    seconds: dict[K, Array] = {key: np.zeros(calls) for key in runners}
+    for call in range(-WARM_UP, calls):
+        for key in turns(list(runners), call):
+            started = time.perf_counter()
+            runners[key].infer(feeds)
+            if call >= 0:
+                seconds[key][call] = time.perf_counter() - started
+    return seconds
+
+
+def turns(keys: Sequence[K], number: int) -> Sequence[K]:
+    """Return the keys, another one first at each number: whoever is first finds the caches cold."""
+    first = number % len(keys)
+    return [*keys[first:], *keys[:first]]
+
+
+def compared(dense: Array, other: Array) -> Comparison:
+    """Return the comparison of two models from their seconds, call by call; neighbouring calls share the clock."""
+    ratio = float(np.median(dense / other))
+    return Comparison(_median_ms(other), _median_ms(dense), ratio, len(dense))
+
+
+def compared_above(floor: Array, dense: Array, other: Array) -> Comparison:
+    """Return the comparison of two models without the time that an empty one takes, such as copies to a device."""
+    beyond = float(np.median(dense - floor))
+    own = max(float(np.median(other - floor)), _LEAST_SHARE * beyond)
+    return Comparison(_median_ms(other), _median_ms(dense), beyond / own, len(dense), _median_ms(floor))
+
+
+def _median_ms(seconds: Array) -> float:
+    return float(1e3 * np.median(seconds))

@@ -1,0 +1,197 @@
+"""The shapes of a reduction grid as bundles, for a device that has no torch to time them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from edge.bundles.bundle import write_bundle
+from edge.bundles.manifest import Manifest, Profile, Provenance, Tier
+from edge.datatypes import Array, TensorSpec, datatype_of
+from edge.errors import Literally, UsageError
+from edge.files import replaced_directory, write_durably
+from edge.profiling.shapes import FLOOR, REST, SHAPES_NAME, ShapeSet
+from edge.profiling.table import Shape
+from export.convert import golden_of
+from export.exported import FULL, RUNTIMES
+from export.heads import SequenceClassifier
+from export.provenance import provenance
+from export.reduction.latency import LayerBlock, layer_feeds, model_key, without_layers
+from export.reduction.search import grid_of
+from export.reduction.timing import feeds_of
+from export.runtimes import export_tier
+from export.tasks.models import find
+from export.tasks.objectives import Head
+from export.transformer import Layer
+
+_INT8_TIER = f"{FULL}-int8"
+_LABELS = 2
+
+
+class ShapesWritten(msgspec.Struct, frozen=True):
+    """A directory of shapes that was written.
+
+    Attributes:
+        directory: where.
+        shapes: the number of shapes, the dense one included.
+        lengths: tokens of the inputs that they take.
+        onnx_bytes: size of all ONNX files.
+    """
+
+    directory: str
+    shapes: int
+    lengths: tuple[int, ...]
+    onnx_bytes: int
+
+
+def write_shapes(
+    source: str | Path,
+    directory: str | Path,
+    *,
+    lengths: Sequence[int],
+    runtimes: Sequence[str] = RUNTIMES,
+    replace: bool = False,
+    on_shape: Callable[[int, int], None] = lambda done, shapes: None,
+) -> ShapesWritten:
+    """Write each distinct shape of a model's reduction grid as a bundle with random weights.
+
+    Args:
+        source: a run of ``fewheads finetune``, or a Hugging Face directory.
+        directory: to write, whole or not at all.
+        lengths: tokens, ascending; images have one length, whatever is given.
+        runtimes: of :data:`export.exported.RUNTIMES`, whose files the bundles carry.
+        replace: whether an earlier directory may be replaced.
+        on_shape: called with how many bundles are written, of how many.
+
+    Raises:
+        CheckpointError: the source is no model.
+        UsageError: something stands at the directory, a length is beyond the model's, or the disk refuses.
+        GoldenError: an ONNX file computes something else than torch does.
+    """
+    found = find(source)
+    torch.manual_seed(0)
+    model = found.head or SequenceClassifier(found.transformer, _LABELS)
+    config = model.transformer.config
+    lengths = (config.max_positions,) if config.architecture == "vit" else tuple(lengths)
+    if lengths[-1] > config.max_positions:
+        expected = f"at most {config.max_positions}, the positions of the model"
+        raise UsageError("--lengths", given=lengths[-1], expected=expected, fix="Give shorter lengths.")
+    directory = Path(directory)
+    if directory.exists() and not replace:
+        given, fix = Literally("something there"), "Choose another place, or replace it with --replace."
+        raise UsageError(f"--out {directory}", given=given, expected="a free path", fix=fix)
+    grid = grid_of(config.layers[0])
+    shapes = grid.beside(config.layers[0]).all()
+    names = [Shape.of(shape) for shape in shapes]
+    writer = _Writer(lengths, runtimes, Path(source).name)
+    total = len(shapes) + 2
+    try:
+        with replaced_directory(directory) as new:
+            for done, (shape, name) in enumerate(zip(shapes, names, strict=True)):
+                block = LayerBlock(Layer(config, shape))
+                writer.write(new / name.name, block, layer_feeds(config, lengths[-1]), ["y"], int8=True)
+                on_shape(done + 1, total)
+            writer.write(new / FLOOR, _Floor(), layer_feeds(config, lengths[-1]), ["y"])
+            on_shape(total - 1, total)
+            writer.write(new / REST, without_layers(model), feeds_of(config, lengths[-1]), _outputs(model))
+            on_shape(total, total)
+            written = ShapeSet(model=model_key(config), dense=names[0], shapes=tuple(names), lengths=lengths)
+            write_durably(new / SHAPES_NAME, msgspec.json.format(msgspec.json.encode(written), indent=2) + b"\n")
+    except OSError as error:
+        fix = "Free space, or choose another place."
+        raise UsageError(f"--out {directory}", given=Literally(error), expected="room to write", fix=fix) from None
+    return ShapesWritten(str(directory), len(shapes), lengths, writer.onnx_bytes)
+
+
+class _Writer:
+    """Writes one bundle after the other.
+
+    Args:
+        lengths: tokens of the inputs, ascending.
+        runtimes: whose files the bundles carry.
+        source: the name of the model.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], runtimes: Sequence[str], source: str) -> None:
+        self._lengths, self._runtimes, self._source = lengths, runtimes, source
+        self.onnx_bytes = 0
+
+    def write(
+        self, path: Path, module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[str], *, int8: bool = False
+    ) -> None:
+        """Write a module as a bundle.
+
+        Args:
+            path: of the bundle.
+            module: takes the inputs in their order.
+            inputs: one row of the longest length; the second dimension is the tokens', but of pixels.
+            outputs: names of the module's outputs.
+            int8: whether the bundle has a tier in INT8, too.
+        """
+        tokens = {name: array.ndim < 4 for name, array in inputs.items()}
+        exported = export_tier(
+            module,
+            inputs,
+            inputs,
+            outputs,
+            name=FULL,
+            dynamic={name: {1: "tokens"} if free else {} for name, free in tokens.items()},
+            runtimes=self._runtimes,
+            precisions=("fp32", "fp16", "int8") if int8 else ("fp32", "fp16"),
+            has_head=False,
+        )
+        golden = golden_of(module, inputs, outputs)
+        plain = tuple(one.artifact for one in exported if one.artifact.precision != "int8")
+        quantised = tuple(one.artifact for one in exported if one.artifact.precision == "int8")
+        tiers = [Tier(name=FULL, artifacts=plain)]
+        tiers += [Tier(name=_INT8_TIER, artifacts=quantised)] if quantised else []
+        manifest = Manifest(
+            name=path.name,
+            version=1,
+            description=f"{path.name} of the reduction grid of {self._source}, to be timed by 'fewheads profile'",
+            inputs=tuple(_spec(name, array, tokens[name]) for name, array in inputs.items()),
+            outputs=tuple(_spec(name, array, self._is_free(array)) for name, array in golden.outputs.items()),
+            max_batch_size=0,
+            profile={name: self._profile(array) for name, array in inputs.items() if tokens[name]},
+            tiers=tuple(tiers),
+            golden="golden.npz",
+            files={},
+            provenance=_provenance(),
+        )
+        files = {one.artifact.file: one.data for one in exported}
+        write_bundle(path, manifest, {**files, manifest.golden: golden.encode()})
+        self.onnx_bytes += sum(len(data) for data in files.values())
+
+    def _is_free(self, output: Array) -> bool:
+        """Return whether an output has a row for each token."""
+        return output.ndim > 1 and output.shape[1] == self._lengths[-1]
+
+    def _profile(self, array: Array) -> Profile:
+        low, usual, high = self._lengths[0], self._lengths[len(self._lengths) // 2], self._lengths[-1]
+        rest = array.shape[2:]
+        return Profile(min=(1, low, *rest), opt=(1, usual, *rest), max=(1, high, *rest))
+
+
+class _Floor(nn.Module):
+    """A model that only copies a layer's input: what a call costs that computes nothing."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return x, through one kernel."""
+        return x * 2
+
+
+def _outputs(model: Head) -> list[str]:
+    return ["logits"] if isinstance(model, SequenceClassifier) else ["start_logits", "end_logits"]
+
+
+def _spec(name: str, array: Array, free: bool) -> TensorSpec:
+    shape = (1, -1, *array.shape[2:]) if free else array.shape
+    return TensorSpec(name, datatype_of(array), shape)
+
+
+def _provenance() -> Provenance:
+    return provenance(trainer="none: random weights", data="random inputs", seed=0)

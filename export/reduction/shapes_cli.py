@@ -1,0 +1,62 @@
+"""The command ``fewheads shapes``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.profile import parse_lengths
+from export.exported import RUNTIMES
+from export.loading import loading_torch
+from export.options import replace_option
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory to carry to the device.",
+)
+@click.option(
+    "--lengths",
+    default="32,128",
+    show_default=True,
+    callback=parse_lengths,
+    help="Tokens to be timed, with commas; images have a fixed number.",
+)
+@click.option(
+    "--artifacts",
+    multiple=True,
+    type=click.Choice(RUNTIMES),
+    help="Runtime whose files the bundles carry, repeatable; both by default.",
+)
+@replace_option("an earlier directory at --out")
+@json_option
+def shapes(
+    model: Path, out: Path, lengths: tuple[int, ...], artifacts: tuple[str, ...], replace: bool, as_json: bool
+) -> None:
+    """Write every layer shape that `fewheads reduce` may choose for MODEL, a run or a Hugging Face directory.
+
+    `fewheads profile` times them on a device, which needs no torch; `fewheads estimate --shapes` predicts an Orin's times.
+    """
+    with loading_torch():
+        from export.reduction.shapes import write_shapes
+    with progress() as bar:
+        task = bar.add_task("writing shapes", total=None, note="")
+        written = write_shapes(
+            model,
+            out,
+            lengths=lengths,
+            runtimes=artifacts or RUNTIMES,
+            replace=replace,
+            on_shape=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if as_json:
+        print_json(written)
+        return
+    rows = [(written.directory, written.shapes, ", ".join(map(str, written.lengths)), written.onnx_bytes)]
+    print_table("Written", ("directory", "shapes", "tokens", "ONNX bytes"), rows)
