@@ -44,7 +44,7 @@ class _Machine(NamedTuple):
     target: str
     cache: Path | None
 
-    def load(self, name: str, precision: str | None, step: Callable[[str], None]) -> Runner:
+    def runner(self, name: str, precision: str | None, step: Callable[[str], None]) -> Runner:
         """Build a bundle, unless the cache has it, and load it."""
         bundle = open_bundle(self.directory, name)
         # The models around the layers have one precision.
@@ -137,11 +137,11 @@ def profile(
 
     try:
         if total:
-            runners["floor"] = machine.load(FLOOR, precision, step)
-            runners["dense"] = machine.load(shapes.dense.name, precision, step)
+            runners["floor"] = machine.runner(FLOOR, precision, step)
+            runners["dense"] = machine.runner(shapes.dense.name, precision, step)
         for shape in work:
             name = shape.name
-            other = machine.load(name, precision, step)
+            other = machine.runner(name, precision, step)
             try:
                 for tokens in missing[shape]:
                     seconds, throttled = seconds_of(tokens, {**runners, "other": other}, _feeds(dense_bundle, tokens))
@@ -153,7 +153,7 @@ def profile(
             done += 1
         if rest:
             name = REST
-            runners["rest"] = machine.load(REST, precision, step)
+            runners["rest"] = machine.runner(REST, precision, step)
             rest_bundle = open_bundle(directory, REST)
             for tokens in rest:
                 layer = {key: runners[key] for key in ("floor", "dense")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -16,8 +16,9 @@ from edge.errors import Literally, UsageError, Whole
 from edge.files import write_whole
 
 FORMAT_VERSION = 1
+Label = Literal["measured", "prediction, not measured on an Orin"]
 #: The label of every number that no board has shown.
-PREDICTION = "prediction, not measured on an Orin"
+PREDICTION: Final = "prediction, not measured on an Orin"
 _FIX = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
 
 
@@ -129,7 +130,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key: dict[str, str]
     timings: tuple[Timing, ...] = ()
     rest: tuple[Rest, ...] = ()
-    label: Literal["measured", "prediction, not measured on an Orin"] = "measured"
+    label: Label = "measured"
     format_version: Literal[1] = 1
 
     @classmethod

@@ -7,50 +7,38 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark
+from edge.profiling.table import LatencyTable
 from export.figures import check_plot
 from export.loading import loading_torch
 from export.options import replace_option, run_data_dir_option
 from export.outputs import check_file, check_run
+from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.reduction.reduce import Progress
     from export.reduction.run import Reduced
 
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--target-speedup",
-    type=click.FloatRange(1, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="For the whole model, at --tokens, on ONNX Runtime with one thread.",
-)
-@click.option(
-    "--tokens",
-    type=click.IntRange(1, 512),
-    default=32,
-    show_default=True,
-    help="Length of the input that is timed; images have a fixed one.",
-)
-@click.option(
-    "--calibration",
-    "examples",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Examples to measure with; their tokens must outnumber the features of the widest layer.",
-)
+@target_option
+@tokens_option
+@calibration_option
 @run_data_dir_option
 @click.option(
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="The new run directory. Timings and unfinished layers are kept beside it, in .RUN.reduction, and reused.",
+)
+@click.option(
+    "--latency-table",
+    "table",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Plan for a device by its table, from `fewheads profile` or `fewheads estimate --shapes`, not for this processor.",
 )
 @click.option(
     "--plot",
@@ -66,6 +54,7 @@ def reduce(
     examples: int,
     data_dir: Path | None,
     out: Path,
+    table: Path | None,
     plot: Path | None,
     replace: bool,
     as_json: bool,
@@ -78,7 +67,7 @@ def reduce(
     """
     config = recorded(run)
     data_dir = data_dir_of(config, data_dir)
-    inputs = {"RUN": run, "the data in": data_of(config, data_dir)}
+    inputs = {"RUN": run, "the data in": data_of(config, data_dir), "--latency-table": table}
     check_run("--out", out, inputs, replace=replace)
     if plot:
         check_file("--plot", plot, {**inputs, "--out": out}, replace=replace)
@@ -87,17 +76,7 @@ def reduce(
         from export.reduction.run import reduce_run, state_of
     if state_of(run, out).exists():
         remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
-    with progress() as bar:
-        names = {"losses": "trying each option", "layers": "reducing layers"}
-        tasks = {"times": bar.add_task("timing each option", total=None, note="")}
-        tasks |= {stage: bar.add_task(name, total=None, note="") for stage, name in names.items()}
-
-        def on_shape(done: int, shapes: int) -> None:
-            bar.update(tasks["times"], completed=done, total=shapes)
-
-        def on_progress(step: Progress) -> None:
-            bar.update(tasks[step.stage], completed=step.done, total=step.layers)
-
+    with reduction_progress() as (on_shape, on_progress):
         reduced = reduce_run(
             run,
             data_dir,
@@ -105,6 +84,7 @@ def reduce(
             target_speedup,
             tokens=tokens,
             examples=examples,
+            table_path=table,
             on_shape=on_shape,
             on_progress=on_progress,
         )
@@ -133,10 +113,11 @@ def _print(reduced: Reduced) -> None:
         for number, layer in enumerate(reduced.layers)
     ]
     measured = reduced.measured
+    where = LatencyTable(key=reduced.latency_key).name
     title = (
-        f"{measured.ratio:.2f} times faster at {reduced.tokens} tokens ({measured.dense_milliseconds:.2f} ms to "
-        f"{measured.milliseconds:.2f} ms), {reduced.expected_speedup:.2f} expected, {reduced.bound:.2f} at most; "
-        f"in {reduced.directory}"
+        f"{measured.ratio:.2f} times faster at {reduced.tokens} tokens on this processor "
+        f"({measured.dense_milliseconds:.2f} ms to {measured.milliseconds:.2f} ms), {reduced.bound:.2f} at most; "
+        f"{reduced.expected_speedup:.2f} expected on {where} ({reduced.latency_label}); in {reduced.directory}"
     )
     print_table(title, columns, rows)
     accuracy = [(m.split, m.metric, m.value, m.n) for m in reduced.metrics.measures]

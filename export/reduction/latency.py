@@ -1,6 +1,6 @@
 """Latency of each shape of a layer in units of the dense layer: measured here, or from a device's table.
 
-This machine is ONNX Runtime, CPU, one thread. A device has a table of its own, from ``fewheads profile``. Each table has
+This machine is ONNX Runtime, CPU, one thread. A device has a table of its own, by ``fewheads profile``. Each table has
 a key, so that none is taken for another.
 """
 

@@ -12,6 +12,8 @@ from export.reduction.run import Reduced
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from export.reduction.comparison import PlanComparison
+
 _BAR = 0.27
 
 
@@ -59,11 +61,38 @@ def draw(reduced: Reduced, path: str | Path) -> None:
     write_figure(figure, path)
 
 
+def draw_plans(compared: PlanComparison, path: str | Path) -> None:
+    """Write two panels over the layers: the attention and the hidden units that stay in the plan for each device.
+
+    Args:
+        compared: what to draw.
+        path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
+
+    Raises:
+        UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
+    """
+    dense = compared.dense
+    figure = new_figure(6.0 + 1.2 * len(compared.plans[0].layers), 4.5)
+    attention, units = figure.subplots(1, 2)
+    whole = dense.num_heads * dense.head_dim
+    names = [f"{plan.device} ({plan.label})" for plan in compared.plans]
+    heads = [[shape.num_heads * shape.head_dim / whole for shape in plan.layers] for plan in compared.plans]
+    hidden = [[shape.ffn_dim / dense.ffn_dim for shape in plan.layers] for plan in compared.plans]
+    for axes, shares, title in ((attention, heads, "attention"), (units, hidden, "hidden units")):
+        _bars(axes, dict(zip(names, shares, strict=True)))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1, fontsize=8)
+        axes.set(title=title, ylabel="share of the original", ylim=(0, 1.15))
+    run = Path(compared.run).name
+    figure.suptitle(f"{run}: plans for {compared.target_speedup:g} times at {compared.tokens} tokens")
+    write_figure(figure, path)
+
+
 def _bars(axes: Axes, series: Mapping[str, Sequence[float]], numbers: Sequence[Sequence[int]] = ()) -> None:
     """Draw a group of bars for each layer, with numbers above them if there are any."""
+    width = min(_BAR, 0.81 / len(series))
     for index, (name, values) in enumerate(series.items()):
-        places = [layer + (index - 1) * _BAR for layer in range(len(values))]
-        bars = axes.bar(places, values, _BAR, label=name)
+        places = [layer + (index - (len(series) - 1) / 2) * width for layer in range(len(values))]
+        bars = axes.bar(places, values, width, label=name)
         if numbers:
             axes.bar_label(bars, [str(number) for number in numbers[index]], fontsize=7)
     axes.set_xlabel("layer")

@@ -5,24 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from edge.profiling.table import Comparison
 from export.errors import PlanError
 from export.provenance import provenance
-from export.reduction.latency import measure_times
+from export.reduction.devices import measured_device, tabled_device
 from export.reduction.layer import LayerReport
 from export.reduction.plan import check_speedup
 from export.reduction.reduce import Progress, ReducedModel, calibration_batches, check_model, reduce_model
 from export.reduction.search import grid_of
 from export.reduction.timing import feeds_of, measure_models
 from export.runs import RunMetrics, Speedup
-from export.tasks.models import find
+from export.tasks.models import Architecture, find
 from export.tasks.objectives import Head
 from export.tasks.registry import task_of
 from export.tasks.run import predict_splits, prepare, save_run
-from export.transformer import LayerShape
+from export.tasks.task import Data, Reader, Task
+from export.transformer import LayerShape, TransformerConfig
 
 #: Of each model, when the speed-up is confirmed: a ratio that neighbours have spoilt is measured again, and longer.
 _CALLS = (60, 120, 240)
@@ -34,13 +36,15 @@ class Reduced(msgspec.Struct, frozen=True):
     Attributes:
         directory: of the new run.
         tokens: in the input that was timed.
-        expected_speedup: what the layers' times add up to.
+        expected_speedup: what the layers' times add up to, on the device of ``latency_key``.
         measured: both models in turns, on ONNX Runtime, one thread.
         bound: the most that the removed multiplications allow, before the tolerance of
             :func:`export.reduction.plan.check_speedup`.
         dense: the shape that each layer had.
         layers: a report for each.
         metrics: of the new model, not fine-tuned yet.
+        latency_key: of the latency table that the plan was made with.
+        latency_label: whether that table is measured or a prediction.
     """
 
     directory: str
@@ -51,6 +55,8 @@ class Reduced(msgspec.Struct, frozen=True):
     dense: LayerShape
     layers: tuple[LayerReport, ...]
     metrics: RunMetrics
+    latency_key: dict[str, str]
+    latency_label: str
 
 
 def reduce_run(
@@ -61,6 +67,7 @@ def reduce_run(
     *,
     tokens: int,
     examples: int,
+    table_path: Path | None = None,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Reduced:
@@ -76,6 +83,7 @@ def reduce_run(
         target_speedup: of the whole model.
         tokens: in the input that times are measured with; an image has as many as the model makes of it.
         examples: of the training set, to calibrate with.
+        table_path: a latency table of the device to plan for; None is this machine, which is measured.
         on_shape: see :func:`export.reduction.latency.measure_layers`.
         on_progress: see :func:`export.reduction.reduce.reduce_model`.
 
@@ -84,30 +92,35 @@ def reduce_run(
         DataError: the data are missing or malformed.
         CheckpointError: the source cannot be read, or something not be written.
         ReductionError: the model is reduced already, or there are too few examples.
+        UsageError: the latency table is of another model, or lacks what the plan needs.
         PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
     """
     started = time.perf_counter()
     source, directory = Path(source), Path(directory)
-    found = find(source)
-    task = task_of(found, source)
-    assert found.head is not None
-    assert found.architecture is not None
-    model, architecture = found.head, found.architecture
-    reader = task.reader(source)
-    data = prepare(task, data_dir, reader, max_length=architecture.max_length, limit=examples)
-    check_model(model)
-    calibration_batches(model, data.train)  # now, not after minutes of timing
+    task, model, architecture, reader, data = open_source(source, data_dir, examples)
     state = state_of(source, directory)
     config = model.transformer.config
-    if config.architecture == "vit":
-        tokens = config.max_positions
+    tokens = tokens_of(config, tokens)
     grid = grid_of(config.layers[0])
-    times, rest = measure_times(model, grid, tokens, cache=state / "latency.json", on_shape=on_shape)
+    if table_path is None:
+        device = measured_device(model, grid, tokens, state, on_shape)
+    else:
+        device = tabled_device(table_path, config, grid, tokens)
     reduced = reduce_model(
-        model, data.train, target_speedup, grid=grid, times=times, rest=rest, state=state, on_progress=on_progress
+        model,
+        data.train,
+        target_speedup,
+        grid=grid,
+        times=device.times,
+        rest=device.rest,
+        state=state,
+        on_progress=on_progress,
     )
     measured, bound = _measured(model, reduced, tokens)
-    how = f"reduced from {source.name} for {target_speedup:g}x at {tokens} tokens, calibrated with {examples} examples"
+    how = (
+        f"reduced from {source.name} for {target_speedup:g}x at {tokens} tokens on {device.name} ({device.label}), "
+        f"calibrated with {examples} examples"
+    )
     metrics = save_run(
         task,
         directory,
@@ -133,7 +146,44 @@ def reduce_run(
         config.layers[0],
         reduced.reports,
         metrics,
+        device.key,
+        device.label,
     )
+
+
+class OpenedSource(NamedTuple):
+    """A run that can be reduced: its task, model, architecture and reader, and data to calibrate with."""
+
+    task: Task
+    model: Head
+    architecture: Architecture
+    reader: Reader
+    data: Data
+
+
+def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSource:
+    """Open a run and check that it can be reduced, before anything takes minutes.
+
+    Raises:
+        UsageError: the source is no run on a task.
+        DataError: the data are missing or malformed.
+        CheckpointError: the source cannot be read.
+        ReductionError: the model is reduced already, or there are too few examples.
+    """
+    found = find(source)
+    task = task_of(found, source)
+    assert found.head is not None
+    assert found.architecture is not None
+    reader = task.reader(source)
+    data = prepare(task, data_dir, reader, max_length=found.architecture.max_length, limit=examples)
+    check_model(found.head)
+    calibration_batches(found.head, data.train)
+    return OpenedSource(task, found.head, found.architecture, reader, data)
+
+
+def tokens_of(config: TransformerConfig, tokens: int) -> int:
+    """Return the tokens of the input to plan for: as asked for, but images have a fixed number."""
+    return config.max_positions if config.architecture == "vit" else tokens
 
 
 def state_of(source: Path, directory: Path) -> Path:

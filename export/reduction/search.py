@@ -175,7 +175,13 @@ class _Known(nn.Module):
 
 
 def choose_shapes(
-    dense: LayerShape, grid: Grid, losses: Sequence[Costs], times: Costs, rest: float, target_speedup: float
+    dense: LayerShape,
+    grid: Grid,
+    losses: Sequence[Costs],
+    times: Costs,
+    rest: float,
+    target_speedup: float,
+    subject: str = "target speed-up",
 ) -> tuple[list[LayerShape], float]:
     """Return the best shape of each layer, and the speed-up of the whole model that follows from the times.
 
@@ -186,6 +192,7 @@ def choose_shapes(
         times: of a layer, in units of the dense one.
         rest: the time of embeddings and task head, in the same unit.
         target_speedup: of the whole model.
+        subject: the name of the target in errors.
 
     Raises:
         PlanError: no plan is that fast; the message says which is the fastest, and how fast.
@@ -200,11 +207,22 @@ def choose_shapes(
         shape = grid.shape(*options[fastest], dense)
         given = Literally(f"{target_speedup:g}x")
         expected = f"at most {most:.2f}x, with {len(losses)} layers of {_words(shape)}"
-        raise PlanError("target speed-up", given=given, expected=expected, fix="Ask for less, or start from less.")
+        raise PlanError(subject, given=given, expected=expected, fix="Ask for less, or start from less.")
     budget = dense_time / target_speedup - rest
     chosen = least_loss(table, time, budget)
-    speedup = float(dense_time / (rest + time[chosen].sum()))
-    return [grid.shape(*options[index], dense) for index in chosen], speedup
+    shapes = [grid.shape(*options[index], dense) for index in chosen]
+    return shapes, speedup_of(shapes, grid, times, rest)
+
+
+def speedup_of(shapes: Sequence[LayerShape], grid: Grid, times: Costs, rest: float) -> float:
+    """Return the speed-up of a whole model whose layers get these shapes of the grid; see :func:`choose_shapes`."""
+    taken = [
+        times.attention[grid.attention.index((shape.num_heads, shape.head_dim))]
+        + times.feed_forward[grid.feed_forward.index(shape.ffn_dim)]
+        for shape in shapes
+    ]
+    dense = max(times.attention[0] + times.feed_forward[0], _LEAST_TIME)
+    return (rest + len(shapes) * dense) / (rest + sum(max(time, _LEAST_TIME) for time in taken))
 
 
 def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) -> list[int]:

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 import torch
 
+from edge.profiling.table import LatencyTable, Shape
 from export.convert import to_onnx
-from export.reduction.latency import LatencyTable, machine_key, measure_layers, measure_times
+from export.reduction.latency import machine_key, measure_layers, measure_times
 from export.reduction.plan import check_speedup, plan_of
 from export.reduction.search import Grid
 from export.reduction.timing import compare, feeds_of, measure_models
@@ -29,7 +30,7 @@ def test_smaller_layers_are_faster_and_kept_in_the_cache(tmp_path):
         assert quarter.milliseconds < quarter.dense_milliseconds
     assert table.find(QUARTER, 17) is None
     assert measure_layers(SETTINGS, [QUARTER], [64], cache=cache) == table
-    assert msgspec.json.decode(cache.read_bytes(), type=LatencyTable) == table
+    assert LatencyTable.read(cache) == table
 
 
 @pytest.mark.parametrize("damage", ["another machine", "not JSON"])
@@ -38,10 +39,10 @@ def test_a_cache_that_says_nothing_is_replaced(tmp_path, damage):
     if damage == "not JSON":
         cache.write_text("{")
     else:
-        cache.write_bytes(msgspec.json.encode(LatencyTable({**machine_key(SETTINGS), "cpu": "another"})))
+        LatencyTable(key={**machine_key(SETTINGS), "device": "another"}).write(cache)
     table = measure_layers(SETTINGS, [QUARTER], [8], cache=cache, calls=3)
-    assert [timing.shape for timing in table.timings] == [QUARTER]
-    assert msgspec.json.decode(cache.read_bytes(), type=LatencyTable) == table
+    assert [timing.shape for timing in table.timings] == [Shape.of(QUARTER)]
+    assert LatencyTable.read(cache) == table
 
 
 def test_times_add_up_to_those_of_a_model():

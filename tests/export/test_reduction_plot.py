@@ -17,7 +17,10 @@ def make_reduced():
     shapes = LayerShape(9, 16, 1152), LayerShape(0, 0, 64)
     layers = tuple(LayerReport(LayerPlan(shape), 0.01, 0.1, 0.12, 0.2, 0.22) for shape in shapes)
     metrics = RunMetrics(1000, 0, 0, 1.0, ())
-    return Reduced("runs/half", 32, 2.0, Comparison(1.0, 1.9, 1.9, 60), 2.3, LayerShape(12, 32, 1536), layers, metrics)
+    dense = LayerShape(12, 32, 1536)
+    return Reduced(
+        "runs/half", 32, 2.0, Comparison(1.0, 1.9, 1.9, 60), 2.3, dense, layers, metrics, {"device": "here"}, "measured"
+    )
 
 
 def test_the_picture_says_what_stays_and_what_it_costs(tmp_path):

@@ -1,0 +1,1 @@
+"""Latency of bundles on a Jetson Orin Nano, predicted by a roofline: no number of this package was measured on one."""

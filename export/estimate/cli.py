@@ -1,0 +1,131 @@
+"""The command ``fewheads estimate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.profile import parse_lengths, print_latency_table
+from edge.errors import Literally, UsageError
+from export.estimate.devices import DEVICES
+from export.options import replace_option
+from export.outputs import check_file
+
+if TYPE_CHECKING:
+    from export.estimate.estimate import Estimate
+
+_MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
+
+
+@click.command()
+@click.argument("bundle", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--shapes",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Predict the layers of a directory of `fewheads shapes` instead, and write a latency table to --out.",
+)
+@click.option("--device", type=click.Choice(list(DEVICES)), default="orin-nano-super", show_default=True, help="Board.")
+@click.option("--mode", type=click.Choice(_MODES), default="25W", show_default=True, help="Its power mode.")
+@click.option(
+    "--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128, or those of SHAPES]"
+)
+@click.option("--batch", "batches", callback=parse_lengths, help="Rows of a run, such as 1,8.  [default: 1]")
+@click.option(
+    "--precision", type=click.Choice(["fp16", "int8"]), default="fp16", show_default=True, help="Of --shapes."
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The table, with --shapes.")
+@replace_option("an earlier file at --out")
+@json_option
+def estimate(
+    bundle: Path | None,
+    shapes: Path | None,
+    device: str,
+    mode: str,
+    lengths: tuple[int, ...],
+    batches: tuple[int, ...],
+    precision: str,
+    out: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Predict the latency of each tier of BUNDLE on a Jetson Orin Nano, without one.
+
+    Nothing that it prints was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
+    """
+    if (bundle is None) == (shapes is None):
+        given = Literally("both" if bundle else "neither")
+        raise UsageError(
+            "BUNDLE or --shapes", given=given, expected="one of them", fix="Give a bundle, or --shapes DIR."
+        )
+    if (shapes is None) != (out is None):
+        fix = "Give --shapes DIR --out table.json together."
+        given = Literally("one without the other")
+        raise UsageError("--shapes and --out", given=given, expected="both or neither", fix=fix)
+    if bundle:
+        from export.estimate.estimate import estimate_bundle
+
+        with progress() as bar:
+            task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
+            found = estimate_bundle(
+                bundle,
+                device,
+                mode,
+                lengths=lengths,
+                batches=batches or (1,),
+                on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
+            )
+        if as_json:
+            print_json(found)
+        else:
+            _print(found)
+        return
+    assert shapes is not None
+    assert out is not None
+    check_file("--out", out, {"--shapes": shapes}, replace=replace)
+    from export.estimate.estimate import estimate_shapes
+
+    with progress() as bar:
+        task = bar.add_task("predicting shapes", total=None, note="")
+        table = estimate_shapes(
+            shapes,
+            device,
+            mode,
+            precision=precision,
+            lengths=lengths,
+            on_shape=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    try:
+        table.write(out)
+    except OSError as error:
+        fix = "Make room, or give another --out."
+        raise UsageError(f"--out {out}", given=Literally(error), expected="a file to write", fix=fix) from None
+    if as_json:
+        print_json(table)
+    else:
+        print_latency_table(table, str(out))
+
+
+def _print(found: Estimate) -> None:
+    columns = ("tier", "precision", "rows", "tokens", "GFLOP", "kernels", "ms", "from", "to", "times faster")
+    rows = [
+        (
+            row.tier,
+            row.precision,
+            row.rows,
+            row.tokens,
+            row.prediction.gflop,
+            row.prediction.kernels,
+            row.prediction.milliseconds,
+            row.prediction.low_ms,
+            row.prediction.high_ms,
+            row.times_faster,
+        )
+        for row in found.rows
+    ]
+    print_table(f"{found.bundle} on {found.device} at {found.power_mode}: {found.label}", columns, rows)
+    click.echo(f"Error band: {found.band:.0%} either way. {found.bias}")
+    click.echo(f"Launches: {found.kernels}.")
+    click.echo(f"Recommended: {found.recommended_tier}, {found.recommendation}. Prediction, not measured on an Orin.")

@@ -1,0 +1,71 @@
+"""Boards and their power modes: clocks and bandwidths that a prediction starts from.
+
+- Power modes and GPU clocks: ``jetson_clocks --show`` and ``nvpmodel -q`` of an Orin Nano Super under JetPack 7.2.1
+  (15W, 25W, MAXN_SUPER), and of an Orin Nano whose firmware is not Super (7W, 15W).
+- DRAM bandwidth: read at 62.3 GB/s on an Orin Nano with its memory at 2133 MHz, by a Vulkan benchmark; at 3199 MHz the
+  same share of the peak.
+- FLOP per clock: 8 SM with 2,048 FLOP in FP16 each, twice as many in INT8, and 256 in FP32 without tensor cores. The
+  same benchmark measured 9.70 TFLOP/s in FP16 at 612 MHz, of 10.0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from edge.errors import UsageError
+
+_READ_GB_PER_S = 62.3
+_READ_MHZ = 2133.0
+#: FLOP per clock of the GPU by the precision of a product.
+FLOP_PER_CLOCK = {"fp32": 2048.0, "fp16": 16384.0, "int8": 32768.0}
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """A power mode.
+
+    Attributes:
+        gpu_mhz: the GPU's highest clock.
+        memory_mhz: the memory's.
+    """
+
+    gpu_mhz: float
+    memory_mhz: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """The bandwidth that reads reach."""
+        return _READ_GB_PER_S * self.memory_mhz / _READ_MHZ
+
+    def tflops(self, precision: str) -> float:
+        """Return the peak of a precision, in 10¹² operations per second."""
+        return FLOP_PER_CLOCK[precision] * self.gpu_mhz * 1e-6
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A board: its name for people and its power modes by name."""
+
+    name: str
+    modes: dict[str, Mode]
+
+
+#: Boards by the name that ``--device`` takes.
+DEVICES = {
+    "orin-nano-super": Device(
+        "Jetson Orin Nano Super",
+        {"15W": Mode(612, 2133), "25W": Mode(918, 3199), "MAXN_SUPER": Mode(1020, 3199)},
+    ),
+    "orin-nano": Device("Jetson Orin Nano", {"7W": Mode(408, 2133), "15W": Mode(625, 2133)}),
+}
+
+
+def mode_of(device: str, mode: str) -> Mode:
+    """Return a power mode of a board.
+
+    Raises:
+        UsageError: the board has no such mode.
+    """
+    modes = DEVICES[device].modes
+    if mode not in modes:
+        expected = f"one of {', '.join(modes)}, the modes of {device}"
+        raise UsageError("--mode", given=mode, expected=expected, fix="Give one of these, or another --device.")
+    return modes[mode]

@@ -1,0 +1,141 @@
+"""The work of an ONNX graph for inputs of given shapes: operations by precision, bytes of weights, products, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto
+
+from edge.errors import BundleError, Literally
+
+_PRODUCTS = ("MatMul", "Gemm", "Conv")
+_PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What one run of a graph computes.
+
+    Attributes:
+        gflop: 10⁹ operations of matrix products and convolutions, by precision; an addition is one operation.
+        weight_bytes: bytes of all constants that a run reads whole; embeddings, of which it reads a few rows, are not
+            among them.
+        products: products with weights.
+        attention: softmaxes.
+    """
+
+    gflop: dict[str, float]
+    weight_bytes: int
+    products: int
+    attention: int
+
+
+def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -> Work:
+    """Count the work of a run.
+
+    Args:
+        model: the bytes of an ONNX file with standard operators.
+        shapes: of every input.
+        subject: the name of the model in errors.
+
+    Raises:
+        BundleError: a product's shape does not follow from the inputs' shapes, or the operators are not standard.
+    """
+    graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
+    gflop: dict[str, float] = {}
+    products = 0
+    for node in graph.nodes:
+        if node.op_type in _PRODUCTS:
+            precision = graph.precision(node)
+            gflop[precision] = gflop.get(precision, 0.0) + 1e-9 * graph.operations(node)
+            products += graph.is_constant(node.input[1])
+    return Work(gflop, graph.weight_bytes(), products, sum(node.op_type == "Softmax" for node in graph.nodes))
+
+
+def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
+    """Return the model with inputs of fixed shapes, and the shapes that follow."""
+    for value in model.graph.input:
+        if value.name in shapes:
+            for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dimension.dim_value = size
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+class _Graph:
+    """A graph whose shapes are known."""
+
+    def __init__(self, model: ModelProto, subject: str) -> None:
+        graph = model.graph
+        self.nodes = list(graph.node)
+        self._subject = subject
+        foreign = next((node.domain for node in self.nodes if node.domain not in ("", "ai.onnx")), None)
+        if foreign:
+            raise BundleError(
+                subject,
+                given=Literally(f"operators of {foreign}"),
+                expected="standard ONNX operators, as in files for TensorRT",
+                fix="Export the bundle with --artifacts tensorrt too.",
+            )
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._makers = {name: node for node in self.nodes for name in node.output}
+        self._types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor.
+
+        Raises:
+            BundleError: it is not known.
+        """
+        if name in self._constants:
+            return tuple(self._constants[name].dims)
+        found = self._types.get(name)
+        sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in found.shape.dim] if found else []
+        if found is None or not found.HasField("shape") or 0 in sizes:
+            raise BundleError(
+                self._subject,
+                given=Literally(f"a tensor {name!r} of unknown shape"),
+                expected="shapes that follow from the inputs",
+                fix="Measure this model on a board: fewheads bench.",
+            )
+        return tuple(sizes)
+
+    def operations(self, node: NodeProto) -> int:
+        """Return the operations of a product."""
+        output, first = self.shape(node.output[0]), self.shape(node.input[0])
+        if node.op_type == "Conv":
+            return 2 * prod(output) * prod(self.shape(node.input[1])[1:])
+        transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+        return 2 * prod(output) * first[0 if transposed else -1]
+
+    def precision(self, node: NodeProto) -> str:
+        """Return the precision of a product: INT8 where both inputs come from DequantizeLinear."""
+        makers = [self._makers.get(name) for name in node.input[:2]]
+        if all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers):
+            return "int8"
+        name = node.input[0]
+        kind = self._constants[name].data_type if name in self._constants else self._types[name].elem_type
+        return _PRECISIONS.get(kind, "fp32")
+
+    def is_constant(self, name: str) -> bool:
+        """Return whether a tensor is a weight, however it is scaled, cast or turned."""
+        while name not in self._constants:
+            maker = self._makers.get(name)
+            if maker is None or maker.op_type not in ("DequantizeLinear", "QuantizeLinear", "Cast", "Transpose"):
+                return maker is not None and maker.op_type == "Constant"
+            name = maker.input[0]
+        return True
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of the constants that a run reads whole."""
+        rows = {node.input[0] for node in self.nodes if node.op_type == "Gather"}
+        return sum(_bytes(tensor) for name, tensor in self._constants.items() if name not in rows)
+
+
+def _bytes(tensor: TensorProto) -> int:
+    return int(prod(tensor.dims) * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)

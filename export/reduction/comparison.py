@@ -1,0 +1,106 @@
+"""Plans of one model for several devices, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from export.reduction.devices import Device, measured_device, tabled_device
+from export.reduction.reduce import Progress, measure_losses
+from export.reduction.run import open_source, state_of, tokens_of
+from export.reduction.search import choose_shapes, grid_of, speedup_of
+from export.transformer import LayerShape
+
+
+class DevicePlan(msgspec.Struct, frozen=True):
+    """The plan for one device.
+
+    Attributes:
+        device: its name.
+        label: whether its times are measured or predicted.
+        key: of its latency table.
+        layers: the shape of each layer.
+        loss: the sum of the layers' losses, a divergence of the answers.
+        speedups: of this plan on each device, in the order of the plans.
+    """
+
+    device: str
+    label: str
+    key: dict[str, str]
+    layers: tuple[LayerShape, ...]
+    loss: float
+    speedups: tuple[float, ...]
+
+
+class PlanComparison(msgspec.Struct, frozen=True):
+    """Plans of one model for the same target on several devices.
+
+    Attributes:
+        run: the model.
+        tokens: in the one input of each call.
+        target_speedup: of the whole model, on each device.
+        dense: the shape that each layer has.
+        plans: one for each device.
+    """
+
+    run: str
+    tokens: int
+    target_speedup: float
+    dense: LayerShape
+    plans: tuple[DevicePlan, ...]
+
+
+def compare_plans(
+    source: str | Path,
+    data_dir: str | Path,
+    target_speedup: float,
+    tables: Sequence[Path],
+    *,
+    tokens: int,
+    examples: int,
+    on_shape: Callable[[int, int], None] = lambda done, shapes: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> PlanComparison:
+    """Plan a model for this machine's processor and for the devices of latency tables; nothing is reduced.
+
+    Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
+
+    Args:
+        source: a run of ``fewheads finetune``.
+        data_dir: holds the data of its task.
+        target_speedup: of the whole model, on each device.
+        tables: latency tables.
+        tokens: in the one input of each call.
+        examples: of the training set, to calibrate with.
+        on_shape: see :func:`export.reduction.latency.measure_layers`.
+        on_progress: see :func:`export.reduction.reduce.reduce_model`.
+
+    Raises:
+        UsageError: the source is no run on a task, or a table does not fit.
+        DataError: the data are missing or malformed.
+        CheckpointError: the source cannot be read.
+        ReductionError: the model is reduced already, or there are too few examples.
+        PlanError: no plan is that fast on a device.
+    """
+    source = Path(source)
+    opened = open_source(source, data_dir, examples)
+    model, config = opened.model, opened.model.transformer.config
+    tokens, dense = tokens_of(config, tokens), config.layers[0]
+    grid, state = grid_of(dense), state_of(source, source)
+    devices: list[Device] = [tabled_device(path, config, grid, tokens) for path in tables]
+    devices.insert(0, measured_device(model, grid, tokens, state, on_shape))
+    losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
+    plans = []
+    for device in devices:
+        subject = f"target speed-up on {device.name}"
+        shapes, _ = choose_shapes(dense, grid, losses, device.times, device.rest, target_speedup, subject)
+        loss = sum(
+            layer.attention[grid.attention.index((shape.num_heads, shape.head_dim))]
+            + layer.feed_forward[grid.feed_forward.index(shape.ffn_dim)]
+            for layer, shape in zip(losses, shapes, strict=True)
+        )
+        speedups = tuple(speedup_of(shapes, grid, other.times, other.rest) for other in devices)
+        plans.append(DevicePlan(device.name, device.label, device.key, tuple(shapes), loss, speedups))
+    return PlanComparison(str(source), tokens, target_speedup, dense, tuple(plans))

@@ -1,0 +1,99 @@
+"""The command ``fewheads plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table
+from export.figures import check_plot
+from export.loading import loading_torch
+from export.options import replace_option, run_data_dir_option
+from export.outputs import check_file
+from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
+from export.runs import data_dir_of, recorded
+from export.tasks import data_of
+
+if TYPE_CHECKING:
+    from export.reduction.comparison import PlanComparison
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--latency-table",
+    "tables",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Table of `fewheads profile` or `fewheads estimate --shapes`, repeatable.",
+)
+@target_option
+@tokens_option
+@calibration_option
+@run_data_dir_option
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also draw it, as .png, .svg or .pdf.")
+@replace_option("a file at --plot")
+@json_option
+def plan(
+    run: Path,
+    tables: tuple[Path, ...],
+    target_speedup: float,
+    tokens: int,
+    examples: int,
+    data_dir: Path | None,
+    plot: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Show what `fewheads reduce` would plan for this processor and for the devices of latency tables, side by side.
+
+    Nothing is reduced. Timings and losses are kept beside RUN, in .RUN.reduction, where `fewheads reduce` finds them.
+    """
+    config = recorded(run)
+    data_dir = data_dir_of(config, data_dir)
+    if plot:
+        check_file("--plot", plot, {"RUN": run, "the data in": data_of(config, data_dir)}, replace=replace)
+        check_plot(plot)
+    with loading_torch():
+        from export.reduction.comparison import compare_plans
+    with reduction_progress() as (on_shape, on_progress):
+        compared = compare_plans(
+            run,
+            data_dir,
+            target_speedup,
+            tables,
+            tokens=tokens,
+            examples=examples,
+            on_shape=on_shape,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(compared)
+    else:
+        _print(compared)
+    if plot:
+        from export.reduction.plot import draw_plans
+
+        draw_plans(compared, plot)
+
+
+def _print(compared: PlanComparison) -> None:
+    numbers = range(1, len(compared.plans) + 1)
+    names = [(n, plan.device, plan.label) for n, plan in zip(numbers, compared.plans, strict=True)]
+    print_table("Devices", ("plan", "device", "times"), names)
+    shapes = [
+        (
+            layer,
+            *(f"{s.num_heads} x {s.head_dim}, {s.ffn_dim}" for s in (plan.layers[layer] for plan in compared.plans)),
+        )
+        for layer in range(len(compared.plans[0].layers))
+    ]
+    title = f"Heads x width, hidden units, for {compared.target_speedup:g} times at {compared.tokens} tokens"
+    print_table(title, ("layer", *(f"plan {n}" for n in numbers)), shapes)
+    rows = [
+        (n, *(round(speedup, 2) for speedup in plan.speedups), plan.loss)
+        for n, plan in zip(numbers, compared.plans, strict=True)
+    ]
+    print_table("Speed of each plan", ("plan", *(f"on device {n}" for n in numbers), "loss"), rows)
