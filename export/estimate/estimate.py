@@ -228,12 +228,10 @@ def _sizes(manifest: Manifest, lengths: tuple[int, ...], batches: tuple[int, ...
         if batch > max(manifest.max_batch_size, 1):
             expected = f"at most {max(manifest.max_batch_size, 1)}, as the bundle has it"
             raise UsageError("--batch", given=batch, expected=expected, fix="Give a smaller batch.")
-    free = [
-        spec for spec in manifest.inputs if -1 in spec.shape[1:] or (-1 in spec.shape and not manifest.max_batch_size)
-    ]
+    axis = 1 if manifest.max_batch_size else 0
+    free = [spec for spec in manifest.inputs if -1 in spec.shape[axis:]]
     if not free:
         return [(batch, None) for batch in batches]
-    axis = 0 if not manifest.max_batch_size else 1
     name = free[0].name
     allowed = manifest.profile[name]
     position = free[0].shape.index(-1, axis)

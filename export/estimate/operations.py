@@ -1,4 +1,4 @@
-"""The work of an ONNX graph for inputs of given shapes: operations by precision, bytes of weights, products, attention."""
+"""The work of an ONNX graph for inputs of given shapes: operations by precision, and bytes of weights."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The prediction: kernels that each take a least time, and products or reads of weights, whichever take longer.
 
-Fitted on published FP16 latencies of five encoders at batch 1 on an Orin Nano, before and after Super: 0.2 ms for a layer
-at 625 MHz, and 45 % of the peak for its products. A transformer layer is ten kernels in an engine, so 0.02 ms for each.
-The fit itself is 15 to 28 % too low for sequences of 50 patches. Most of that is the time to read the weights, which the
-prediction takes where it is longer than the products'.
+Fitted on published FP16 latencies of encoders at batch 1 on an Orin Nano, before and after Super: 0.2 ms for a layer at
+625 MHz, and 45 % of the peak for its products. A transformer layer is ten kernels in an engine, so 0.02 ms for each. The
+fit itself is 15 to 28 % too low for sequences of 50 patches. Most of that is the time to read the weights, which the
+prediction takes where it is longer than that of the products.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PRODUCTS_OF_A_LAYER = 6
 #: How far a measurement may be from a prediction, as a share of it.
 BAND = 0.40
 BIAS = (
-    "On the eleven published figures of encoders in FP16 at batch 1 the prediction is 11 % too low to 5 % too high, and too "
+    "On eleven published figures of encoders in FP16 at batch 1 the prediction is 11 % too low to 5 % too high, and too "
     "low for short sequences. INT8 and larger batches were in none of them."
 )
 
@@ -33,7 +33,7 @@ class Prediction(msgspec.Struct, frozen=True):
     """A predicted latency, and its parts.
 
     Attributes:
-        milliseconds: of one run on the GPU: ``launch_ms`` and the larger one of the others. Server and network are extra.
+        milliseconds: of one run on the GPU, without server and network: ``launch_ms`` and the larger one of the others.
         low_ms: the low end of the error band.
         high_ms: the high end.
         launch_ms: the least time of all kernels.

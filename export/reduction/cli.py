@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--latency-table",
     "table",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Plan for a device by its table, from `fewheads profile` or `fewheads estimate --shapes`, not for this processor.",
+    help="Plan for a device by its table, from `fewheads profile` or `fewheads estimate --shapes`.",
 )
 @click.option(
     "--plot",
