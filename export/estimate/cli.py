@@ -10,6 +10,7 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths, print_latency_table
 from edge.errors import Literally, UsageError
+from edge.profiling.table import PREDICTION
 from export.estimate.devices import DEVICES
 from export.options import replace_option
 from export.outputs import check_file
@@ -36,6 +37,12 @@ _MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
 @click.option(
     "--precision", type=click.Choice(["fp16", "int8"]), default="fp16", show_default=True, help="Of --shapes."
 )
+@click.option(
+    "--latency-table",
+    "table",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Table of `fewheads profile` on the board; its measurements replace predictions.",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The table, with --shapes.")
 @replace_option("an earlier file at --out")
 @json_option
@@ -47,6 +54,7 @@ def estimate(
     lengths: tuple[int, ...],
     batches: tuple[int, ...],
     precision: str,
+    table: Path | None,
     out: Path | None,
     replace: bool,
     as_json: bool,
@@ -75,6 +83,7 @@ def estimate(
                 mode,
                 lengths=lengths,
                 batches=batches or (1,),
+                table=table,
                 on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
             )
         if as_json:
@@ -89,7 +98,7 @@ def estimate(
 
     with progress() as bar:
         task = bar.add_task("predicting shapes", total=None, note="")
-        table = estimate_shapes(
+        predicted = estimate_shapes(
             shapes,
             device,
             mode,
@@ -98,18 +107,18 @@ def estimate(
             on_shape=lambda done, total: bar.update(task, completed=done, total=total),
         )
     try:
-        table.write(out)
+        predicted.write(out)
     except OSError as error:
         fix = "Make room, or give another --out."
         raise UsageError(f"--out {out}", given=Literally(error), expected="a file to write", fix=fix) from None
     if as_json:
-        print_json(table)
+        print_json(predicted)
     else:
-        print_latency_table(table, str(out))
+        print_latency_table(predicted, str(out))
 
 
 def _print(found: Estimate) -> None:
-    columns = ("tier", "precision", "rows", "tokens", "GFLOP", "kernels", "ms", "from", "to", "times faster")
+    columns = ("tier", "precision", "rows", "tokens", "GFLOP", "kernels", "ms", "from", "to", "times faster", "")
     rows = [
         (
             row.tier,
@@ -118,10 +127,11 @@ def _print(found: Estimate) -> None:
             row.tokens,
             row.prediction.gflop,
             row.prediction.kernels,
-            row.prediction.milliseconds,
-            row.prediction.low_ms,
-            row.prediction.high_ms,
+            row.milliseconds,
+            row.prediction.low_ms if row.label == PREDICTION else None,
+            row.prediction.high_ms if row.label == PREDICTION else None,
             row.times_faster,
+            "" if row.label == PREDICTION else row.label,
         )
         for row in found.rows
     ]

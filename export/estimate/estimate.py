@@ -16,12 +16,15 @@ from edge.profiling.table import PREDICTION, Comparison, LatencyTable, Rest, Tim
 from edge.runtimes import tensorrt_package
 from export.estimate.devices import DEVICES, Mode, mode_of
 from export.estimate.kernels import COMPUTE_CAPABILITY, kernels
-from export.estimate.operations import work_of
+from export.estimate.measured import MeasuredTable
+from export.estimate.operations import Halves, halves_of, work_of
 from export.estimate.roofline import BAND, BIAS, Prediction, predict, usual_kernels
 
 _RUNTIME = "tensorrt"
 #: Of a layer that predicts no more than an empty model, as a share of the dense layer.
 _LEAST_SHARE = 0.01
+#: How many times faster a tier has to be predicted before it is recommended: below it, the fuller one is as good a bet.
+_WORTH = 1.15
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -32,20 +35,22 @@ class Row(msgspec.Struct, frozen=True):
         precision: of the tier's file.
         rows: the batch.
         tokens: of each input; None where the model's inputs have a fixed size.
-        prediction: of the latency.
+        milliseconds: the latency: predicted, or put together from a measured latency table.
+        prediction: of the latency, and its parts.
         times_faster: the latency of the first tier over this one.
         counted: whether the kernels were counted in an engine; otherwise they are those of the fit.
-        label: that this is a prediction.
+        label: that the latency is a prediction, or whose measurements it is put together from.
     """
 
     tier: str
     precision: str
     rows: int
     tokens: int | None
+    milliseconds: float
     prediction: Prediction
     times_faster: float
     counted: bool
-    label: str = PREDICTION
+    label: str
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -55,7 +60,7 @@ class Estimate(msgspec.Struct, frozen=True):
         bundle: its directory.
         device: the board, for people.
         power_mode: of the board.
-        label: that these are predictions.
+        label: that the device, power mode and rows without another label are predictions.
         band: the error band, as a share of each latency.
         bias: the known direction of the error.
         kernels: how launches were counted.
@@ -83,6 +88,7 @@ def estimate_bundle(
     *,
     lengths: Sequence[int] = (),
     batches: Sequence[int] = (1,),
+    table: Path | None = None,
     on_tier: Callable[[int, int], None] = lambda done, tiers: None,
 ) -> Estimate:
     """Predict the latency of each tier of a bundle.
@@ -93,25 +99,52 @@ def estimate_bundle(
         power_mode: of the board.
         lengths: tokens; empty for 32 and 128, as far as the bundle takes them.
         batches: rows.
+        table: a measured latency table, whose times replace predictions of tiers in its precision, for one row.
         on_tier: called with how many tiers are done, of how many.
 
     Raises:
-        UsageError: there is no such mode, or the bundle takes no input of a size that was asked for.
+        UsageError: there is no such mode, the bundle takes no input of a size that was given, or the table is of another
+            model or power mode.
         BundleError: the bundle is broken, or has no file for TensorRT whose work can be counted.
     """
     mode = mode_of(device, power_mode)
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     sizes = _sizes(manifest, tuple(lengths), tuple(batches))
+    measured = MeasuredTable.read(table, power_mode) if table else None
     rows: list[Row] = []
-    dense: dict[tuple[int, int | None], float] = {}
+    dense: dict[tuple[int, int | None, str], float] = {}
+    layers = 0
     for done, tier in enumerate(manifest.tiers):
         model = _Model(bundle, tier)
         for batch, tokens in sizes:
-            found = model.predict(_shapes(manifest.inputs, manifest.max_batch_size, batch, tokens), mode)
-            first = dense.setdefault((batch, tokens), found.milliseconds)
-            faster = first / found.milliseconds
-            rows.append(Row(tier.name, model.precision, batch, tokens, found, faster, model.launches is not None))
+            shapes = _shapes(manifest.inputs, manifest.max_batch_size, batch, tokens)
+            found = model.predict(shapes, mode)
+            milliseconds, label = found.milliseconds, PREDICTION
+            if measured and batch == 1:
+                dim = int(measured.table.key.get("dim", "0"))
+                halves = model.halves(shapes, dim)
+                if not layers:
+                    measured.check_model(halves, dim)
+                    layers = len(halves.attention)
+                own = measured.milliseconds(halves, layers, model.precision, tokens)
+                if own is not None:
+                    milliseconds, label = own, f"sum of layers measured on {measured.table.name}"
+            # A measurement and a prediction make no ratio.
+            first = dense.setdefault((batch, tokens, label), milliseconds)
+            rows.append(
+                Row(
+                    tier.name,
+                    model.precision,
+                    batch,
+                    tokens,
+                    milliseconds,
+                    found,
+                    first / milliseconds,
+                    model.launches is not None,
+                    label,
+                )
+            )
         on_tier(done + 1, len(manifest.tiers))
     tier_name, reason = _recommended(rows)
     counted = all(row.counted for row in rows)
@@ -202,6 +235,10 @@ class _Model:
         names = kernels(self._data, bundle.manifest.tensors(artifact).profile)
         self.launches = len(names) if names else None
 
+    def halves(self, shapes: Mapping[str, tuple[int, ...]], dim: int) -> Halves:
+        """Return the halves of the layers."""
+        return halves_of(self._data, shapes, dim, self._subject)
+
     def predict(self, shapes: Mapping[str, tuple[int, ...]], mode: Mode) -> Prediction:
         """Predict a run for inputs of these shapes."""
         work = work_of(self._data, shapes, self._subject)
@@ -267,10 +304,6 @@ def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
     if means[fastest] < _WORTH:
         return first.tier, f"no tier is predicted to be {_WORTH:g} times as fast as {first.tier!r}"
     return fastest, f"predicted to be {means[fastest]:.2f} times as fast as {first.tier!r}, if its accuracy suffices"
-
-
-#: How many times faster a tier has to be predicted before it is recommended: below it, the fuller one is as good a bet.
-_WORTH = 1.15
 
 
 def _how_counted(counted: bool) -> str:

@@ -33,6 +33,18 @@ class Work(msgspec.Struct, frozen=True):
     attention: int
 
 
+class Halves(msgspec.Struct, frozen=True):
+    """The halves of transformer layers that a graph has, in its order.
+
+    Attributes:
+        attention: heads and their width.
+        feed_forward: hidden units.
+    """
+
+    attention: tuple[tuple[int, int], ...]
+    feed_forward: tuple[int, ...]
+
+
 def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -> Work:
     """Count the work of a run.
 
@@ -53,6 +65,33 @@ def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -
             gflop[precision] = gflop.get(precision, 0.0) + 1e-9 * graph.operations(node)
             products += graph.is_constant(node.input[1])
     return Work(gflop, graph.weight_bytes(), products, sum(node.op_type == "Softmax" for node in graph.nodes))
+
+
+def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, subject: str) -> Halves:
+    """Return the halves of a graph's transformer layers; arguments and errors as :func:`work_of`.
+
+    Three products with weights come before each softmax and one after it; pairs of others, from ``dim`` to the hidden
+    units and back, are feed-forward layers. No other order of the nodes is possible.
+    """
+    graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
+    attention: list[tuple[int, int]] = []
+    feed_forward: list[int] = []
+    heads = 0  # of the softmax whose output projection comes next
+    widths: list[tuple[int, ...]] = []
+    for node in graph.nodes:
+        if node.op_type == "Softmax":
+            heads = graph.shape(node.output[0])[1]
+        elif node.op_type == "MatMul" and graph.is_constant(node.input[1]):
+            width = graph.shape(node.input[1])
+            if heads:
+                attention.append((heads, width[0] // heads))
+                heads, widths = 0, []
+                continue
+            widths.append(width)
+            if len(widths) > 1 and widths[-1] == widths[-2][::-1] and widths[-1][1] == dim:
+                feed_forward.append(width[0])
+                widths = []
+    return Halves(tuple(attention), tuple(feed_forward))
 
 
 def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:

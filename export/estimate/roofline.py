@@ -1,8 +1,8 @@
 """The prediction: kernels that each take a least time, and products or reads of weights, whichever take longer.
 
 Fitted on published FP16 latencies of encoders at batch 1 on an Orin Nano, before and after Super: 0.2 ms for a layer at
-625 MHz, and 45 % of the peak for its products. A transformer layer is ten kernels in an engine, so 0.02 ms for each. The
-fit itself is 15 to 28 % too low for sequences of 50 patches. Most of that is the time to read the weights, which the
+625 MHz, and 45 % of the peak for its products. A transformer layer is ten kernels in an engine, so 0.02 ms for each.
+For sequences of 50 patches the fit is 15 to 28 % too low. Most of that is the time to read the weights, which the
 prediction takes where it is longer than that of the products.
 """
 
@@ -24,8 +24,8 @@ _PRODUCTS_OF_A_LAYER = 6
 #: How far a measurement may be from a prediction, as a share of it.
 BAND = 0.40
 BIAS = (
-    "On eleven published figures of encoders in FP16 at batch 1 the prediction is 11 % too low to 5 % too high, and too "
-    "low for short sequences. INT8 and larger batches were in none of them."
+    "On eleven published figures of encoders in FP16 at batch 1 the prediction is 11 % too low to 5 % too high, and "
+    "too low for short sequences. INT8 and larger batches were in none of them."
 )
 
 

@@ -1,0 +1,175 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from edge.cli.profile import profile as profile_command
+from edge.errors import FewheadsError, UsageError
+from edge.profiling import profile as profiling
+from edge.profiling.conditions import Conditions
+from edge.profiling.profile import profile
+from edge.profiling.table import LatencyTable
+from tests.edge.boards import orin_nano, write
+from tests.edge.layer_shapes import LENGTHS, MODEL, SHAPES, write_layer_shapes
+
+MODES = "< POWER_MODEL ID=0 NAME=15W >\n< POWER_MODEL ID=2 NAME=MAXN_SUPER >\n"
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return write_layer_shapes(tmp_path_factory.mktemp("shapes"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    """The files of an Orin Nano at 15W, and no pause between attempts."""
+    monkeypatch.setattr(profiling, "_COOL_DOWN_SECONDS", 0.0)
+    root = orin_nano(tmp_path / "root", 6)
+    return write(
+        root,
+        {
+            "sys/class/thermal/cooling_device3/cur_state": "0\n",
+            "proc/device-tree/model": "NVIDIA Jetson Orin Nano Super Developer Kit\0",
+            "var/lib/nvpmodel/status": "pmode:0000 fmode:fan_mode_quiet\n",
+            "etc/nvpmodel.conf": MODES,
+        },
+    )
+
+
+def run(shapes, out, *arguments):
+    command = [
+        str(argument) for argument in (shapes, "--out", out, "--calls", 5, "--target", "onnxruntime", *arguments)
+    ]
+    return CliRunner().invoke(profile_command, command, catch_exceptions=False)
+
+
+def timed(*arguments, **options):
+    """Profile, and return the table and the steps of the run."""
+    steps = []
+    options = {"target": "onnxruntime", "calls": 3, **options}
+    table = profile(*arguments, **options, on_progress=lambda now: steps.append((now.name, now.step)))
+    return table, [step for step in steps if step[1].startswith("timing")]
+
+
+def test_every_shape_is_timed_at_every_length_and_kept(shapes, cache, tmp_path):
+    out = tmp_path / "table.json"
+    printed = json.loads(run(shapes, out, "--cache", cache, "--lengths", "8", "--json").stdout)
+    assert printed == json.loads(out.read_bytes())
+    assert printed["label"] == "measured"
+    assert {name: printed["key"][name] for name in MODEL} == MODEL
+    assert printed["key"]["precision"] == "fp32"
+    assert printed["key"]["runtime"] == "onnxruntime"
+    table, steps = timed(shapes, out, cache=cache)
+    # Only the length that is new was timed, and what was there before is the same to the bit.
+    assert {text for _, text in steps} == {"timing 4 tokens"}
+    assert {(t.shape, t.tokens) for t in table.timings} == {(shape, n) for shape in SHAPES for n in LENGTHS}
+    before = LatencyTable.read(out)
+    assert before == table
+    for timing in table.timings:
+        assert timing.comparison.milliseconds > 0
+        assert timing.comparison.floor_milliseconds > 0
+    assert [rest.tokens for rest in table.rest] == [8, 4]
+    text = run(shapes, out, "--cache", cache).stdout
+    assert "times faster" in text
+    assert LatencyTable.read(out) == before
+
+
+def test_a_killed_run_leaves_a_table_that_the_next_one_completes(shapes, cache, tmp_path):
+    out = tmp_path / "table.json"
+    code = "from edge.cli.profile import profile; profile()"
+    arguments = [shapes, "--out", out, "--target", "onnxruntime", "--calls", 3000, "--cache", cache]
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not out.exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = LatencyTable.read(out)
+    assert 0 < len(kept.timings) < len(SHAPES) * len(LENGTHS)
+    table, steps = timed(shapes, out, cache=cache)
+    assert not {timing.shape.name for timing in kept.timings} & {name for name, _ in steps}
+    assert set(kept.timings) <= set(table.timings)
+    assert len(table.timings) == len(SHAPES) * len(LENGTHS)
+
+
+def test_tables_of_two_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
+    out = tmp_path / "table.json"
+    table, _ = timed(shapes, out, cache=cache, lengths=(4,), conditions=Conditions(board))
+    assert table.key["device"] == "NVIDIA Jetson Orin Nano Super Developer Kit"
+    assert table.key["power_mode"] == "15W"
+    before = out.read_bytes()
+    write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
+    with pytest.raises(UsageError, match=r"key: got power_mode '15W', expected power_mode 'MAXN_SUPER'\. .*--replace"):
+        timed(shapes, out, cache=cache, conditions=Conditions(board))
+    assert out.read_bytes() == before
+    table, _ = timed(shapes, out, cache=cache, lengths=(8,), conditions=Conditions(board), replace=True)
+    assert {timing.tokens for timing in LatencyTable.read(out).timings} == {8}
+
+
+def test_a_change_of_the_power_mode_ends_the_run_and_keeps_what_was_timed(shapes, cache, board, tmp_path):
+    out = tmp_path / "table.json"
+
+    def change(now):
+        if now.name == SHAPES[1].name:
+            write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
+
+    options = {"target": "onnxruntime", "calls": 3, "cache": cache, "conditions": Conditions(board)}
+    with pytest.raises(
+        UsageError, match=r"power mode: got 'MAXN_SUPER', expected '15W', as at the start\. Set it back"
+    ):
+        profile(shapes, out, on_progress=change, **options)
+    assert {timing.shape for timing in LatencyTable.read(out).timings} == {SHAPES[0]}
+
+
+def test_throttled_timings_are_marked_and_repeated_by_the_next_run(shapes, cache, board, tmp_path):
+    out, alert = tmp_path / "table.json", "sys/class/thermal/cooling_device2/cur_state"
+    assert (board / alert).read_text().strip() == "0"
+
+    def heat(now):
+        write(board, {alert: "1\n" if now.name == SHAPES[1].name else "0\n"})
+
+    options = {"target": "onnxruntime", "calls": 3, "cache": cache, "lengths": (4,), "conditions": Conditions(board)}
+    table = profile(shapes, out, on_progress=heat, **options)
+    assert [timing.shape for timing in table.timings if timing.throttled] == [SHAPES[1]]
+    write(board, {alert: "0\n"})
+    table, steps = timed(shapes, out, **options)
+    assert steps == [(SHAPES[1].name, "timing 4 tokens")]
+    assert not [timing for timing in table.timings if timing.throttled]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": (16,)}, r"--lengths: got 16, expected 4 to 8, the range of the bundles\."),
+        ({"precision": "int8"}, r"--precision for onnxruntime: got 'int8', expected one of fp32\."),
+        ({"directory": "nothing"}, r"shapes nothing: got shapes\.json: No such file.* 'fewheads shapes'"),
+        ({"target": "unknown"}, r"--target: got 'unknown'"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_before_a_file_is_written(shapes, cache, tmp_path, options, message):
+    out = tmp_path / "table.json"
+    directory = Path(options.pop("directory", shapes))
+    with pytest.raises(FewheadsError, match=message):
+        timed(directory, out, cache=cache, **options)
+    assert not out.exists()
+
+
+def test_a_file_that_is_no_table_is_left_alone(shapes, cache, tmp_path):
+    out = tmp_path / "table.json"
+    out.write_text("{}")
+    with pytest.raises(UsageError, match=r"latency table .*missing required field `key`.*expected a latency table"):
+        timed(shapes, out, cache=cache)
+    assert out.read_text() == "{}"
