@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True):
         tokens: of each input; None where the model's inputs have a fixed size.
         milliseconds: the latency: predicted, or put together from a measured latency table.
         prediction: of the latency, and its parts.
-        times_faster: the latency of the first tier over this one.
+        times_faster: the latency of the first tier over this one's, both measured or else both predicted.
         counted: whether the kernels were counted in an engine; otherwise they are those of the fit.
         label: that the latency is a prediction, or whose measurements it is put together from.
     """
@@ -103,8 +103,8 @@ def estimate_bundle(
         on_tier: called with how many tiers are done, of how many.
 
     Raises:
-        UsageError: there is no such mode, the bundle takes no input of a size that was given, or the table is of another
-            model or power mode.
+        UsageError: there is no such mode, the bundle takes no input of a size that was given, or the table is of
+            another model or power mode.
         BundleError: the bundle is broken, or has no file for TensorRT whose work can be counted.
     """
     mode = mode_of(device, power_mode)
@@ -113,7 +113,7 @@ def estimate_bundle(
     sizes = _sizes(manifest, tuple(lengths), tuple(batches))
     measured = MeasuredTable.read(table, power_mode) if table else None
     rows: list[Row] = []
-    dense: dict[tuple[int, int | None, str], float] = {}
+    dense: dict[tuple[int, int | None, str], float] = {}  # by batch, tokens and label
     layers = 0
     for done, tier in enumerate(manifest.tiers):
         model = _Model(bundle, tier)
@@ -121,33 +121,25 @@ def estimate_bundle(
             shapes = _shapes(manifest.inputs, manifest.max_batch_size, batch, tokens)
             found = model.predict(shapes, mode)
             milliseconds, label = found.milliseconds, PREDICTION
+            faster = dense.setdefault((batch, tokens, label), milliseconds) / milliseconds
             if measured and batch == 1:
-                dim = int(measured.table.key.get("dim", "0"))
+                dim = int(measured.table.key["dim"])
                 halves = model.halves(shapes, dim)
-                if not layers:
+                if not rows:
                     measured.check_model(halves, dim)
                     layers = len(halves.attention)
                 own = measured.milliseconds(halves, layers, model.precision, tokens)
                 if own is not None:
                     milliseconds, label = own, f"sum of layers measured on {measured.table.name}"
-            # A measurement and a prediction make no ratio.
-            first = dense.setdefault((batch, tokens, label), milliseconds)
-            rows.append(
-                Row(
-                    tier.name,
-                    model.precision,
-                    batch,
-                    tokens,
-                    milliseconds,
-                    found,
-                    first / milliseconds,
-                    model.launches is not None,
-                    label,
-                )
-            )
+                    if not done:
+                        dense[batch, tokens, label] = own
+                    # A measurement and a prediction make no ratio: without a measured first tier it stays predicted.
+                    faster = dense.get((batch, tokens, label), faster * own) / own
+            counted = model.launches is not None
+            rows.append(Row(tier.name, model.precision, batch, tokens, milliseconds, found, faster, counted, label))
         on_tier(done + 1, len(manifest.tiers))
     tier_name, reason = _recommended(rows)
-    counted = all(row.counted for row in rows)
+    all_counted = all(row.counted for row in rows)
     return Estimate(
         str(path),
         DEVICES[device].name,
@@ -155,7 +147,7 @@ def estimate_bundle(
         PREDICTION,
         BAND,
         BIAS,
-        _how_counted(counted),
+        _how_counted(all_counted),
         tuple(rows),
         tier_name,
         reason,

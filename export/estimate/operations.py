@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import msgspec
@@ -77,21 +77,25 @@ def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, sub
     attention: list[tuple[int, int]] = []
     feed_forward: list[int] = []
     heads = 0  # of the softmax whose output projection comes next
-    widths: list[tuple[int, ...]] = []
+    widths: list[tuple[int, ...]] = []  # of the products since the last output projection
     for node in graph.nodes:
         if node.op_type == "Softmax":
-            heads = graph.shape(node.output[0])[1]
+            feed_forward += _hidden_units(widths[:-3], dim)
+            heads, widths = graph.shape(node.output[0])[1], []
         elif node.op_type == "MatMul" and graph.is_constant(node.input[1]):
             width = graph.shape(node.input[1])
             if heads:
                 attention.append((heads, width[0] // heads))
-                heads, widths = 0, []
-                continue
-            widths.append(width)
-            if len(widths) > 1 and widths[-1] == widths[-2][::-1] and widths[-1][1] == dim:
-                feed_forward.append(width[0])
-                widths = []
-    return Halves(tuple(attention), tuple(feed_forward))
+                heads = 0
+            else:
+                widths.append(width)
+    return Halves(tuple(attention), tuple(feed_forward + _hidden_units(widths, dim)))
+
+
+def _hidden_units(widths: Sequence[tuple[int, ...]], dim: int) -> list[int]:
+    """Return the hidden units of pairs of products, and nothing of a task head behind them."""
+    pairs = zip(widths[::2], widths[1::2], strict=False)
+    return [up[1] for up, down in pairs if up[0] == down[1] == dim and up[1] == down[0]]
 
 
 def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:

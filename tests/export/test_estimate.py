@@ -1,0 +1,195 @@
+import json
+import logging
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from edge.errors import BundleError, UsageError
+from edge.profiling.table import PREDICTION, LatencyTable, Rest, Shape, Timing
+from edge.profiling.timing import compared_above
+from export.convert import to_onnx
+from export.estimate import kernels as kernels_module
+from export.estimate.cli import estimate
+from export.estimate.devices import DEVICES
+from export.estimate.estimate import estimate_bundle
+from export.estimate.kernels import kernels
+from export.estimate.operations import Halves, Work, halves_of, work_of
+from export.estimate.roofline import BAND, KERNELS_OF_A_LAYER, predict, usual_kernels
+from export.heads import SequenceClassifier
+from export.precision import half, static_int8
+from export.reduction.plan import macs_per_token
+from export.reduction.shapes import write_shapes
+from export.reduction.timing import feeds_of
+from export.transformer import LayerShape, Transformer, TransformerConfig
+from tests.export.task_data import invoke, make_transformer, write_model
+
+NANO, SUPER = DEVICES["orin-nano"].modes["15W"], DEVICES["orin-nano-super"].modes["MAXN_SUPER"]
+BASE, TINY = (768, 3072, 12), (192, 768, 12)
+LAYER = LayerShape(12, 32, 1536)
+#: Published milliseconds at batch 1 in FP16, and the error of the fit without the bound by memory, in percent.
+PUBLISHED = {
+    "ViT-B/16": (BASE, 196, 16, NANO, 1e3 / 98, -2),
+    "ViT-B/16 Super": (BASE, 196, 16, SUPER, 1e3 / 158, -3),
+    "CLIP-B/16": (BASE, 196, 16, NANO, 1e3 / 95, -5),
+    "CLIP-B/16 Super": (BASE, 196, 16, SUPER, 1e3 / 161, -1),
+    "DINOv2-B/14": (BASE, 256, 14, NANO, 1e3 / 75, -7),
+    "DINOv2-B/14 Super": (BASE, 256, 14, SUPER, 1e3 / 126, -4),
+    "CLIP-B/32": (BASE, 49, 32, NANO, 1e3 / 196, -16),
+    "CLIP-B/32 Super": (BASE, 49, 32, SUPER, 1e3 / 314, -17),
+    "ViT-B/32": (BASE, 49, 32, NANO, 1e3 / 171, -26),
+    "ViT-B/32 Super": (BASE, 49, 32, SUPER, 1e3 / 273, -28),
+    "ViT-Ti/16": (TINY, 196, 16, NANO, 3.115, -6),
+}
+
+
+def encoder_work(dim, units, layers, patches, patch_size):
+    """The work of a ViT, by the formula that the plans of a reduction use."""
+    tokens, pixels = patches + 1, 3 * patch_size**2
+    macs = layers * tokens * macs_per_token(dim, LayerShape(dim // 64, 64, units), tokens) + patches * pixels * dim
+    return Work({"fp16": 2e-9 * macs}, 2 * (layers * (4 * dim**2 + 2 * dim * units) + pixels * dim), 0, layers)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_formula_gives_the_published_latencies(name):
+    size, patches, patch_size, mode, published_ms, fit_error = PUBLISHED[name]
+    work = encoder_work(*size, patches, patch_size)
+    found = predict(work, usual_kernels(work), mode)
+    assert 100 * ((found.launch_ms + found.compute_ms) / published_ms - 1) == pytest.approx(fit_error, abs=1)
+    assert -0.12 < found.milliseconds / published_ms - 1 < 0.06
+    assert found.low_ms < published_ms < found.high_ms
+
+
+def exported(architecture, layers, tokens=32):
+    config = TransformerConfig(
+        architecture=architecture,
+        dim=384,
+        layers=(LAYER,) * layers,
+        vocab_size=100,
+        max_positions=197 if architecture == "vit" else 512,
+        image_size=224,
+        patch_size=16,
+        channels=3,
+    )
+    torch.manual_seed(0)
+    model = SequenceClassifier(Transformer(config), 2)
+    feeds = feeds_of(config, tokens)
+    dynamic = {name: {1: "tokens"} if array.ndim == 2 else {} for name, array in feeds.items()}
+    inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    return to_onnx(model, inputs, ["logits"], dynamic), feeds
+
+
+def test_work_is_counted_in_the_precision_that_computes_it():
+    plain, feeds = exported("bert", 1)
+    shapes = {name: (1, 128) for name in feeds}
+    tokens = 128
+    products = 2e-9 * tokens * (4 * 384 * 384 + 2 * 384 * 1536)
+    all_products = 2e-9 * tokens * macs_per_token(384, LAYER, tokens)
+    halved = work_of(half(plain), shapes, "model")
+    assert halved.gflop == {"fp16": pytest.approx(all_products, rel=1e-3)}
+    assert (halved.attention, halved.products) == (1, 7)
+    quantised = work_of(static_int8(plain, feeds), shapes, "model")
+    assert quantised.gflop["int8"] == pytest.approx(products, rel=1e-6)
+    assert sum(quantised.gflop.values()) == pytest.approx(all_products, rel=1e-3)
+    assert quantised.weight_bytes < 0.6 * halved.weight_bytes
+    assert sum(work_of(plain, shapes, "model").gflop.values()) == pytest.approx(all_products, rel=1e-3)
+    assert halves_of(half(plain), shapes, 384, "model") == Halves(((12, 32),), (1536,))
+    images, feeds = exported("vit", 1)
+    pixels = {name: array.shape for name, array in feeds.items()}
+    patches = 2e-9 * 196 * 3 * 16**2 * 384
+    vit = 2e-9 * 197 * macs_per_token(384, LAYER, 197) + patches
+    assert work_of(half(images), pixels, "model").gflop["fp16"] == pytest.approx(vit, rel=1e-3)
+
+
+def test_a_layer_is_ten_kernels_of_an_engine():
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX lists the kernels of its engines", exc_type=ImportError)
+    from edge.bundles.manifest import Profile
+
+    profile = {name: Profile(min=(1, 8), opt=(1, 32), max=(1, 64)) for name in ("inputs", "mask")}
+    counts = [len(kernels(half(exported("bert", layers)[0]), profile)) for layers in (1, 2)]
+    assert counts[1] - counts[0] == KERNELS_OF_A_LAYER
+    level = logging.getLogger("edge.runtimes.tensorrt_package").level
+    assert level == logging.NOTSET
+
+
+def test_only_what_launches_counts():
+    log = (
+        "Layers:\nName: a_0, LayerType: shape_call, Inputs: []\nName: b_1, LayerType: kgen, Inputs: []\n"
+        "Name: c, d_2, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [1] }]\n"
+    )
+    assert kernels_module.parse_layers(log) == ["b_1", "c, d_2"]
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("estimate")
+    write_model(root / "model", make_transformer())
+    write_shapes(root / "model", root / "shapes", lengths=(8, 16), runtimes=("tensorrt",))
+    return root / "shapes"
+
+
+def test_every_number_of_a_prediction_says_that_it_is_one(shapes, tmp_path):
+    bundle = next(path for path in sorted(shapes.iterdir()) if path.name.startswith("h"))
+    options = ("--mode", "15W", "--lengths", "8,16")
+    found = json.loads(invoke(estimate, bundle, *options, "--json"))
+    assert found["label"] == PREDICTION
+    assert found["band"] == BAND
+    assert {row["label"] for row in found["rows"]} == {PREDICTION}
+    assert {(row["tier"], row["precision"], row["tokens"]) for row in found["rows"]} == {
+        (tier, precision, tokens) for tier, precision in (("x1", "fp16"), ("x1-int8", "int8")) for tokens in (8, 16)
+    }
+    assert [row["times_faster"] for row in found["rows"][:2]] == [1, 1]
+    assert found["recommended_tier"] == "x1"
+    text = invoke(estimate, bundle, *options)
+    assert text.count("not measured on an Orin") == 2
+    assert "Error band: 40% either way." in text
+    out = tmp_path / "table.json"
+    invoke(estimate, "--shapes", shapes, "--mode", "15W", "--out", out)
+    table = LatencyTable.read(out)
+    assert (table.label, table.key["power_mode"]) == (PREDICTION, "15W")
+    assert {timing.comparison.calls for timing in table.timings} == {0}
+
+
+def test_a_measured_table_replaces_predictions(shapes, tmp_path):
+    """Of the bundle of a single layer: the table's dense layer, and what it has of embeddings and head."""
+    dense = Shape(2, 16, 64)
+    bundle, out = shapes / dense.name, tmp_path / "measured.json"
+    predicted = tmp_path / "predicted.json"
+    invoke(estimate, "--shapes", shapes, "--mode", "15W", "--out", predicted)
+    seconds = {name: np.full(3, value) for name, value in (("floor", 0.001), ("dense", 0.003), ("other", 0.003))}
+    timing = Timing(dense, 16, compared_above(**seconds))
+    key = LatencyTable.read(predicted).key
+    table = LatencyTable(key=key, timings=(timing,), rest=(Rest(16, 1.0, 0.5),))
+    table.write(out)
+    rows = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows
+    assert [row.label == PREDICTION for row in rows] == [True, False, True, True]
+    assert rows[1].milliseconds == pytest.approx(3.0)  # 2 ms of the layer, 1 ms of the rest
+    with pytest.raises(UsageError, match=r"key: got power_mode '15W', expected power_mode '25W'"):
+        estimate_bundle(bundle, "orin-nano-super", "25W", table=out)
+    with pytest.raises(UsageError, match=rf"key: got label '{PREDICTION}', expected label 'measured'"):
+        estimate_bundle(bundle, "orin-nano-super", "15W", table=predicted)
+    msgspec.structs.replace(table, key=key | {"dense": "h1-r1-f1"}).write(out)
+    with pytest.raises(UsageError, match=rf"key: got dense 'h1-r1-f1', expected dense '{dense.name}'"):
+        estimate_bundle(bundle, "orin-nano-super", "15W", table=out)
+
+
+def test_what_cannot_be_predicted_is_refused(shapes, tmp_path):
+    bundle = shapes / Shape(2, 16, 64).name
+    with pytest.raises(UsageError, match=r"--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"):
+        invoke(estimate, bundle, "--mode", "7W")
+    with pytest.raises(UsageError, match=r"--lengths: got 512, expected 8 to 16"):
+        invoke(estimate, bundle, "--lengths", "512")
+    with pytest.raises(UsageError, match=r"--batch: got 8, expected at most 1"):
+        invoke(estimate, bundle, "--batch", "8")
+    with pytest.raises(UsageError, match=r"--shapes and --out: got one without the other"):
+        invoke(estimate, "--shapes", shapes)
+    with pytest.raises(UsageError, match=r"BUNDLE or --shapes: got neither"):
+        invoke(estimate)
+    node = onnx.helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], "g", [value("x", 1, [1])], [value("y", 1, [1])])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("com.microsoft", 1)])
+    with pytest.raises(BundleError, match=r"got operators of com\.microsoft, expected standard ONNX operators"):
+        work_of(model.SerializeToString(), {"x": (1,)}, "model")
