@@ -2,13 +2,19 @@ import json
 import re
 import shutil
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from edge.cli import output
+from edge.cli.profile import profile
 from edge.errors import UsageError
+from edge.profiling.table import PREDICTION, LatencyTable
 from export.errors import DataError, ReductionError
+from export.estimate.cli import estimate
 from export.reduction.cli import reduce
+from export.reduction.plan_cli import plan
+from export.reduction.shapes_cli import shapes
 from export.runs import CONFIG
 from export.tasks.cli import finetune
 from export.tasks.models import find, find_tuned
@@ -81,3 +87,79 @@ def test_the_data_are_those_of_the_run_unless_they_are_gone(place, tmp_path):
 def test_a_model_without_a_task_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match=r"got a model without a task, expected a run on one of SST-2"):
         invoke(reduce, place / "model", "--data-dir", place, "--out", tmp_path / "new")
+
+
+@pytest.fixture(scope="module")
+def tables(place):
+    """The directory with the shapes of the run's layers, a table measured on ONNX Runtime, and a prediction."""
+    invoke(shapes, place / "SST-2", "--out", place / "shapes", "--lengths", "16")
+    options = ("--target", "onnxruntime", "--calls", 5, "--cache", place / "cache")
+    invoke(profile, place / "shapes", "--out", place / "cpu.json", *options)
+    invoke(estimate, "--shapes", place / "shapes", "--mode", "15W", "--out", place / "orin.json")
+    return place
+
+
+def test_each_device_gets_a_plan_of_its_own(tables):
+    """On one device only fewer hidden units are faster, and fewer heads slower; on the other the reverse."""
+    table = LatencyTable.read(tables / "orin.json")
+    ratios = {
+        "heads.json": lambda shape: 10.0 if shape.ffn_dim < 64 else 0.5 if shape.num_heads < 2 else 1.0,
+        "units.json": lambda shape: 10.0 if shape.num_heads < 2 else 0.5 if shape.ffn_dim < 64 else 1.0,
+    }
+    for name, ratio in ratios.items():
+        timings = [
+            msgspec.structs.replace(t, comparison=msgspec.structs.replace(t.comparison, ratio=ratio(t.shape)))
+            for t in table.timings
+        ]
+        msgspec.structs.replace(table, timings=tuple(timings)).write(tables / name)
+    options = ("--calibration", 200, "--tokens", 16, "--target-speedup", 1.2)
+    given = [option for name in (*ratios, "cpu.json") for option in ("--latency-table", tables / name)]
+    found = json.loads(invoke(plan, tables / "SST-2", *given, *options, "--json"))
+    here, heads, units, cpu = found["plans"]
+    assert {layer["num_heads"] for layer in heads["layers"]} == {2}
+    assert {layer["ffn_dim"] for layer in units["layers"]} == {64}
+    assert heads["layers"] != units["layers"]
+    assert heads["speedups"][1] >= 1.2 > heads["speedups"][2]
+    assert units["speedups"][2] >= 1.2 > units["speedups"][1]
+    assert (here["label"], cpu["label"], heads["label"]) == ("measured", "measured", PREDICTION)
+    assert heads["key"] == table.key
+    pytest.importorskip("matplotlib")
+    text = invoke(plan, tables / "SST-2", *given, *options, "--plot", tables / "plans.svg")
+    assert "on device 4" in text
+    assert "prediction, not measured on an Orin" in (tables / "plans.svg").read_text()
+
+
+def test_a_reduction_is_planned_with_the_table_of_a_device_and_says_so(tables):
+    options = ("--calibration", 200, "--tokens", 16, "--target-speedup", 1.05, "--latency-table", tables / "orin.json")
+    result = json.loads(invoke(reduce, tables / "SST-2", *options, "--out", tables / "for-orin", "--json"))
+    assert result["latency_key"] == LatencyTable.read(tables / "orin.json").key
+    assert result["latency_label"] == PREDICTION
+    assert result["expected_speedup"] >= 1.05
+    trainer = find(tables / "for-orin").config.provenance.trainer
+    assert "on Jetson Orin Nano Super 15W tensorrt" in trainer
+    assert PREDICTION in trainer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"timings": ()}, r"at 16 tokens: got no timing of h2-.*, expected timings of .* lengths none\. On the device"),
+        ({"rest": ()}, r"at 16 tokens: got no timing of rest, .* profile SHAPES --lengths 16 --out .*table\.json"),
+        ({"key": {"dim": "7"}}, r"key: got architecture 'missing', dim '7', .* expected architecture 'bert', dim '32'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_before_the_work(tables, tmp_path, change, message):
+    path = tmp_path / "table.json"
+    msgspec.structs.replace(LatencyTable.read(tables / "cpu.json"), **change).write(path)
+    with pytest.raises(UsageError, match=message):
+        invoke(reduce, tables / "SST-2", "--tokens", 16, "--latency-table", path, "--out", tmp_path / "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["table.json"]
+
+
+def test_a_table_of_a_throttled_device_is_refused(tables, tmp_path):
+    table = LatencyTable.read(tables / "cpu.json")
+    hot = msgspec.structs.replace(table.timings[0], throttled=True)
+    path = tmp_path / "table.json"
+    msgspec.structs.replace(table, timings=(hot, *table.timings[1:])).write(path)
+    with pytest.raises(UsageError, match=r"got 1 timings of a device that throttled, expected steady clocks"):
+        invoke(plan, tables / "SST-2", "--tokens", 16, "--latency-table", path)
