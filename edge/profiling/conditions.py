@@ -7,11 +7,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from edge.instruments.board import read_board
 from edge.instruments.sensors import Sensors
-from edge.runtimes.jetson import jetson_model
 
-_STATUS = "var/lib/nvpmodel/status"
-_MODES = "etc/nvpmodel.conf"
 _GPUS = "proc/driver/nvidia/gpus"
 
 
@@ -43,16 +41,13 @@ class Conditions:
         Args:
             processor: ``CPU`` or ``GPU``, as the runtime calls its device.
         """
-        return jetson_model(self._root) or (processor == "GPU" and _gpu_name(self._root)) or cpu_name(self._root)
+        board = read_board(self._root)
+        return (board and board.model) or (processor == "GPU" and _gpu_name(self._root)) or cpu_name(self._root)
 
     def power_mode(self) -> str:
-        """Return the name of the power mode, such as ``25W``, or its number; empty on a machine without one."""
-        found = re.search(r"pmode:(\d+)", _text(self._root / _STATUS))
-        if not found:
-            return ""
-        number, modes = int(found[1]), _text(self._root / _MODES)
-        name = re.search(rf"<\s*POWER_MODEL\s+ID={number}\s+NAME=(\w+)", modes)
-        return name[1] if name else str(number)
+        """Return the name of the power mode, such as ``25W``; empty where it cannot be read."""
+        board = read_board(self._root)
+        return (board and board.power_mode) or ""
 
     def throttling(self) -> Throttling:
         """Return the signs of throttling now."""

@@ -36,24 +36,6 @@ class Progress(NamedTuple):
     step: str
 
 
-class _Machine(NamedTuple):
-    """How the bundles of a directory are built and loaded."""
-
-    directory: Path
-    runtime: Runtime
-    target: str
-    cache: Path | None
-
-    def runner(self, name: str, precision: str | None, step: Callable[[str], None]) -> Runner:
-        """Build a bundle, unless the cache has it, and load it."""
-        bundle = open_bundle(self.directory, name)
-        # The models around the layers have one precision.
-        tier = None if name in (FLOOR, REST) else tier_of(bundle, self.runtime, precision)[0]
-        step("building")
-        build(bundle, self.target, self.cache, tier=tier, progress=lambda *_: step("building"))
-        return load_runner(bundle, self.target, self.cache, tier=tier).runner
-
-
 def profile(
     directory: Path,
     out: Path,
@@ -86,7 +68,7 @@ def profile(
     Raises:
         UsageError: an option does not fit, the table in ``out`` has another key, or the power mode changed.
         BundleError: a bundle is missing or broken, or has no file for this runtime.
-        BackendError: the runtime is missing, only builds, or cannot build a shape.
+        BackendError: the runtime is missing, or cannot build a shape.
         GoldenError: a shape does not reproduce its golden outputs.
     """
     conditions = conditions or Conditions()
@@ -96,81 +78,146 @@ def profile(
     if runtime.build_only:
         given, expected = f"{runtime.name}:{runtime.device}", "a target that computes"
         raise UsageError("--target", given=given, expected=expected, fix="Take auto.")
-    dense_bundle = open_bundle(directory, shapes.dense.name)
-    precision = tier_of(dense_bundle, runtime, precision)[1]
-    power_mode = conditions.power_mode()
+    dense = open_bundle(directory, shapes.dense.name)
+    precision = tier_of(dense, runtime, precision)[1]
     key = {
         "runtime": runtime.name,
         "runtime_version": runtime.version(),
         "provider": runtime.device,
         "precision": precision,
         "device": conditions.device(runtime.device),
-        "power_mode": power_mode,
+        "power_mode": conditions.power_mode(),
         **shapes.model,
     }
     table = _earlier(out, key, replace)
-    missing = {shape: [n for n in lengths if not _good(table, shape, n)] for shape in shapes.shapes}
-    rest = [n for n in lengths if not any(r.tokens == n and not r.throttled for r in table.rest)]
-    work = [shape for shape, tokens in missing.items() if tokens]
-    total = len(work) + bool(rest)
-    machine = _Machine(directory, runtime, target, cache)
-    runners: dict[str, Runner] = {}
-    done, name = 0, shapes.dense.name
+    # With auto, a shape that this runtime cannot build would be timed on another one.
+    named = runtime.name if target == "auto" else target
+    with _Run(directory, out, runtime, named, precision, cache, calls, conditions, table, on_progress) as run:
+        run.time(shapes, lengths, dense)
+        return run.table
 
-    def step(text: str) -> None:
-        on_progress(Progress(done, total, name, text))
 
-    def seconds_of(
-        tokens: int, timed: Mapping[str, Runner], feeds: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], bool]:
-        step(f"timing {tokens} tokens")
-        found = _unthrottled(timed, feeds, calls, conditions)
-        now = conditions.power_mode()
-        if now != power_mode:
+class _Run:
+    """One run: the models that are loaded, and the table so far."""
+
+    def __init__(
+        self,
+        directory: Path,
+        out: Path,
+        runtime: Runtime,
+        target: str,
+        precision: str,
+        cache: Path | None,
+        calls: int,
+        conditions: Conditions,
+        table: LatencyTable,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._directory, self._out, self._cache, self._calls = directory, out, cache, calls
+        self._runtime, self._target, self._precision = runtime, target, precision
+        self._conditions, self._on_progress = conditions, on_progress
+        self._runners: dict[str, Runner] = {}
+        self._done, self._total, self._name = 0, 0, ""
+        self.table = table
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for runner in self._runners.values():
+            runner.close()
+
+    def time(self, shapes: ShapeSet, lengths: tuple[int, ...], dense: Bundle) -> None:
+        """Time what the table lacks, and write it after each shape."""
+        good = {(t.shape, t.tokens) for t in self.table.timings if not t.throttled}
+        missing = {shape: [n for n in lengths if (shape, n) not in good] for shape in shapes.shapes}
+        good_rest = {rest.tokens for rest in self.table.rest if not rest.throttled}
+        rest = [n for n in lengths if n not in good_rest]
+        work = [shape for shape, tokens in missing.items() if tokens]
+        self._total = len(work) + bool(rest)
+        for name in (FLOOR, shapes.dense.name) if self._total else ():
+            self._runners[name] = self._load(name)
+        floor, whole = self._runners.get(FLOOR), self._runners.get(shapes.dense.name)
+        if floor is None or whole is None:
+            return
+        layers = {"floor": floor, "dense": whole}
+        for shape in work:
+            other = self._load(shape.name)
+            try:
+                for tokens in missing[shape]:
+                    seconds, throttled = self._seconds(tokens, {**layers, "other": other}, dense)
+                    comparison = compared_above(seconds["floor"], seconds["dense"], seconds["other"])
+                    self._add(Timing(shape, tokens, comparison, throttled))
+            finally:
+                other.close()
+            self._write()
+        if rest:
+            self._runners[REST] = self._load(REST)
+            for tokens in rest:
+                seconds, hot = self._seconds(tokens, layers, dense)
+                own, too_hot = self._seconds(tokens, {REST: self._runners[REST]}, open_bundle(self._directory, REST))
+                median = float(np.median(own[REST]))
+                dense_layers = median / float(np.median(seconds["dense"] - seconds["floor"]))
+                self._add(Rest(tokens, 1e3 * median, dense_layers, hot or too_hot))
+            self._write()
+
+    def _load(self, name: str) -> Runner:
+        """Build a bundle, unless the cache has it, and load it."""
+        self._name = name
+        bundle = open_bundle(self._directory, name)
+        # The models around the layers have one precision.
+        tier = None if name in (FLOOR, REST) else tier_of(bundle, self._runtime, self._precision)[0]
+        self._step("building")
+        build(bundle, self._target, self._cache, tier=tier, progress=lambda *_: self._step("building"))
+        return load_runner(bundle, self._target, self._cache, tier=tier).runner
+
+    def _seconds(self, tokens: int, runners: Mapping[str, Runner], bundle: Bundle) -> tuple[dict[str, Array], bool]:
+        """Return the seconds of all runners, call by call, and whether the device throttled in every attempt.
+
+        Raises:
+            UsageError: the power mode changed.
+        """
+        feeds = _feeds(bundle, tokens)
+        throttled = True
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_COOL_DOWN_SECONDS)
+            self._step(f"timing {tokens} tokens")
+            before = self._conditions.throttling()
+            seconds = times_in_turns(runners, feeds, self._calls)
+            throttled = self._conditions.throttling().since(before)
+            if not throttled:
+                break
+        now, started = self._conditions.power_mode(), self.table.key["power_mode"]
+        if now != started:
             raise UsageError(
                 "power mode",
                 given=now,
-                expected=f"{power_mode!r}, as at the start",
-                fix=f"Set it back and give the same command again; {out} keeps what was timed in {power_mode!r}.",
+                expected=f"{started!r}, as at the start",
+                fix=f"Set it back and give the same command again; {self._out} keeps what was timed in {started!r}.",
             )
-        return found
+        return seconds, throttled
 
-    try:
-        if total:
-            runners["floor"] = machine.runner(FLOOR, precision, step)
-            runners["dense"] = machine.runner(shapes.dense.name, precision, step)
-        for shape in work:
-            name = shape.name
-            other = machine.runner(name, precision, step)
-            try:
-                for tokens in missing[shape]:
-                    seconds, throttled = seconds_of(tokens, {**runners, "other": other}, _feeds(dense_bundle, tokens))
-                    comparison = compared_above(seconds["floor"], seconds["dense"], seconds["other"])
-                    table = _with_timing(table, Timing(shape, tokens, comparison, throttled))
-            finally:
-                other.close()
-            _write(table, out)
-            done += 1
-        if rest:
-            name = REST
-            runners["rest"] = machine.runner(REST, precision, step)
-            rest_bundle = open_bundle(directory, REST)
-            for tokens in rest:
-                layer = {key: runners[key] for key in ("floor", "dense")}
-                seconds, hot = seconds_of(tokens, layer, _feeds(dense_bundle, tokens))
-                own, too_hot = seconds_of(tokens, {"rest": runners["rest"]}, _feeds(rest_bundle, tokens))
-                dense_seconds = float(np.median(seconds["dense"] - seconds["floor"]))
-                median = float(np.median(own["rest"]))
-                found = Rest(tokens, 1e3 * median, median / dense_seconds, hot or too_hot)
-                others = tuple(one for one in table.rest if one.tokens != tokens)
-                table = msgspec.structs.replace(table, rest=(*others, found))
-            _write(table, out)
-            done += 1
-    finally:
-        for runner in runners.values():
-            runner.close()
-    step("done")
-    return table
+    def _add(self, new: Timing | Rest) -> None:
+        """Put a timing into the table, in the place of an earlier one."""
+        if isinstance(new, Rest):
+            others = tuple(rest for rest in self.table.rest if rest.tokens != new.tokens)
+            self.table = msgspec.structs.replace(self.table, rest=(*others, new))
+        else:
+            kept = tuple(t for t in self.table.timings if (t.shape, t.tokens) != (new.shape, new.tokens))
+            self.table = msgspec.structs.replace(self.table, timings=(*kept, new))
+
+    def _write(self) -> None:
+        try:
+            self.table.write(self._out)
+        except OSError as error:
+            given, fix = Literally(error), "Make room, or give another --out."
+            raise UsageError(f"--out {self._out}", given=given, expected="a file to write", fix=fix) from None
+        self._done += 1
+        self._step("written")
+
+    def _step(self, text: str) -> None:
+        self._on_progress(Progress(self._done, self._total, self._name, text))
 
 
 def _earlier(out: Path, key: dict[str, str], replace: bool) -> LatencyTable:
@@ -186,37 +233,6 @@ def _earlier(out: Path, key: dict[str, str], replace: bool) -> LatencyTable:
             return LatencyTable(key=key)
         raise
     return table
-
-
-def _good(table: LatencyTable, shape: object, tokens: int) -> bool:
-    return any(t.shape == shape and t.tokens == tokens and not t.throttled for t in table.timings)
-
-
-def _with_timing(table: LatencyTable, timing: Timing) -> LatencyTable:
-    others = tuple(t for t in table.timings if (t.shape, t.tokens) != (timing.shape, timing.tokens))
-    return msgspec.structs.replace(table, timings=(*others, timing))
-
-
-def _write(table: LatencyTable, out: Path) -> None:
-    try:
-        table.write(out)
-    except OSError as error:
-        fix = "Make room, or give another --out."
-        raise UsageError(f"--out {out}", given=Literally(error), expected="a file to write", fix=fix) from None
-
-
-def _unthrottled(
-    runners: Mapping[str, Runner], feeds: Mapping[str, Array], calls: int, conditions: Conditions
-) -> tuple[dict[str, Array], bool]:
-    """Return the seconds of all runners, and whether the device throttled in every attempt."""
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_COOL_DOWN_SECONDS)
-        before = conditions.throttling()
-        seconds = times_in_turns(runners, feeds, calls)
-        if not conditions.throttling().since(before):
-            return seconds, False
-    return seconds, True
 
 
 def _feeds(bundle: Bundle, tokens: int) -> dict[str, Array]:

@@ -15,10 +15,8 @@ from edge.profiling import profile as profiling
 from edge.profiling.conditions import Conditions
 from edge.profiling.profile import profile
 from edge.profiling.table import LatencyTable
-from tests.edge.boards import orin_nano, write
+from tests.edge.boards import MODELS, orin_nano, write
 from tests.edge.layer_shapes import LENGTHS, MODEL, SHAPES, write_layer_shapes
-
-MODES = "< POWER_MODEL ID=0 NAME=15W >\n< POWER_MODEL ID=2 NAME=MAXN_SUPER >\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +35,7 @@ def board(tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "_COOL_DOWN_SECONDS", 0.0)
     root = orin_nano(tmp_path / "root", 6)
     return write(
-        root,
-        {
-            "sys/class/thermal/cooling_device3/cur_state": "0\n",
-            "proc/device-tree/model": "NVIDIA Jetson Orin Nano Super Developer Kit\0",
-            "var/lib/nvpmodel/status": "pmode:0000 fmode:fan_mode_quiet\n",
-            "etc/nvpmodel.conf": MODES,
-        },
+        root, {"sys/class/thermal/cooling_device3/cur_state": "0\n", "var/lib/nvpmodel/status": "pmode:0000\n"}
     )
 
 
@@ -108,7 +100,7 @@ def test_a_killed_run_leaves_a_table_that_the_next_one_completes(shapes, cache, 
 def test_tables_of_two_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
     out = tmp_path / "table.json"
     table, _ = timed(shapes, out, cache=cache, lengths=(4,), conditions=Conditions(board))
-    assert table.key["device"] == "NVIDIA Jetson Orin Nano Super Developer Kit"
+    assert table.key["device"] == MODELS[6]
     assert table.key["power_mode"] == "15W"
     before = out.read_bytes()
     write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
