@@ -94,7 +94,7 @@ def estimate(
     assert shapes is not None
     assert out is not None
     check_file("--out", out, {"--shapes": shapes}, replace=replace)
-    from export.estimate.estimate import estimate_shapes
+    from export.estimate.shapes import estimate_shapes
 
     with progress() as bar:
         task = bar.add_task("predicting shapes", total=None, note="")
