@@ -1,0 +1,31 @@
+"""Layer shapes timed by TensorRT, through the build, cache and runner that serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pycuda", reason="run `make test-device`", exc_type=ImportError)
+
+from edge.profiling.profile import profile
+from tests.edge.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
+
+
+def test_every_shape_is_timed_on_the_device_and_a_second_run_times_nothing(tmp_path: Path) -> None:
+    directory, out = write_layer_shapes(tmp_path / "shapes"), tmp_path / "table.json"
+    table = profile(directory, out, target="tensorrt", calls=3, cache=tmp_path / "cache")
+    assert (table.key["runtime"], table.key["provider"], table.key["precision"]) == ("tensorrt", "GPU", "fp32")
+    assert {(timing.shape, timing.tokens) for timing in table.timings} == {(s, n) for s in SHAPES for n in LENGTHS}
+    assert {rest.tokens for rest in table.rest} == set(LENGTHS)
+    steps: list[str] = []
+    again = profile(
+        directory,
+        out,
+        target="tensorrt",
+        calls=3,
+        cache=tmp_path / "cache",
+        on_progress=lambda now: steps.append(now.step),
+    )
+    assert again == table
+    assert not steps
