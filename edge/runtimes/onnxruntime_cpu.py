@@ -10,7 +10,7 @@ from edge.bundles.manifest import Artifact
 from edge.files import reserve
 from edge.runner import Runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner, import_onnxruntime
-from edge.runtimes.runtime import Product, Progress, Runtime, Source, Suitability
+from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source, Suitability
 
 
 class OnnxRuntimeCpu(Runtime):
@@ -35,7 +35,12 @@ class OnnxRuntimeCpu(Runtime):
         """Return False for INT8: the scale of dynamic INT8 activations is taken from the whole run."""
         return artifact.precision != "int8"
 
-    def build(self, source: Source, progress: Progress | None = None) -> Product:
+    def build(
+        self,
+        source: Source,
+        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+        progress: Progress | None = None,
+    ) -> Product:
         """Optimise the graph; see :meth:`Runtime.build`."""
         model = source.read()
         with tempfile.TemporaryDirectory() as scratch:
