@@ -9,8 +9,9 @@
          +-------------------+---+------------------------------------+
 
 Each arrow is a method of :class:`Entry`. A READY entry is loaded again without leaving READY: its model answers until
-``loaded()`` replaces it, and goes on after ``failed()``. Repeating ``loading()`` while LOADING, or ``unloaded()`` while
-UNAVAILABLE, changes no state. Every other call is a programming error.
+``loaded()`` replaces it, and goes on after ``failed()``. ``building()`` only changes the reason. Repeating
+``loading()`` while LOADING, or ``unloaded()`` while UNAVAILABLE, changes no state. Every other call is a programming
+error.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ class Entry:
         if not self._model:
             self._state, self._reason = "LOADING", ""
         self._on_change()
+
+    def building(self, progress: str) -> None:
+        """Report the progress of a build that the load waits for. A READY entry stays so meanwhile."""
+        self._check("building", "LOADING", "READY")
+        if progress != self._reason:
+            self._reason = progress
+            self._on_change()
 
     def loaded(self, model: Model) -> Model | None:
         """Let a model answer from now on; return the one that it replaces, which has to be closed."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from edge.bundles.manifest import Artifact
 from edge.files import reserve
 from edge.runner import Runner
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner, import_onnxruntime
+from edge.runtimes.onnxruntime_runner import CPU, OnnxRuntimeRunner, Providers, import_onnxruntime
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source, Suitability
 
 
@@ -19,7 +19,7 @@ class OnnxRuntimeCpu(Runtime):
     name = "onnxruntime"
     artifact_runtime = "onnxruntime"
     device = "CPU"
-    _cuda: ClassVar[bool] = False
+    _providers: ClassVar[Providers] = CPU
 
     @classmethod
     def version(cls) -> str:
@@ -47,10 +47,12 @@ class OnnxRuntimeCpu(Runtime):
             path = Path(scratch, "model.onnx")
             # ONNX Runtime reports a full disk as a broken model. Folded constants seldom double the size of a graph.
             reserve(Path(scratch, "room"), 2 * len(model))
-            OnnxRuntimeRunner(model, subject=source.subject, cuda=self._cuda, optimized_path=str(path)).close()
+            OnnxRuntimeRunner(
+                model, subject=source.subject, providers=self._providers, optimized_path=str(path)
+            ).close()
             return Product(path.name, path.read_bytes())
 
     def load(self, source: Source, built: bytes | None) -> Runner:
         """Load the optimised graph, or the bundle's; see :meth:`Runtime.load`."""
         model = source.read() if built is None else built
-        return OnnxRuntimeRunner(model, subject=source.subject, cuda=self._cuda)
+        return OnnxRuntimeRunner(model, subject=source.subject, providers=self._providers)

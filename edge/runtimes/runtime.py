@@ -82,7 +82,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         attention_fused: whether the engine holds a fused attention kernel; None where there is no attention.
         attention: both, and the reason where it is known, for people.
         seconds: how long it took.
-        warnings: what a user should know of the engine, and the last warnings and errors of the compiler's log.
+        warnings: the last warnings and errors of the compiler's log.
         typing: ``strong`` where the datatypes are those of the ONNX file, ``weak`` where the compiler chose them.
         typing_reason: why they are weak; empty otherwise.
         profiles: the optimization profiles, each as the shapes for which it is tuned.
@@ -90,6 +90,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         workspace_bytes: the scratch memory that one layer may use.
         timing_cache: whether measured kernel times of earlier builds were ``reused``; ``new`` where there were none,
             ``off`` where none are kept.
+        notes: what makes the engine slower or less exact than it could be, and the way out; shown when it is loaded.
     """
 
     builder: str
@@ -106,6 +107,12 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     skipped_tactics: int = 0
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
     timing_cache: str = "off"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def all_fused(self) -> bool:
+        """Whether every attention block became one kernel; True where there is none."""
+        return not self.attention_blocks or self.attention.endswith(", fused")
 
 
 class Product(NamedTuple):
@@ -220,6 +227,10 @@ class Runtime(ABC):
             BackendError: as :meth:`version`.
         """
         return {"runtime": self.name, "version": self.version(), "device": self.device}
+
+    def build_key(self, source: Source) -> dict[str, str]:
+        """Return what a build of a model depends on beside its files and :meth:`cache_key`, by its name."""
+        return {}
 
     def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
         """Return the file that it uses of a tier; None is the full tier.

@@ -16,8 +16,9 @@ import msgspec
 from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, Literally
+from edge.runtimes.build_memory import MORE_MEMORY
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, EngineReport, Progress
-from edge.runtimes.tensorrt_attention import FUSED, attention_blocks, describe, unexplained
+from edge.runtimes.tensorrt_attention import attention_blocks, describe, unexplained
 from edge.runtimes.tensorrt_log import BuilderLog
 from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of
 from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
@@ -26,8 +27,6 @@ from edge.runtimes.tensorrt_timing import attach, keep
 log = logging.getLogger(__name__)
 
 FUSED_KERNEL = b"_gemm_mha_v2"
-#: The way out of a build without memory.
-MORE_MEMORY = "Stop other models and programs, add swap, or lower --workspace-mib."
 _MIB = 1024**2
 #: Python, NumPy and TensorRT's libraries.
 _PROCESS_BYTES = 150 * _MIB
@@ -91,21 +90,10 @@ def compile_onnx(
 
     Raises:
         BundleError: the model is no ONNX, or keeps weights in other files.
-        BackendError: TensorRT is not installed, cannot parse the model, cannot build it, or does not fuse the attention
-            that the options require to be fused.
+        BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
     """
     check_self_contained(model, subject)
-    job = _Job(model, profile, flavor, compute_capability, subject, precision, options, progress)
-    engine = job.compile()
-    report = engine.report
-    if options.require_fused_attention and report.attention_blocks and not report.attention.endswith(FUSED):
-        raise BackendError(
-            f"{subject} attention",
-            given=Literally(report.attention),
-            expected="every block fused, as --require-fused-attention asks",
-            fix="Export FP16 heads of 16 to 256 features, as many for queries as for values, or leave the option out.",
-        )
-    return engine
+    return _Job(model, profile, flavor, compute_capability, subject, precision, options, progress).compile()
 
 
 class _Job:
@@ -190,13 +178,14 @@ class _Job:
             attention_fused=fused if blocks else None,
             attention=describe(blocks, fused),
             seconds=time.perf_counter() - self.started,
-            warnings=(*filter(None, notes), *self.logger.messages),
+            warnings=tuple(self.logger.messages),
             typing="weak" if weak else "strong",
             typing_reason=weak,
             profiles=tuple(described(one) for one in profiles),
             skipped_tactics=self.log.skipped_tactics,
             workspace_bytes=self.options.workspace_bytes,
             timing_cache=timed,
+            notes=tuple(filter(None, notes)),
         )
         return CompiledEngine(data, report)
 
@@ -207,7 +196,7 @@ class _Job:
         if self.log.out_of_memory:
             given = Literally(self.log.out_of_memory)
             expected = f"enough memory to build with a workspace of {self.options.workspace_bytes // _MIB} MiB"
-            fix = MORE_MEMORY
+            fix = f"{MORE_MEMORY}."
         return BackendError(self.subject, given=given, expected=expected, fix=fix)
 
 
@@ -277,6 +266,8 @@ class _Phases:
         self._phases[phase] = (parent, steps, done)
 
     def finish(self, phase: str) -> None:
+        if phase in self._roots():
+            self._highest = 1.0
         self._phases.pop(phase, None)
 
     def fraction(self) -> float:
@@ -310,5 +301,6 @@ def _monitor(trt: Any, progress: Progress) -> Any:
 
         def phase_finish(self, phase: str) -> None:
             self.phases.finish(phase)
+            progress(BuildProgress(phase, self.phases.fraction()))
 
     return Monitor()

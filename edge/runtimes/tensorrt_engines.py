@@ -8,6 +8,7 @@ from edge.errors import BackendError
 from edge.runtimes import tensorrt_builder, tensorrt_package
 from edge.runtimes.runtime import BuildMemory, BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.tensorrt_package import Flavor
+from edge.runtimes.tensorrt_profiles import buckets, described
 
 #: The major versions whose interface this release knows, by package.
 _MAJORS: dict[Flavor, tuple[int, ...]] = {"tensorrt": (10, 11), "tensorrt_rtx": (1,)}
@@ -40,6 +41,10 @@ class TensorRtEngines(Runtime):
             expected = f"version {' or '.join(map(str, known))}"
             raise BackendError(cls.flavor, given=found, expected=expected, fix=_OTHER[cls.flavor])
         return found
+
+    def build_key(self, source: Source) -> dict[str, str]:
+        """Return the optimization profiles; see :meth:`Runtime.build_key`."""
+        return {"profiles": "; ".join(map(described, buckets(source.tensors.profile)))}
 
     def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
         """Return the estimated peak memory of a build; see :meth:`Runtime.build_memory`."""

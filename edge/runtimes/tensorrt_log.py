@@ -40,6 +40,6 @@ class BuilderLog:
             return ""
         asked = f", of up to {self.most_requested_bytes / _MIB:,.0f} MiB each" if self.most_requested_bytes else ""
         return (
-            f"{self.skipped_tactics} tactics were skipped for lack of memory{asked}, so the engine may be slower than it "
-            "could be; stop other programs or raise --workspace-mib, and build it again"
+            f"{self.skipped_tactics} tactics were skipped for lack of memory{asked}, so the engine may be slower than "
+            "it could be; stop other programs or raise --workspace-mib, and build it again with --replace"
         )

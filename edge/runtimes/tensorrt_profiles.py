@@ -59,7 +59,7 @@ def described(profile: Profiles) -> str:
 
 
 def _bounds(low: int, high: int) -> list[int]:
-    bounds = []
+    bounds: list[int] = []
     bound = SHORTEST
     while bound < high and len(bounds) < MOST - 1:
         if bound >= low:

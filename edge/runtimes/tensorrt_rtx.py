@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from edge.errors import Literally, UsageError
 from edge.runner import Runner
 from edge.runtimes import tensorrt_builder
 from edge.runtimes.runtime import BuildMemory, BuildOptions, Source
 from edge.runtimes.tensorrt_engines import TensorRtEngines
+from edge.runtimes.tensorrt_package import Flavor
 
 
 class TensorRtRtx(TensorRtEngines):
@@ -20,7 +23,7 @@ class TensorRtRtx(TensorRtEngines):
     name = "tensorrt-rtx"
     parameter = "SMxx"
     build_only = True
-    flavor = "tensorrt_rtx"
+    flavor: ClassVar[Flavor] = "tensorrt_rtx"
 
     def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:
         known = tensorrt_builder.compute_capabilities()

@@ -27,10 +27,10 @@ class Recorder:
         self.order: list[str] = []
         self.threads: set[str] = set()
         self._scheduler = scheduler
-        self._load = loader.load_runner
+        self._load = loader.load_with
         self._neighbours: list[threading.Thread] = []
 
-    def load_runner(self, *arguments: Any, tier: str) -> Any:
+    def load_with(self, *arguments: Any, tier: str) -> Any:
         neighbour = threading.Thread(target=self._scheduler.call, args=(lambda: self.order.append("request"),))
         neighbour.start()
         time.sleep(0.05)  # it waits for its turn by now
@@ -56,7 +56,7 @@ def test_others_have_their_turn_between_tiers(
 ) -> None:
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     recorder = Recorder(scheduler)
-    monkeypatch.setattr(loader, "load_runner", recorder.load_runner)
+    monkeypatch.setattr(loader, "load_with", recorder.load_with)
     made = Loader(scheduler, "onnxruntime", tmp_path / "cache", ServingOptions())
     model = made.load_model(bundle)
     recorder.join()
@@ -75,17 +75,17 @@ def test_a_load_that_fails_leaves_nothing_loaded(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Any] = []
-    real = loader.load_runner
+    real = loader.load_with
 
-    def load_runner(*arguments: Any, tier: str) -> Any:
+    def load_with(*arguments: Any, tier: str) -> Any:
         if tier == "lean":
-            return real(Bundle.open(DATA / "broken_bundles" / "golden-wrong"), *arguments[1:])
+            return real(arguments[0], Bundle.open(DATA / "broken_bundles" / "golden-wrong"), *arguments[2:])
         loaded = real(*arguments, tier=tier)
         monkeypatch.setattr(loaded.runner, "close", lambda: closed.append(threading.current_thread().name))
         return loaded
 
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
-    monkeypatch.setattr(loader, "load_runner", load_runner)
+    monkeypatch.setattr(loader, "load_with", load_with)
     with pytest.raises(GoldenError):
         Loader(scheduler, "onnxruntime", tmp_path / "cache", ServingOptions()).load_model(bundle)
     assert len(closed) == 1

@@ -25,7 +25,7 @@ from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
 from edge.runner import Handle, Tensor
 from edge.runtimes.build import build, load_runner
-from edge.runtimes.runtime import Product, Progress, Runtime, Source
+from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler
 from tests.edge.commands import fewheads, refusal
@@ -47,7 +47,14 @@ def test_auto_takes_the_first_suitable_runtime_and_says_why():
     runtime = choose("auto")
     assert (runtime.name, runtime.device, runtime.thread_bound) == (NAME, DEVICE, CUDA)
     passed = [] if find_spec("tensorrt") else ["No tensorrt package is installed."]
-    passed += [] if CUDA else ["This ONNX Runtime has no CUDA provider."]
+    passed += (
+        []
+        if CUDA
+        else [
+            "This ONNX Runtime has no TensorrtExecutionProvider.",
+            "This ONNX Runtime has no CUDAExecutionProvider.",
+        ]
+    )
     assert runtime.reason.startswith(" ".join([*passed, f"ONNX Runtime {onnxruntime.__version__} "]))
 
 
@@ -173,7 +180,12 @@ class Reference(Runtime):
     def version(cls) -> str:
         return str(onnx.__version__)
 
-    def build(self, source: Source, progress: Progress | None = None) -> Product:
+    def build(
+        self,
+        source: Source,
+        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+        progress: Progress | None = None,
+    ) -> Product:
         return Product("model.reference", source.read())
 
     def load(self, source: Source, built: bytes | None) -> ReferenceRunner:
