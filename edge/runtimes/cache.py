@@ -164,7 +164,7 @@ def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | Non
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the parts of two keys that differ, each side as text; None for equal keys."""
-    names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    names = sorted(name for name in {*expected, *found} if found.get(name) != expected.get(name))
     if not names:
         return None
     return _text(found, names), _text(expected, names)

@@ -152,7 +152,7 @@ def test_load_needs_the_build_and_says_how_to_make_it(
     with pytest.raises(BackendError):
         load_runner(oracle, "onnxruntime", tmp_path / "other")
     assert f"the build in {copied} is ignored" in caplog.text
-    assert f"it was built for device_name unknown, device CPU, version {older}" in caplog.text
+    assert f"it was built for device CPU, device_name unknown, version {older}" in caplog.text
 
 
 def test_errors_of_the_child_are_those_of_this_process(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
