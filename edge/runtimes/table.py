@@ -78,10 +78,12 @@ def first_that_works(target: str, subject: str, attempt: Callable[[Runtime], T])
         FewheadsError: the error of the last runtime.
     """
     runtimes = candidates(target)
-    return _first(next(runtimes), runtimes, subject, attempt)
+    return _first(next(runtimes), runtimes, subject, attempt, ())
 
 
-def _first(runtime: Runtime, others: Iterator[Runtime], subject: str, attempt: Callable[[Runtime], T]) -> T:
+def _first(
+    runtime: Runtime, others: Iterator[Runtime], subject: str, attempt: Callable[[Runtime], T], failed: tuple[str, ...]
+) -> T:
     try:
         return attempt(runtime)
     except (BackendError, BundleError, GoldenError, RunnerError) as error:
@@ -89,8 +91,9 @@ def _first(runtime: Runtime, others: Iterator[Runtime], subject: str, attempt: C
         if following is None:
             raise
         log.warning("%s: %s is tried, because %s failed: %s", subject, following.name, runtime.name, error)
-        following.reason = f"{runtime.name} failed: {error} {following.reason}"
-    return _first(following, others, subject, attempt)
+        failed = (*failed, f"{runtime.name} failed: {error}")
+    following.reason = " ".join((*failed, following.reason))
+    return _first(following, others, subject, attempt, failed)
 
 
 def _suitable() -> Iterator[Runtime]:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -26,10 +25,10 @@ from edge.runtimes.local_build import Built
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
+from tests.edge.builds import ROOT, children, pause_builds
 from tests.edge.marks import with_rtx
 from tests.edge.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
 
-ROOT = Path(__file__).parents[2]
 RTX = "tensorrt-rtx:SM86"
 MIB = 1024**2
 
@@ -45,17 +44,6 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def oracle() -> Bundle:
     return Bundle.open(ORACLE_BUNDLE)
-
-
-def children() -> set[int]:
-    """Return the process ids of this process's children."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid():
-                found.add(int(path.parent.name))
-    return found
 
 
 def built(runtime: Runtime, bundle: Bundle, cache: Path, **more: object) -> Built:
@@ -77,16 +65,7 @@ def request(bundle: Bundle, cache: Path) -> Request:
 @pytest.fixture
 def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next Python processes stop for a minute in the middle of writing a build."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import time\nfrom edge.runtimes import cache\n"
-        "def write(directory, record, data):\n"
-        "    (directory / record.file).write_bytes(data[:10])\n"
-        "    time.sleep(60)\n"
-        "cache.write = write\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{site}:{ROOT}")
+    pause_builds(monkeypatch, tmp_path / "site")
 
 
 def process(asked: Request, *command: str) -> subprocess.Popen[bytes]:
