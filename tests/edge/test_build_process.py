@@ -287,9 +287,3 @@ def test_memory_is_checked_before_a_build(
         "be swapped. Stop other models and programs, add swap, or lower --workspace-mib (512 now); --ignore-memory "
         "builds all the same."
     )
-
-
-def test_progress_for_people():
-    assert str(BuildProgress("Timing", 0.42)) == "42 %"
-    assert str(BuildProgress("Timing", 0.42, 45.4)) == "42 %, 45 s left"
-    assert str(BuildProgress("Timing", 0.42, 181)) == "42 %, 3 min left"
