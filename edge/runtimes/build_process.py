@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,6 +27,9 @@ from edge.runtimes.runtime import Source
 from edge.runtimes.table import RUNTIMES
 
 log = logging.getLogger(__name__)
+
+_NICENESS = 5
+_OOM_SCORE = "800"
 
 
 class Channel(logging.Handler):
@@ -54,6 +58,7 @@ class Channel(logging.Handler):
 def main() -> None:
     """Build what stdin asks for; the exit code is 0, or that of the error that stdout reports."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
+    _yield_to_others()
     # Libraries print to stdout; that goes to stderr, and only messages go to the parent.
     channel = Channel(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
@@ -87,6 +92,13 @@ def _build(request: Request, channel: Channel) -> str:
         runtime, source, Path(request.cache), request.options, lambda progress: channel.send(Advanced(progress))
     )
     return str(built.directory)
+
+
+def _yield_to_others() -> None:
+    """Let servers have the processor first, and let the system kill this process before them when memory runs out."""
+    os.nice(_NICENESS)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def _end_with_parent() -> None:

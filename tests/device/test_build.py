@@ -214,6 +214,18 @@ def test_child_whose_device_has_no_memory(
     assert not build(oracle, TARGET, tmp_path).reused
 
 
+def test_builder_without_memory_says_how_to_get_some(oracle: Bundle, tmp_path: Path, software_environment: Any):
+    command = ("build", ORACLE_BUNDLE, "--target", TARGET, "--cache", tmp_path, "--workspace-mib", "64")
+    for variables in (
+        {"SOFTWARE_CUDA_MEMORY": software_environment(memory=4096)["SOFTWARE_CUDA_MEMORY"]},
+        {"SOFTWARE_CUDA_FAIL": software_environment(fail="cuMemAlloc:1:2")["SOFTWARE_CUDA_FAIL"]},
+    ):
+        line = refusal(fewheads(*command, **variables), 5)
+        assert "memory" in line
+        assert "expected enough memory to build with a workspace of 64 MiB. Stop other models and programs" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_weakly_typed_where_the_strongly_typed_build_fails(monkeypatch: pytest.MonkeyPatch):
     if not hasattr(trt.BuilderFlag, "FP16"):
         pytest.skip("TensorRT 11 has no weakly typed networks")

@@ -81,11 +81,18 @@ def process(asked: Request, *command: str) -> subprocess.Popen[bytes]:
 def test_build_in_a_child_equals_one_in_this_process(runtime: Runtime, oracle: Bundle, tmp_path: Path):
     reported: list[BuildProgress] = []
     pids: set[int] = set()
-    found = built(
-        runtime, oracle, tmp_path / "child", progress=lambda one: (reported.append(one), pids.update(children()))
-    )
+    scores: set[str] = set()
+
+    def progress(position: BuildProgress) -> None:
+        reported.append(position)
+        pids.update(children())
+        # The system shall rather kill the build than a server.
+        scores.update(Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids)
+
+    found = built(runtime, oracle, tmp_path / "child", progress=progress)
     assert not found.reused
     assert len(pids) == 1
+    assert scores == {"800"}
     assert not children()
     assert found.record.reason == runtime.reason
     assert reported[-1] == BuildProgress("done", 1.0, 0.0)

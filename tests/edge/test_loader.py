@@ -16,6 +16,7 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, GoldenError, LoadFailed
+from edge.health.health import Health
 from edge.repository import loader
 from edge.repository.control import ModelControl
 from edge.repository.entry import Entry
@@ -169,7 +170,7 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
 
 
 async def test_reload_that_builds_leaves_the_model_ready(
-    unbuilt: tuple[ModelControl, Repository], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unbuilt: tuple[ModelControl, Repository], scheduler: Scheduler, tmp_path: Path
 ) -> None:
     control, repository = unbuilt
     await control.start([NEXT])
@@ -180,6 +181,7 @@ async def test_reload_that_builds_leaves_the_model_ready(
     reloading = asyncio.create_task(control.load_model(NEXT))
     assert await building(repository, NEXT) is entry
     assert (entry.state, entry.model) == ("READY", before)
+    assert not Health(repository, scheduler.runs).problems()
     await control.unload_model(NEXT)
     assert entry.state == "UNAVAILABLE"
     with pytest.raises(LoadFailed):
