@@ -46,6 +46,8 @@ class ModelControl:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._operations = Operations()
         self._builds: dict[Entry, threading.Event] = {}
+        #: Names whose builds have to end, until the operation that wants this holds the name's lock.
+        self._unwanted: set[str] = set()
         self._started = asyncio.Event()
 
     async def start(self, only: Collection[str] | None = None) -> None:
@@ -153,6 +155,7 @@ class ModelControl:
         known = False
         for actual in await self._actual_names(name):
             async with self._lock(actual):
+                self._unwanted.discard(actual)
                 paths = await self._paths_of(actual)
                 if paths:
                     known = True
@@ -216,6 +219,8 @@ class ModelControl:
     async def _replace(self, entry: Entry, bundle: Bundle) -> None:
         loop, stop = asyncio.get_running_loop(), threading.Event()
         self._builds[entry] = stop
+        if self.stopping or entry.name in self._unwanted:
+            stop.set()
 
         def building(progress: str) -> None:
             loop.call_soon_threadsafe(self._building, entry, stop, progress)
@@ -236,6 +241,8 @@ class ModelControl:
             entry.building(progress)
 
     def _end_builds(self, name: str | None = None) -> None:
+        if name is not None:
+            self._unwanted.add(name)
         for entry, stop in self._builds.items():
             if name in (None, entry.name):
                 stop.set()
@@ -243,6 +250,7 @@ class ModelControl:
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()
         async with self._lock(name):
+            self._unwanted.discard(name)
             for entry in self._repository.named(name):
                 await self._unload(entry, "unloaded")
 

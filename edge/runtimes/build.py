@@ -115,6 +115,9 @@ def build_with(
     if found:
         check_fusion(source, found.record.engine, options)
         return Built(directory, found.record, reused=True)
+    other = None if replace else cache.nearest(cache_dir, key)
+    if other:
+        log.info("%s is built again: the cache has a build for %s, and this is %s", source.subject, *other)
     build_memory.check(runtime, source, options)
     if not runtime.isolated_build:
         return build_here(runtime, source, cache_dir, options, progress)

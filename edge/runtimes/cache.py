@@ -159,12 +159,12 @@ def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | Non
     found = [one for one in _keys(cache_directory(given)) if all(one.get(name) == key[name] for name in same)]
     if not found:
         return None
-    return min((differences(one, key) or ("", "") for one in found), key=lambda pair: pair[0].count(","))
+    return differences(min(found, key=lambda one: len(_differing(one, key))), key)
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the parts of two keys that differ, each side as text; None for equal keys."""
-    names = sorted(name for name in {*expected, *found} if found.get(name) != expected.get(name))
+    names = _differing(found, expected)
     if not names:
         return None
     return _text(found, names), _text(expected, names)
@@ -222,6 +222,10 @@ def _keys(directory: Path) -> Iterator[dict[str, str]]:
     for path in sorted(directory.glob(f"*/{RECORD_NAME}"))[:_MOST_RECORDS]:
         with suppress(BundleError, msgspec.DecodeError, RecursionError):  # of an earlier release, or broken
             yield _record(path.parent).key
+
+
+def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*expected, *found} if found.get(name) != expected.get(name))
 
 
 def _text(key: Mapping[str, str], names: list[str]) -> str:

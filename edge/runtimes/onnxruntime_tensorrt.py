@@ -44,7 +44,7 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
             OnnxRuntimeRunner(
                 source.read(),
                 subject=source.subject,
-                providers=self._with_options(source, options),
+                providers=self.providers(source, options),
                 session_config=context,
             ).close()
             return Product(path.name, path.read_bytes())
@@ -52,10 +52,11 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
     def load(self, source: Source, built: bytes | None) -> Runner:
         """Load the engines; see :meth:`Runtime.load`."""
         model = source.read() if built is None else built
-        providers = self._with_options(source, BuildOptions())
+        providers = self.providers(source, BuildOptions())
         return OnnxRuntimeRunner(model, subject=source.subject, providers=providers)
 
-    def _with_options(self, source: Source, options: BuildOptions) -> Providers:
+    def providers(self, source: Source, options: BuildOptions) -> Providers:
+        """Return the providers for a model, TensorRT's with its options."""
         precision, profile = source.artifact.precision, source.tensors.profile
         given = {
             "trt_max_workspace_size": str(options.workspace_bytes),

@@ -86,7 +86,7 @@ def test_build_in_a_child_equals_one_in_this_process(runtime: Runtime, oracle: B
     def progress(position: BuildProgress) -> None:
         reported.append(position)
         pids.update(children())
-        # The system shall rather kill the build than a server.
+        # When memory runs out, the system kills the build and no server.
         scores.update(Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids)
 
     found = built(runtime, oracle, tmp_path / "child", progress=progress)
@@ -128,6 +128,11 @@ def test_load_needs_the_build_and_says_how_to_make_it(
     older = made.record.runtime_version
     with pytest.raises(BackendError, match=rf"got a build for version {older}, expected a build for version 99.1. "):
         load_runner(oracle, "onnxruntime", tmp_path)
+    caplog.set_level("INFO")
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", False)
+    build(oracle, "onnxruntime", tmp_path)
+    assert f"is built again: the cache has a build for version {older}, and this is version 99.1" in caplog.text
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
     # Copied by hand to where the other board would look for its own.
     monkeypatch.setattr(OnnxRuntimeCpu, "cache_key", lambda self: {"runtime": self.name, "device_name": "Orin"})
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", False)

@@ -31,6 +31,7 @@ from edge.runner import Handle, Tensor
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler
@@ -316,3 +317,22 @@ def test_a_simulated_accelerator_is_served_as_a_gpu(tmp_path: Path):
         assert answer.raw_output_contents[0] == oracle_golden().outputs["value"].tobytes()
         (statistics,) = server.stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
         assert statistics.inference_stats.compute_infer.ns >= 20e6
+
+
+def test_options_of_the_tensorrt_provider(tmp_path: Path):
+    bundle = write_oracle_bundle(tmp_path / "oracle")
+    runtime = OnnxRuntimeTensorRt()
+    source = Source.of(bundle, runtime)
+    options = BuildOptions(workspace_bytes=2**20, timing_cache=tmp_path / "timing" / "x.bin")
+    (name, given), (second, _) = runtime.providers(source, options)
+    assert (name, second) == ("TensorrtExecutionProvider", "CUDAExecutionProvider")
+    assert given == {
+        "trt_max_workspace_size": "1048576",
+        "trt_fp16_enable": "False",
+        "trt_int8_enable": "False",
+        "trt_profile_min_shapes": "x:1x15",
+        "trt_profile_opt_shapes": "x:8x15",
+        "trt_profile_max_shapes": "x:64x15",
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": str(tmp_path / "timing"),
+    }
