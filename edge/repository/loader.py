@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from edge.bundles.bundle import Bundle
-from edge.errors import BackendError, BundleError, FewheadsError, Literally, LoadFailed, UsageError
+from edge.errors import BackendError, BundleError, FewheadsError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
 from edge.runtimes import cache as builds
 from edge.runtimes.build import Loaded, build_with, is_built, load_with
+from edge.runtimes.build_child import stopped
 from edge.runtimes.runtime import BuildProgress, Runtime
 from edge.runtimes.table import choose, first_that_works
 from edge.scheduling.lane import ServingOptions
@@ -130,8 +131,7 @@ class Loader:
         while not self._building.acquire(timeout=_WAIT_SECONDS):
             progress(f"BUILDING waits for another build{of}")
             if stop.is_set():
-                given, fix = Literally("a request to end it"), "Load the model again."
-                raise LoadFailed(f"build of {bundle.path}", given=given, expected="time to end", fix=fix)
+                raise stopped(f"bundle {bundle.path}")
         try:
             build_with(runtime, bundle, self._cache, tier, progress=report, stop=stop)
         finally:

@@ -99,6 +99,12 @@ def build_in_child(
             cache.clean(cache_dir)
 
 
+def stopped(subject: str) -> LoadFailed:
+    """Return the error of a build that another thread ends."""
+    given, fix = Literally("a request to end it"), "Load the model again."
+    return LoadFailed(f"build of {subject}", given=given, expected="none", fix=fix)
+
+
 def _followed(
     child: subprocess.Popen[bytes],
     source: Source,
@@ -109,8 +115,7 @@ def _followed(
     memory = _Memory()
     for line in _lines(child):
         if stop.is_set():
-            given, fix = Literally("a request to end it"), "Load the model again."
-            raise LoadFailed(f"build of {source.subject}", given=given, expected="time to end", fix=fix)
+            raise stopped(source.subject)
         if line is None:
             memory = memory.after(child.pid)
             continue

@@ -17,11 +17,12 @@ from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, Literally
 from edge.runtimes.build_memory import MORE_MEMORY
-from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, EngineReport, Progress
+from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Progress
 from edge.runtimes.tensorrt_attention import attention_blocks, describe, unexplained
 from edge.runtimes.tensorrt_log import BuilderLog
 from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of
 from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
+from edge.runtimes.tensorrt_progress import monitor
 from edge.runtimes.tensorrt_timing import attach, keep
 
 log = logging.getLogger(__name__)
@@ -159,8 +160,8 @@ class _Job:
         if timing and self.compute_capability is None:  # a cache for another GPU would need that GPU
             timed = attach(config, timing)
         if self.progress:
-            monitor = _monitor(trt, self.progress)
-            config.progress_monitor = monitor
+            progress = monitor(trt, self.progress)
+            config.progress_monitor = progress
         engine = builder.build_serialized_network(network, config)
         if engine is None:
             raise self._failed()
@@ -246,61 +247,3 @@ def _config(
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
     return config
-
-
-class _Phases:
-    """The nested phases of a build as one fraction: what a phase has done counts within the current step of its parent.
-
-    Phases of the same parent that run at once share its step.
-    """
-
-    def __init__(self) -> None:
-        self._phases: dict[str, tuple[str | None, int, int]] = {}
-        self._highest = 0.0
-
-    def start(self, phase: str, parent: str | None, steps: int) -> None:
-        self._phases[phase] = (parent, max(steps, 1), 0)
-
-    def step(self, phase: str, done: int) -> None:
-        parent, steps, _ = self._phases[phase]
-        self._phases[phase] = (parent, steps, done)
-
-    def finish(self, phase: str) -> None:
-        if phase in self._roots():
-            self._highest = 1.0
-        self._phases.pop(phase, None)
-
-    def fraction(self) -> float:
-        """Return the fraction that is done; it never falls."""
-        self._highest = max(self._highest, *(self._done(name) for name in self._roots()), 0.0)
-        return self._highest
-
-    def _roots(self) -> list[str]:
-        return [name for name, (parent, _, _) in self._phases.items() if parent not in self._phases]
-
-    def _done(self, phase: str) -> float:
-        _, steps, done = self._phases[phase]
-        inside = sum(self._done(name) for name, (parent, _, _) in list(self._phases.items()) if parent == phase)
-        return min((done + min(inside, 1.0)) / steps, 1.0)
-
-
-def _monitor(trt: Any, progress: Progress) -> Any:
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.phases = _Phases()
-
-        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-            self.phases.start(phase, parent, steps)
-            progress(BuildProgress(phase, self.phases.fraction()))
-
-        def step_complete(self, phase: str, step: int) -> bool:
-            self.phases.step(phase, step + 1)
-            progress(BuildProgress(phase, self.phases.fraction()))
-            return True
-
-        def phase_finish(self, phase: str) -> None:
-            self.phases.finish(phase)
-            progress(BuildProgress(phase, self.phases.fraction()))
-
-    return Monitor()

@@ -15,7 +15,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class BuilderLog:
-    """Counts what the builder's warnings say of memory. Its ``hear`` is the listener of the logger."""
+    """Counts the builder's warnings about memory. Its ``hear`` is the listener of the logger."""
 
     def __init__(self) -> None:
         self.out_of_memory = ""

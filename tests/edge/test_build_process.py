@@ -211,7 +211,7 @@ def test_killed_child(
 def test_stop_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Path):
     stop = threading.Event()
     stop.set()
-    with pytest.raises(LoadFailed, match=r"build of model .* got a request to end it, expected time to end"):
+    with pytest.raises(LoadFailed, match=r"build of model .* got a request to end it, expected none"):
         built(runtime, oracle, tmp_path, stop=stop)
     assert not children()
     assert os.listdir(tmp_path) == []

@@ -166,7 +166,7 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
     wait_for_no_children()
     if ending == "stop":
         assert entry.state == "UNAVAILABLE"
-        assert "got a request to end it, expected time to end. Load the model again." in entry.reason
+        assert "got a request to end it, expected none. Load the model again." in entry.reason
 
 
 async def test_reload_that_builds_leaves_the_model_ready(
