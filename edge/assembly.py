@@ -168,6 +168,7 @@ def _models(settings: Settings) -> Models:
         cache=settings.cache,
         options=ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
         budget=MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances),
+        build=settings.build,
     )
     health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
     return Models(scheduler, repository, health, memory)

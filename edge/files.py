@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge.errors import BundleError, Literally
@@ -118,15 +120,15 @@ def reserve(path: Path, size_bytes: int) -> None:
 def replaced_directory(directory: Path) -> Iterator[Path]:
     """Give an empty directory to fill, which takes the place of ``directory`` when the block ends well.
 
-    When the block raises, what stood at ``directory`` stands there still, and nothing is left beside it. Files in it
-    are to be written with :func:`write_durably`.
+    When the block raises, what stood at ``directory`` stands there still, and nothing is left beside it. A process that
+    is killed leaves a directory that :func:`remove_abandoned` removes. Files in it are to be written with
+    :func:`write_durably`.
 
     Raises:
         OSError: the place cannot be written, or the disk is full.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # A sibling, so that the rename stays on one file system; the dot keeps servers from looking into it.
-    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    scratch, held = _scratch(directory)
     new, old = scratch / "new", scratch / "old"
     try:
         new.mkdir()
@@ -140,6 +142,43 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
         if old.exists() and not directory.exists():
             old.rename(directory)
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(held)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove what killed processes left of :func:`replaced_directory`; the directories of live ones stay.
+
+    Args:
+        parent: the directory to look in.
+        prefix: a regular expression for the names of the directories that were to be replaced.
+    """
+    pattern = re.compile(rf"\.{prefix}\.\w+")
+    for path in parent.iterdir() if parent.is_dir() else ():
+        if not pattern.fullmatch(path.name):
+            continue
+        with suppress(OSError):  # it has gone, or its process lives
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(held)
+
+
+def _scratch(directory: Path) -> tuple[Path, int]:
+    """Return a new directory beside ``directory``, and a descriptor that locks it while this process lives."""
+    while True:
+        # A sibling, so that the rename stays on one file system; the dot keeps servers from looking into it.
+        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        try:
+            held = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # another process took it for abandoned before it was locked
+            continue
+        with suppress(OSError):  # some network file systems have no locks, and remove_abandoned removes nothing there
+            fcntl.flock(held, fcntl.LOCK_EX)
+        if scratch.exists():
+            return scratch, held
+        os.close(held)
 
 
 def _sync_directory(path: Path) -> None:

@@ -99,7 +99,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         parts.watchdog.bound_shutdown(settings.drain_seconds + _CLOSING_SECONDS)
         parts.notifier.notify(STOPPING=1)
         parts.serving.metadata.accepting = False
-        parts.control.stopping = True
+        parts.control.stop()
         parts.serving.streams.drain()
         await loading
 

@@ -108,6 +108,7 @@ class Settings:
     )
     target: str = setting("auto", "Runtime, as `fewheads build --target`.")
     cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
+    build: bool = setting(True, "Build a model whose runtime needs a build that the cache lacks.")
     max_message_bytes: int = setting(64 * 1024**2, "Largest request that is read.", least=1, most=_MAX_INT32)
     max_queue_size: int = setting(
         256, "Requests that may wait for a worker; further ones are refused.", least=1, most=_MAX_INT32

@@ -49,12 +49,16 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class OutputDiff(msgspec.Struct, frozen=True):
-    """How one output compared: the largest absolute difference, and the largest that was allowed where it was."""
+    """How one output compared: the largest absolute difference, and the largest that was allowed where it was.
+
+    ``nonfinite`` counts its values that are NaN or infinite.
+    """
 
     name: str
     max_abs_diff: float
     allowed: float
     passed: bool
+    nonfinite: int = 0
 
 
 class GoldenReport(msgspec.Struct, frozen=True):
@@ -72,6 +76,11 @@ class GoldenReport(msgspec.Struct, frozen=True):
     def max_abs_diff(self) -> float:
         """The largest difference over all outputs."""
         return max(diff.max_abs_diff for diff in self.outputs)
+
+    @property
+    def finite(self) -> bool:
+        """Whether every value of every output is finite."""
+        return not any(diff.nonfinite for diff in self.outputs)
 
 
 def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
@@ -144,7 +153,8 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
         allowed = tolerance.atol + tolerance.rtol * np.abs(want.astype(np.float64))
         worst = np.unravel_index(int(np.argmax(difference - allowed)), difference.shape)  # NaN counts as largest
         passed = bool((difference <= allowed).all())
-        diffs.append(OutputDiff(name, float(difference.max()), float(allowed[worst]), passed))
+        nonfinite = have.size - int(np.isfinite(have).sum())
+        diffs.append(OutputDiff(name, float(difference.max()), float(allowed[worst]), passed, nonfinite))
     return GoldenReport(golden.rows, tuple(diffs))
 
 
@@ -185,9 +195,10 @@ def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: 
     report = compare(compute(runner, golden.inputs, max_rows), golden, tolerance)
     for diff in report.outputs:
         if not diff.passed:
+            found = f"a largest difference of {diff.max_abs_diff:.3g}"
             raise GoldenError(
                 f"{subject} output {diff.name!r} on {report.rows} golden rows",
-                given=Literally(f"a largest difference of {diff.max_abs_diff:.3g}"),
+                given=Literally(f"{diff.nonfinite} values that are not finite" if diff.nonfinite else found),
                 expected=f"at most {diff.allowed:.3g}",
                 fix="Do not serve this build: rebuild it, in FP32 if it was reduced, or export the bundle again.",
             )

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
+from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
 
 if TYPE_CHECKING:
-    from edge.runtimes.build import Built
+    from rich.progress import TaskID
+
+    from edge.runtimes.local_build import Built
+
+_MIB = 1024**2
 
 
 @click.command()
@@ -21,8 +26,28 @@ if TYPE_CHECKING:
 @click.option(
     "--cache", type=click.Path(path_type=Path), help="The cache.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]"
 )
+@click.option(
+    "--workspace-mib",
+    type=click.IntRange(16, 65536),
+    default=DEFAULT_WORKSPACE_BYTES // _MIB,
+    show_default=True,
+    help="Scratch memory that one layer of a TensorRT engine may use.",
+)
+@click.option("--require-fused-attention", is_flag=True, help="Fail where attention does not become one kernel.")
+@click.option("--ignore-memory", is_flag=True, help="Build even if the memory does not suffice by the estimate.")
+@click.option("--replace", is_flag=True, help="Build again what the cache holds.")
 @json_option
-def build(bundles: tuple[Path, ...], target: str, tier: str | None, cache: Path | None, as_json: bool) -> None:
+def build(
+    bundles: tuple[Path, ...],
+    target: str,
+    tier: str | None,
+    cache: Path | None,
+    workspace_mib: int,
+    require_fused_attention: bool,
+    ignore_memory: bool,
+    replace: bool,
+    as_json: bool,
+) -> None:
     """Build each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
 
     TensorRT-RTX compiles for a desktop GPU without having one: proof that a model compiles, and whether its attention
@@ -31,23 +56,24 @@ def build(bundles: tuple[Path, ...], target: str, tier: str | None, cache: Path 
     from edge.bundles.bundle import Bundle
     from edge.runtimes.build import build as build_bundle
 
+    options = BuildOptions(
+        workspace_bytes=workspace_mib * _MIB,
+        require_fused_attention=require_fused_attention,
+        ignore_memory=ignore_memory,
+    )
     done = []
     with progress() as bar:
         for path in bundles:
             stderr.print(f"building {path} for {target}")
             task = bar.add_task(path.name, total=None, note="")
-            done.append(
-                build_bundle(
-                    Bundle.open(path),
-                    target,
-                    cache,
-                    tier=tier,
-                    progress=lambda phase, step, steps, task=task: bar.update(  # type: ignore[misc]
-                        task, completed=step, total=steps, note=phase
-                    ),
-                )
-            )
-            bar.update(task, completed=1, total=1, note="done")
+
+            def show(position: BuildProgress, task: TaskID = task) -> None:
+                note = f"{position}: {position.phase}"
+                bar.update(task, completed=round(position.fraction * 100), total=100, note=note)
+
+            opened = Bundle.open(path)
+            done.append(build_bundle(opened, target, cache, tier=tier, options=options, replace=replace, progress=show))
+            bar.update(task, completed=100, total=100, note="done")
     if as_json:
         print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for one in done])
         return
@@ -70,7 +96,10 @@ def _rows(built: Built) -> list[tuple[str, str]]:
     else:
         rows.append(("golden", record.golden_skipped or "not run"))
     if record.engine:
-        rows.append(("layers", f"{record.engine.layers} in the network"))
-        rows.append(("attention", record.engine.attention))
-        rows += [("warning", warning) for warning in record.engine.warnings]
+        engine = record.engine
+        rows.append(("layers", f"{engine.layers} in the network, {engine.typing}ly typed"))
+        rows += [("profile", profile) for profile in engine.profiles]
+        rows.append(("attention", engine.attention))
+        rows.append(("timing cache", engine.timing_cache))
+        rows += [("warning", warning) for warning in (*engine.notes, *engine.warnings)]
     return rows

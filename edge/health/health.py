@@ -90,7 +90,7 @@ class Health:
             if entry.wanted and entry.state == "UNAVAILABLE":
                 yield f"{subject} is not served: {entry.reason}"
             elif entry.state == "READY":
-                if entry.reason:
+                if entry.reason and not entry.progress:
                     yield f"{subject} differs from the repository: {entry.reason}"
                 broken = _broken(entry)
                 if broken:

@@ -18,6 +18,7 @@ from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Literally, LoadFailed
 from edge.files import sha256
 from edge.instruments.memory import MemorySampler
+from edge.runtimes.runtime import Runtime
 
 _MIB = 1024**2
 #: Resident bytes of ONNX Runtime for each byte of the model: 2.2 to 2.3 for MiniLM in FP32 and dynamic INT8, dense and
@@ -50,18 +51,18 @@ class MemoryBudget:
         self._known: dict[str, int] = {}
 
     @contextmanager
-    def reserved(self, bundle: Bundle, artifact_runtime: str) -> Iterator[None]:
+    def reserved(self, bundle: Bundle, runtime: Runtime) -> Iterator[None]:
         """Keep the memory of a model from others while the block loads it.
 
         Args:
             bundle: the model.
-            artifact_runtime: the runtime whose files are loaded, as the manifest names it.
+            runtime: loads its files.
 
         Raises:
             LoadFailed: too little would stay free. The message gives all numbers.
         """
         known = self._known.get(_key(bundle))
-        needed = _estimate(bundle, artifact_runtime, self._instances, known)
+        needed = _estimate(bundle, runtime, self._instances, known)
         with self._lock:
             self._check(bundle, needed, "as it took before" if known else "as its files let expect")
             self._reserved += needed
@@ -96,17 +97,17 @@ def _key(bundle: Bundle) -> str:
     return sha256(manifest_file.encode(bundle.manifest))
 
 
-def _estimate(bundle: Bundle, artifact_runtime: str, instances: int, known: int | None) -> int:
+def _estimate(bundle: Bundle, runtime: Runtime, instances: int, known: int | None) -> int:
     """Return the bytes that loading a model takes at the peak.
 
     Args:
         bundle: the model.
-        artifact_runtime: the runtime whose files are loaded.
+        runtime: loads its files.
         instances: how many runs of it are computed at once.
         known: by how much the process grew for it, if it has done so before.
     """
     manifest = bundle.manifest
-    files = [manifest.files[bundle.artifact(artifact_runtime, tier.name).file].size_bytes for tier in manifest.tiers]
+    files = [manifest.files[runtime.artifact(bundle, tier.name).file].size_bytes for tier in manifest.tiers]
     tensors = sum(_largest(spec, manifest.profile.get(spec.name)) for spec in (*manifest.inputs, *manifest.outputs))
     resident = known if known is not None else sum(files) * _RESIDENT_PER_BYTE
     return math.ceil(resident + max(files) * _LOADING_PER_BYTE + instances * tensors)

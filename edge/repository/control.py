@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ class ModelControl:
         mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
 
     Attributes:
-        stopping: once it is set, :meth:`start` begins with no further model.
+        stopping: once :meth:`stop` was called, :meth:`start` begins with no further model.
     """
 
     def __init__(self, repository: Repository, mode: str) -> None:
@@ -44,14 +45,20 @@ class ModelControl:
         # The operations on a name wait for each other; a lock lives as long as an operation holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._operations = Operations()
+        self._builds: dict[Entry, threading.Event] = {}
+        #: Names whose builds have to end, until the operation that wants this holds the name's lock.
+        self._unwanted: set[str] = set()
         self._started = asyncio.Event()
 
     async def start(self, only: Collection[str] | None = None) -> None:
         """Load the models of the directory. One that fails stays behind with its reason and stops no other.
 
+        Models that have to be built first are the last.
+
         Args:
             only: their names; the others are only listed. None loads all of them.
         """
+        await asyncio.to_thread(self._repository.loader.check_cache)
         if self.mode == "poll":
             await asyncio.to_thread(self._directory.changes)
         keys = await asyncio.to_thread(self._directory.keys)
@@ -65,12 +72,18 @@ class ModelControl:
         # All of them are LOADING before the first is loaded, so that no client is refused because a model is unknown.
         pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in found.items()]
         self._repository.list_unloaded(keys)
-        for entry, bundle in pending:
+        readable = [(entry, bundle) for entry, bundle in pending if bundle]
+        unbuilt = [await asyncio.to_thread(self._repository.loader.needs_build, bundle) for _, bundle in readable]
+        for _, (entry, bundle) in sorted(zip(unbuilt, readable, strict=True), key=lambda pair: pair[0]):
             if self.stopping:
                 break
-            if bundle:
-                await self._replace(entry, bundle)
+            await self._replace(entry, bundle)
         self._started.set()
+
+    def stop(self) -> None:
+        """Begin with no further model, and end the builds."""
+        self.stopping = True
+        self._end_builds()
 
     def check_explicit(self, method: str) -> None:
         """Check that clients may load and unload models.
@@ -87,21 +100,26 @@ class ModelControl:
         """Load every version of a model from what is in the directory now, or load it again.
 
         A version is replaced when its successor has been loaded and checked; one that is no longer in the directory is
-        unloaded if no load failed. Cancelling this leaves the operation to end by itself.
+        unloaded if no load failed. A build of the model that an earlier load waits for ends. Cancelling this leaves the
+        operation to end by itself.
 
         Raises:
             NotFound: no bundle has that name.
             LoadFailed: a bundle cannot be served. What was served before still is.
             ModelNotReady: the server is going down.
         """
+        self._end_builds(name)
         await self._operations.run(self._load(name))
 
     async def unload_model(self, name: str) -> None:
-        """Let no further request to a model in, and close it after its last one. An unknown name is no error.
+        """Let no further request to a model in, and close it after its last one; a build of it ends.
+
+        An unknown name is no error.
 
         Raises:
             ModelNotReady: the server is going down.
         """
+        self._end_builds(name)
         await self._operations.run(self._unload_all(name))
 
     async def list_unloaded(self) -> None:
@@ -124,6 +142,7 @@ class ModelControl:
 
     async def close(self) -> None:
         """Begin nothing more, wait for the operations that have begun, and close every model after its last user."""
+        self.stop()
         await self._operations.close()
         for entry in self._repository:
             if entry.model:
@@ -136,6 +155,7 @@ class ModelControl:
         known = False
         for actual in await self._actual_names(name):
             async with self._lock(actual):
+                self._unwanted.discard(actual)
                 paths = await self._paths_of(actual)
                 if paths:
                     known = True
@@ -197,18 +217,40 @@ class ModelControl:
         return failures
 
     async def _replace(self, entry: Entry, bundle: Bundle) -> None:
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        self._builds[entry] = stop
+        if self.stopping or entry.name in self._unwanted:
+            stop.set()
+
+        def building(progress: str) -> None:
+            loop.call_soon_threadsafe(self._building, entry, stop, progress)
+
         try:
-            model = await asyncio.to_thread(self._repository.loader.load_model, bundle)
+            model = await asyncio.to_thread(self._repository.loader.load_model, bundle, building, stop)
         except FewheadsError as error:
             entry.failed(error)
             return
+        finally:
+            del self._builds[entry]
         replaced = entry.loaded(model)
         if replaced:
             await self._close(replaced)
 
+    def _building(self, entry: Entry, stop: threading.Event, progress: str) -> None:
+        if self._builds.get(entry) is stop:  # otherwise it has ended meanwhile
+            entry.building(progress)
+
+    def _end_builds(self, name: str | None = None) -> None:
+        if name is not None:
+            self._unwanted.add(name)
+        for entry, stop in self._builds.items():
+            if name in (None, entry.name):
+                stop.set()
+
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()
         async with self._lock(name):
+            self._unwanted.discard(name)
             for entry in self._repository.named(name):
                 await self._unload(entry, "unloaded")
 

@@ -9,8 +9,9 @@
          +-------------------+---+------------------------------------+
 
 Each arrow is a method of :class:`Entry`. A READY entry is loaded again without leaving READY: its model answers until
-``loaded()`` replaces it, and goes on after ``failed()``. Repeating ``loading()`` while LOADING, or ``unloaded()`` while
-UNAVAILABLE, changes no state. Every other call is a programming error.
+``loaded()`` replaces it, and goes on after ``failed()``. ``building()`` only changes the reason. Repeating
+``loading()`` while LOADING, or ``unloaded()`` while UNAVAILABLE, changes no state. Every other call is a programming
+error.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Entry:
         self._path = path
         self._state: State = "UNAVAILABLE"
         self._reason = reason
+        self._progress = ""
         self._wanted = False
         self._model: Model | None = None
 
@@ -71,7 +73,12 @@ class Entry:
     @property
     def reason(self) -> str:
         """Why it is not READY, or why its model is not the bundle that is at :attr:`path` now; otherwise empty."""
-        return self._reason
+        return self._progress or self._reason
+
+    @property
+    def progress(self) -> str:
+        """The progress of a build that the load waits for; empty without one."""
+        return self._progress
 
     @property
     def wanted(self) -> bool:
@@ -91,11 +98,18 @@ class Entry:
             self._state, self._reason = "LOADING", ""
         self._on_change()
 
+    def building(self, progress: str) -> None:
+        """Report the progress of a build that the load waits for. A READY entry stays so meanwhile."""
+        self._check("building", "LOADING", "READY")
+        if progress != self._progress:
+            self._progress = progress
+            self._on_change()
+
     def loaded(self, model: Model) -> Model | None:
         """Let a model answer from now on; return the one that it replaces, which has to be closed."""
         self._check("loaded", "LOADING", "READY")
         replaced, self._model = self._model, model
-        self._state, self._reason = "READY", ""
+        self._state, self._reason, self._progress = "READY", "", ""
         log.info(
             "%s %s is ready on %s; its golden outputs differ by %.3g at most",
             self.name,
@@ -110,7 +124,7 @@ class Entry:
         """Record why a load failed."""
         self._check("failed", "LOADING", "READY")
         log.error("%s cannot be served: %s", self.path.name, error)
-        self._reason = str(error)
+        self._reason, self._progress = str(error), ""
         if not self._model:
             self._state = "UNAVAILABLE"
         self._on_change()

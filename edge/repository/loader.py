@@ -1,20 +1,35 @@
-"""Loads a bundle as a model that can serve: every tier, checked and measured."""
+"""Loads a bundle as a model that can serve: every tier, built where the runtime needs it, checked and measured."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from edge.bundles.bundle import Bundle
-from edge.errors import FewheadsError
+from edge.errors import BackendError, BundleError, FewheadsError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
-from edge.runtimes.build import Loaded, load_runner
-from edge.runtimes.table import choose
+from edge.runtimes import cache as builds
+from edge.runtimes.build import Loaded, build_with, is_built, load_with
+from edge.runtimes.build_child import stopped
+from edge.runtimes.runtime import BuildProgress, Runtime
+from edge.runtimes.table import choose, first_that_works
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether a build that waits for another one is to stop.
+_WAIT_SECONDS = 0.2
+
+
+def _ignore(progress: str) -> None:
+    """Report nothing."""
 
 
 class Loader:
@@ -23,7 +38,11 @@ class Loader:
     Where runners belong to the device's thread, that thread loads one tier at a time and runs requests in between. A
     request then waits at most for the loading of one runner, its golden set, and a few runs that measure it: a GPU
     takes no second thread, and a model that was not checked must not answer. Elsewhere requests do not wait, but share
-    the processor. A reload needs the memory of both models until the new one has taken over.
+    the processor. A build runs in a process of its own, one at a time, and no request waits for it. A reload needs the
+    memory of both models until the new one has taken over.
+
+    With the target ``auto``, a model that one runtime cannot build or load is loaded by the next one, all tiers by the
+    same.
 
     Args:
         device: where models are loaded and run.
@@ -31,6 +50,7 @@ class Loader:
         cache: the cache of builds.
         options: the options of all models.
         budget: refuses models that do not fit into the memory; None refuses nothing.
+        build: whether to build what the runtime needs and the cache lacks.
     """
 
     def __init__(
@@ -40,37 +60,90 @@ class Loader:
         cache: Path | None,
         options: ServingOptions,
         budget: MemoryBudget | None = None,
+        build: bool = True,
     ) -> None:
         self._device = device
         self._target = target
         self._cache = cache
         self._options = options
         self._budget = budget
+        self._build = build
+        self._building = threading.Lock()
 
-    def load_model(self, bundle: Bundle) -> Model:
+    def check_cache(self) -> None:
+        """Log a warning where models may have to be built and the cache cannot be written."""
+        if not self._build or not choose(self._target).isolated_build:
+            return
+        try:
+            builds.check_writable(self._cache)
+        except UsageError as error:
+            log.warning("models that are not in the cache cannot be built: %s", error)
+
+    def needs_build(self, bundle: Bundle) -> bool:
+        """Return whether loading a model begins with a build, which takes minutes."""
+        try:
+            runtime = choose(self._target)
+            return self._build and runtime.isolated_build and not is_built(runtime, bundle, self._cache)
+        except (BackendError, BundleError):  # the load says so
+            return False
+
+    def load_model(
+        self, bundle: Bundle, progress: Callable[[str], None] = _ignore, stop: threading.Event | None = None
+    ) -> Model:
         """Return a model whose every tier has reproduced its golden set, and has run a few times since.
 
-        Not for the event loop: it takes seconds.
+        Not for the event loop: it takes seconds, and minutes with a build.
+
+        Args:
+            bundle: the model.
+            progress: called with the progress of a build, such as ``BUILDING 42 %, 3 min left``, on this thread.
+            stop: ends a build when another thread sets it.
 
         Raises:
-            LoadFailed: it does not fit into the memory.
+            LoadFailed: it does not fit into the memory, or ``stop`` was set during a build.
             FewheadsError: as :func:`edge.runtimes.build.load_runner`. Nothing stays loaded.
         """
+        load = partial(self._load_with, bundle=bundle, progress=progress, stop=stop or threading.Event())
+        return first_that_works(self._target, str(bundle.path), load)
+
+    def _load_with(
+        self, runtime: Runtime, bundle: Bundle, progress: Callable[[str], None], stop: threading.Event
+    ) -> Model:
+        if self._build and runtime.isolated_build:
+            for tier in bundle.manifest.tiers:
+                self._build_tier(runtime, bundle, tier.name, progress, stop)
         if not self._budget:
-            return self._load(bundle)
-        with self._budget.reserved(bundle, choose(self._target).artifact_runtime):
-            model = self._load(bundle)
+            return self._load(runtime, bundle)
+        with self._budget.reserved(bundle, runtime):
+            model = self._load(runtime, bundle)
         if model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
 
-    def _load(self, bundle: Bundle) -> Model:
+    def _build_tier(
+        self, runtime: Runtime, bundle: Bundle, tier: str, progress: Callable[[str], None], stop: threading.Event
+    ) -> None:
+        of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
+
+        def report(position: BuildProgress) -> None:
+            progress(f"BUILDING {position}{of}")
+
+        while not self._building.acquire(timeout=_WAIT_SECONDS):
+            progress(f"BUILDING waits for another build{of}")
+            if stop.is_set():
+                raise stopped(f"bundle {bundle.path}")
+        try:
+            build_with(runtime, bundle, self._cache, tier, progress=report, stop=stop)
+        finally:
+            self._building.release()
+
+    def _load(self, runtime: Runtime, bundle: Bundle) -> Model:
         memory = MemorySampler()
         before = memory.process_rss_bytes()
         tiers: dict[str, Loaded] = {}
         try:
             for tier in bundle.manifest.tiers:
-                load = partial(load_runner, bundle, self._target, self._cache, tier=tier.name)
+                load = partial(load_with, runtime, bundle, self._cache, tier=tier.name)
                 tiers[tier.name] = self._device.call(load)
             grown = max(memory.process_rss_bytes() - before, 0)
             model = Model(bundle, tiers, grown, options=self._options)

@@ -16,6 +16,7 @@ from edge.programs.cascade import AUTO, Cascade
 from edge.programs.program import Program, SingleRun
 from edge.runner import Runner
 from edge.runtimes.build import Loaded
+from edge.runtimes.runtime import Runtime
 from edge.scheduling.batching import Joiner
 from edge.scheduling.elastic import PINNED, ROUTER, Elastic
 from edge.scheduling.lane import Lane, ServingOptions
@@ -67,7 +68,7 @@ class Model:
         self.version = str(bundle.manifest.version)
         self.tiers = dict(tiers)
         self.full_tier = bundle.manifest.tiers[0].name
-        self.file = bundle.artifact(self.tiers[self.full_tier].runtime.artifact_runtime).file
+        self.file = self.tiers[self.full_tier].artifact.file
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
@@ -87,6 +88,11 @@ class Model:
     def runner(self) -> Runner:
         """The runner of the full tier."""
         return self.tiers[self.full_tier].runner
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime of all its tiers."""
+        return self.tiers[self.full_tier].runtime
 
     @property
     def golden_max_abs_diff(self) -> float:

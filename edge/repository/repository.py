@@ -29,6 +29,7 @@ class Repository:
         cache: directory of the models that have been built.
         options: what all models have in common.
         budget: refuses models for which the memory has no room; None refuses none.
+        build: whether to build what the runtime needs and the cache lacks.
 
     Attributes:
         directory: the bundles on disk.
@@ -46,9 +47,10 @@ class Repository:
         cache: Path | None = None,
         options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
         budget: MemoryBudget | None = None,
+        build: bool = True,
     ) -> None:
         self.directory = Directory(directory)
-        self.loader = Loader(device, target, cache, options, budget)
+        self.loader = Loader(device, target, cache, options, budget, build)
         self.on_change: Callable[[], None] = lambda: None
         self.generation = 0
         # Sorted by name, and by version in numeric order. Replaced, never changed: other threads read it.

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import logging
-import platform
-import time
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from edge import __version__
 from edge.bundles.bundle import Bundle
-from edge.bundles.golden import GoldenReport, check_runner
-from edge.bundles.preprocess import preprocessor
-from edge.datatypes import TensorSpec
-from edge.errors import BundleError, Literally, UsageError
-from edge.files import replaced_directory, sha256
+from edge.bundles.golden import GoldenReport
+from edge.bundles.manifest import Artifact
+from edge.errors import BackendError, Literally
 from edge.runner import Runner
-from edge.runtimes import cache
+from edge.runtimes import build_memory, cache
+from edge.runtimes.build_child import build_in_child
 from edge.runtimes.cache import BuildRecord
-from edge.runtimes.runtime import Progress, Runtime, Source
-from edge.runtimes.table import choose
+from edge.runtimes.local_build import Built, build_here, check_fusion, load_checked
+from edge.runtimes.runtime import BuildOptions, Progress, Runtime, Source
+from edge.runtimes.table import first_that_works
 
 log = logging.getLogger(__name__)
-
-_EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
-
-
-class Built(NamedTuple):
-    """A build in the cache: its directory, its record, and whether an earlier call made it."""
-
-    directory: Path
-    record: BuildRecord
-    reused: bool
 
 
 @dataclass(frozen=True)
@@ -43,15 +31,19 @@ class Loaded:
         runner: computes it.
         golden_report: the comparison with the golden set.
         runtime: the runtime that loaded it.
+        artifact: the file that it computes.
         row_independent: whether a row's outputs do not depend on the other rows of its run.
         source: whether it was read from the cache or straight from the bundle.
+        record: of the build in the cache; None where it was read from the bundle.
     """
 
     runner: Runner
     golden_report: GoldenReport
     runtime: Runtime
+    artifact: Artifact
     row_independent: bool
     source: Literal["cache", "bundle"]
+    record: BuildRecord | None = None
 
 
 def build(
@@ -60,72 +52,100 @@ def build(
     cache_dir: Path | None = None,
     *,
     tier: str | None = None,
+    options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+    replace: bool = False,
     progress: Progress | None = None,
 ) -> Built:
     """Build a model, check it, and put it into the cache. A build that the cache holds is not repeated.
+
+    With the target ``auto``, a model that one runtime cannot build is built for the next one.
 
     Args:
         bundle: the model.
         target: the runtime, as :func:`edge.runtimes.table.choose` takes it.
         cache_dir: the cache; None is the default one.
         tier: the size of the model; None is the full one.
+        options: how to build.
+        replace: whether to build again what the cache holds.
         progress: called during a long build.
 
     Raises:
         UsageError: there is no such target, or the cache cannot be written.
         BundleError: the bundle contradicts itself.
-        BackendError: the runtime is missing, or cannot build the model.
+        BackendError: the runtime is missing, or cannot build the model, or not as the options require.
         GoldenError: the build does not reproduce the golden outputs. It is not kept.
     """
-    runtime = choose(target)
+    bundle.tier(tier)  # an unknown one is no reason to try another runtime
+    return first_that_works(
+        target,
+        str(bundle.path),
+        lambda runtime: build_with(runtime, bundle, cache_dir, tier, options, replace, progress),
+    )
+
+
+def build_with(
+    runtime: Runtime,
+    bundle: Bundle,
+    cache_dir: Path | None,
+    tier: str | None,
+    options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+    replace: bool = False,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> Built:
+    """Build a model for one runtime; see :func:`build`.
+
+    Args:
+        runtime: builds and checks it, in a child process where it asks for one.
+        bundle: the model.
+        cache_dir: the cache.
+        tier: the size of the model.
+        options: how to build.
+        replace: whether to build again what the cache holds.
+        progress: called during the build.
+        stop: ends a build in a child process when another thread sets it.
+
+    Raises:
+        FewheadsError: as :func:`build`, or :func:`edge.runtimes.build_child.build_in_child`.
+    """
     source = Source.of(bundle, runtime, tier)
-    directory = cache.entry(cache_dir, source, runtime)
-    found = cache.find(directory, source.onnx_sha256)
+    key = cache.key_of(source, runtime)
+    directory = cache.entry(cache_dir, key)
+    found = None if replace else cache.find(directory, key)
     if found:
+        check_fusion(source, found.record.engine, options)
         return Built(directory, found.record, reused=True)
-    started = time.perf_counter()
-    try:
-        # Opened before the work, so that a cache that cannot be written is known at once.
-        with replaced_directory(directory) as new:
-            if not runtime.build_only:
-                preprocessor(bundle)  # a model that can take no request is not worth a build
-            product = runtime.build(source, progress)
-            # The bytes that are written are loaded later, so they are what has to pass.
-            golden = None
-            if not runtime.build_only:
-                runner, golden = _load(runtime, source, product.data)
-                runner.close()
-            record = BuildRecord(
-                name=bundle.manifest.name,
-                version=bundle.manifest.version,
-                tier=source.tier.name,
-                onnx_sha256=source.onnx_sha256,
-                runtime=runtime.name,
-                runtime_version=runtime.version(),
-                device=runtime.device,
-                reason=runtime.reason,
-                machine=platform.machine(),
-                fewheads_version=__version__,
-                file=product.file,
-                sha256=sha256(product.data),
-                size_bytes=len(product.data),
-                seconds=time.perf_counter() - started,
-                golden=golden,
-                golden_skipped=None if golden else f"golden check not run: it needs a GPU of {runtime.device}",
-                engine=product.engine,
-            )
-            cache.write(new, record, product.data)
-    except OSError as error:
-        fix = "Give another directory with --cache or FEWHEADS_CACHE, or make room in this one."
-        expected = f"a cache at {directory.parent} that can be written"
-        raise UsageError("--cache", given=Literally(error), expected=expected, fix=fix) from None
-    return Built(directory, record, reused=False)
+    other = None if replace else cache.nearest(cache_dir, key)
+    if other:
+        log.info("%s is built again: the cache has a build for %s, and this is %s", source.subject, *other)
+    build_memory.check(runtime, source, options)
+    if not runtime.isolated_build:
+        return build_here(runtime, source, cache_dir, options, progress)
+    directory = build_in_child(runtime, source, cache_dir, options, progress, stop)
+    built = cache.find(directory, key)
+    if not built:
+        fix = "Build it again, on a disk that is sound."
+        raise BackendError(source.subject, given=Literally("none"), expected=f"its build in {directory}", fix=fix)
+    return Built(directory, built.record, reused=False)
+
+
+def is_built(runtime: Runtime, bundle: Bundle, cache_dir: Path | None) -> bool:
+    """Return whether the cache has a build of every tier of a bundle for a runtime.
+
+    Raises:
+        BundleError: a tier has no file for this runtime.
+        BackendError: the runtime is missing.
+    """
+    sources = [Source.of(bundle, runtime, tier.name) for tier in bundle.manifest.tiers]
+    return all(cache.has(cache.entry(cache_dir, cache.key_of(source, runtime))) for source in sources)
 
 
 def load_runner(
     bundle: Bundle, target: str = "auto", cache_dir: Path | None = None, *, tier: str | None = None
 ) -> Loaded:
     """Load a model to serve it: the build in the cache, or else the bundle's own ONNX file.
+
+    With the target ``auto``, a model that one runtime cannot load is loaded by the next one.
 
     Args:
         bundle: the model.
@@ -136,40 +156,45 @@ def load_runner(
     Raises:
         UsageError: there is no such target, or it only builds.
         BundleError: the model is broken, or its tensors are not those of the manifest.
-        BackendError: the runtime is missing.
+        BackendError: the runtime is missing, or needs a build that the cache has not.
         GoldenError: the model does not reproduce the golden outputs.
     """
-    runtime = choose(target)
+    bundle.tier(tier)
+    return first_that_works(target, str(bundle.path), lambda runtime: load_with(runtime, bundle, cache_dir, tier=tier))
+
+
+def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier: str | None = None) -> Loaded:
+    """Load a model with one runtime; see :func:`load_runner`."""
     source = Source.of(bundle, runtime, tier)
-    found = cache.find(cache.entry(cache_dir, source, runtime), source.onnx_sha256)
-    runner, report = _load(runtime, source, found.data if found else None)
+    key = cache.key_of(source, runtime)
+    found = cache.find(cache.entry(cache_dir, key), key)
+    if runtime.isolated_build and not found:
+        raise _not_built(runtime, source, cache_dir, key)
+    runner, report = load_checked(runtime, source, found.data if found else None)
     read_from: Literal["cache", "bundle"] = "cache" if found else "bundle"
-    log.info("%s %d was read from the %s. %s", bundle.manifest.name, bundle.manifest.version, read_from, runtime.reason)
-    return Loaded(runner, report, runtime, runtime.row_independent(source.artifact), read_from)
+    name = f"{bundle.manifest.name} {bundle.manifest.version}"
+    log.info("%s was read from the %s. %s", name, read_from, runtime.reason)
+    record = found.record if found else None
+    for warning in record.engine.notes if record and record.engine else ():
+        log.warning("the engine of %s (tier %s): %s", name, source.tier.name, warning)
+    independent = runtime.row_independent(source.artifact)
+    return Loaded(runner, report, runtime, source.artifact, independent, read_from, record)
 
 
-def _load(runtime: Runtime, source: Source, built: bytes | None) -> tuple[Runner, GoldenReport]:
-    runner = runtime.load(source, built)
-    try:
-        return runner, _verify(runner, source)
-    except BaseException:
-        runner.close()
-        raise
-
-
-def _verify(runner: Runner, source: Source) -> GoldenReport:
-    _check_tensors(f"{source.subject} inputs", runner.inputs, source.tensors.inputs)
-    _check_tensors(f"{source.subject} outputs", runner.outputs, source.tensors.outputs)
-    golden, max_rows = source.bundle.goldens[source.tier.name], source.bundle.manifest.max_batch_size
-    return check_runner(runner, golden, source.artifact.tolerance, source.subject, max_rows)
-
-
-def _check_tensors(subject: str, found: tuple[TensorSpec, ...], stated: tuple[TensorSpec, ...]) -> None:
-    # By name: the order of a graph's tensors has no meaning.
-    if {spec.name: spec for spec in found} != {spec.name: spec for spec in stated}:
-        expected = f"{_listed(stated)}, as the manifest says"
-        raise BundleError(subject, given=Literally(_listed(found)), expected=expected, fix=_EXPORT_AGAIN)
-
-
-def _listed(specs: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
+def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None, key: dict[str, str]) -> BackendError:
+    """Return the error of a model without a build for this machine, with the command that makes one."""
+    other = cache.nearest(cache_dir, key)
+    place = cache.cache_directory(cache_dir)
+    given, expected = other or (f"no build in {place}", "one for this machine")
+    target = f"{runtime.name}:{runtime.given_parameter}" if runtime.given_parameter else runtime.name
+    words = ["fewheads build", str(source.bundle.path), f"--target {target}"]
+    if source.tier is not source.bundle.manifest.tiers[0]:
+        words.append(f"--tier {source.tier.name}")
+    if cache_dir:
+        words.append(f"--cache {cache_dir}")
+    return BackendError(
+        f"{source.subject} for {runtime.name}",
+        given=Literally(f"a build for {given}" if other else given),
+        expected=f"a build for {expected}" if other else expected,
+        fix=f"Build it on this machine: {' '.join(words)}",
+    )

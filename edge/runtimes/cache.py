@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +15,18 @@ import msgspec
 
 from edge.bundles.golden import GoldenReport
 from edge.bundles.manifest_file import encode
-from edge.errors import BundleError
-from edge.files import read_recorded, read_regular, sha256, write_durably
+from edge.errors import BundleError, Literally, UsageError
+from edge.files import read_recorded, read_regular, remove_abandoned, sha256, write_durably
 from edge.runtimes.runtime import EngineReport, Runtime, Source
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 RECORD_NAME = "build.json"
 _MAX_RECORD_BYTES = 256 * 1024
+_NAME_DIGITS = 16
+#: Records that are looked at to explain why none fits.
+_MOST_RECORDS = 1024
 
 
 class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +47,7 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         sha256: of that file.
         size_bytes: of that file.
         seconds: how long the build took, checks included.
+        key: everything that the build depends on, as :func:`key_of` returns it.
         golden: how the file did on the golden set; None where it could not run.
         golden_skipped: why it could not.
         engine: the compiler's report; None for a runtime without one.
@@ -60,6 +67,7 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sha256: str
     size_bytes: int
     seconds: float
+    key: dict[str, str]
     golden: GoldenReport | None = None
     golden_skipped: str | None = None
     engine: EngineReport | None = None
@@ -78,38 +86,122 @@ def cache_directory(given: Path | None) -> Path:
     return given or Path(os.environ.get("FEWHEADS_CACHE") or Path.home() / ".cache" / "fewheads")
 
 
-def entry(given: Path | None, source: Source, runtime: Runtime) -> Path:
-    """Return the directory of a build.
-
-    Its name covers all that makes the build unusable, or its record untrue, elsewhere.
-
-    Args:
-        given: the cache, as :func:`cache_directory` takes it.
-        source: what is built.
-        runtime: what it is built for.
+def key_of(source: Source, runtime: Runtime) -> dict[str, str]:
+    """Return everything that makes a build unusable, or its record untrue, elsewhere, by its name.
 
     Raises:
         BackendError: the runtime is not installed.
     """
-    # The manifest holds the profile that an engine is built for, and the hash of the golden set that it passed.
-    model = (sha256(encode(source.bundle.manifest)), source.tier.name, source.artifact.role, source.onnx_sha256)
-    parts = (*model, *runtime.cache_key(), platform.machine(), str(FORMAT_VERSION))
-    return cache_directory(given) / sha256("\n".join(parts).encode())[:16]
+    return {
+        # It holds the profile that an engine is built for, and the hash of the golden set that it passed.
+        "manifest": sha256(encode(source.bundle.manifest)),
+        "tier": source.tier.name,
+        "role": source.artifact.role,
+        "onnx": source.onnx_sha256,
+        "precision": source.artifact.precision,
+        **runtime.build_key(source),
+        **runtime.cache_key(),
+        "processor": platform.machine(),
+        "format": str(FORMAT_VERSION),
+    }
 
 
-def find(directory: Path, onnx_sha256: str) -> Cached | None:
-    """Return the build in ``directory``, or None. One that is broken is logged and not used."""
+def entry(given: Path | None, key: Mapping[str, str]) -> Path:
+    """Return the directory of a build.
+
+    Args:
+        given: the cache, as :func:`cache_directory` takes it.
+        key: what the build depends on.
+    """
+    text = "\n".join(f"{name}={value}" for name, value in sorted(key.items()))
+    return cache_directory(given) / sha256(text.encode())[:_NAME_DIGITS]
+
+
+def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
+    """Return the build in ``directory``, or None. A broken one, or one for another key, is logged and not used.
+
+    Args:
+        directory: as :func:`entry` returns it.
+        key: what the build has to depend on.
+    """
     if not directory.exists():
         return None
     try:
-        record = msgspec.json.decode(read_regular(directory / RECORD_NAME, _MAX_RECORD_BYTES), type=BuildRecord)
-        # The name holds 64 bits of a hash; the record has all of it, and must not lead out of the directory.
-        if record.onnx_sha256 != onnx_sha256 or Path(record.file).name != record.file:
-            raise ValueError("it was built from another model")
+        record = _record(directory)
+        if differing := differences(record.key, key):
+            raise ValueError(f"it was built for {differing[0]}, and this is {differing[1]}")
+        # The record must not lead out of the directory.
+        if Path(record.file).name != record.file:
+            raise ValueError("its file is elsewhere")
         return Cached(directory, record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
     except (BundleError, msgspec.DecodeError, ValueError, RecursionError) as error:
         log.warning("the build in %s is ignored, build it again: %s", directory, error)
         return None
+
+
+def has(directory: Path) -> bool:
+    """Return whether there is a build in ``directory``, which need not be a good one."""
+    return (directory / RECORD_NAME).is_file()
+
+
+def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return how the build of the same file and runtime that is nearest to a key differs from it.
+
+    Args:
+        given: the cache, as :func:`cache_directory` takes it.
+        key: of a build that the cache has not.
+
+    Returns:
+        What the build was made for and what is asked of it, such as ``version 10.3.0`` and ``version 10.16.2``; None
+        where there is no such build.
+    """
+    same = ("onnx", "runtime", "tier", "role")
+    found = [one for one in _keys(cache_directory(given)) if all(one.get(name) == key[name] for name in same)]
+    if not found:
+        return None
+    return differences(min(found, key=lambda one: len(_differing(one, key))), key)
+
+
+def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the parts of two keys that differ, each side as text; None for equal keys."""
+    names = _differing(found, expected)
+    if not names:
+        return None
+    return _text(found, names), _text(expected, names)
+
+
+def check_writable(given: Path | None) -> None:
+    """Check that builds can be kept.
+
+    Raises:
+        UsageError: the cache is read-only, or cannot be made.
+    """
+    directory = cache_directory(given)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise unwritable(directory, error) from None
+
+
+def unwritable(directory: Path, error: OSError) -> UsageError:
+    """Return the error of a cache that cannot be written."""
+    fix = "Give another directory with --cache or FEWHEADS_CACHE, or make room in this one."
+    return UsageError(
+        "--cache", given=Literally(error), expected=f"a cache at {directory} that can be written", fix=fix
+    )
+
+
+def clean(given: Path | None) -> None:
+    """Remove what builds that were killed have left."""
+    remove_abandoned(cache_directory(given), f"[0-9a-f]{{{_NAME_DIGITS}}}")
+
+
+def timing_cache(given: Path | None, runtime: Runtime) -> Path:
+    """Return the file of kernel times that builds for the same runtime, version and device share."""
+    text = "\n".join(f"{name}={value}" for name, value in sorted(runtime.cache_key().items()))
+    return cache_directory(given) / "timing" / f"{sha256(text.encode())[:_NAME_DIGITS]}.bin"
 
 
 def write(directory: Path, record: BuildRecord, data: bytes) -> None:
@@ -120,3 +212,21 @@ def write(directory: Path, record: BuildRecord, data: bytes) -> None:
     """
     write_durably(directory / record.file, data)
     write_durably(directory / RECORD_NAME, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def _record(directory: Path) -> BuildRecord:
+    return msgspec.json.decode(read_regular(directory / RECORD_NAME, _MAX_RECORD_BYTES), type=BuildRecord)
+
+
+def _keys(directory: Path) -> Iterator[dict[str, str]]:
+    for path in sorted(directory.glob(f"*/{RECORD_NAME}"))[:_MOST_RECORDS]:
+        with suppress(BundleError, msgspec.DecodeError, RecursionError):  # of an earlier release, or broken
+            yield _record(path.parent).key
+
+
+def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*expected, *found} if found.get(name) != expected.get(name))
+
+
+def _text(key: Mapping[str, str], names: list[str]) -> str:
+    return ", ".join(f"{name} {key.get(name, 'unknown')}" for name in names)

@@ -9,8 +9,8 @@ from typing import ClassVar
 from edge.bundles.manifest import Artifact
 from edge.files import reserve
 from edge.runner import Runner
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner, import_onnxruntime
-from edge.runtimes.runtime import Product, Progress, Runtime, Source, Suitability
+from edge.runtimes.onnxruntime_runner import CPU, OnnxRuntimeRunner, Providers, import_onnxruntime
+from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source, Suitability
 
 
 class OnnxRuntimeCpu(Runtime):
@@ -19,7 +19,7 @@ class OnnxRuntimeCpu(Runtime):
     name = "onnxruntime"
     artifact_runtime = "onnxruntime"
     device = "CPU"
-    _cuda: ClassVar[bool] = False
+    _providers: ClassVar[Providers] = CPU
 
     @classmethod
     def version(cls) -> str:
@@ -35,17 +35,24 @@ class OnnxRuntimeCpu(Runtime):
         """Return False for INT8: the scale of dynamic INT8 activations is taken from the whole run."""
         return artifact.precision != "int8"
 
-    def build(self, source: Source, progress: Progress | None = None) -> Product:
+    def build(
+        self,
+        source: Source,
+        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+        progress: Progress | None = None,
+    ) -> Product:
         """Optimise the graph; see :meth:`Runtime.build`."""
         model = source.read()
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch, "model.onnx")
             # ONNX Runtime reports a full disk as a broken model. Folded constants seldom double the size of a graph.
             reserve(Path(scratch, "room"), 2 * len(model))
-            OnnxRuntimeRunner(model, subject=source.subject, cuda=self._cuda, optimized_path=str(path)).close()
+            OnnxRuntimeRunner(
+                model, subject=source.subject, providers=self._providers, optimized_path=str(path)
+            ).close()
             return Product(path.name, path.read_bytes())
 
     def load(self, source: Source, built: bytes | None) -> Runner:
         """Load the optimised graph, or the bundle's; see :meth:`Runtime.load`."""
         model = source.read() if built is None else built
-        return OnnxRuntimeRunner(model, subject=source.subject, cuda=self._cuda)
+        return OnnxRuntimeRunner(model, subject=source.subject, providers=self._providers)

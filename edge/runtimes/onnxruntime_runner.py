@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
+TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 _CPU_PROVIDER = "CPUExecutionProvider"
+
+#: Providers with their options; the first has to be there, and takes all operators that it can.
+Providers = tuple[tuple[str, Mapping[str, str]], ...]
+CPU: Providers = ((_CPU_PROVIDER, {}),)
+CUDA: Providers = ((CUDA_PROVIDER, {}),)
+
+#: In the names of the operators that compute the scales of INT8 at run time.
+_DYNAMIC_INT8 = (b"DynamicQuantize", b"MatMulInteger", b"ConvInteger")
 
 
 class OnnxRuntimeHandle:
@@ -37,30 +47,43 @@ class OnnxRuntimeHandle:
 
 
 class OnnxRuntimeRunner:
-    """A model in ONNX Runtime, on the CPU or, where the CUDA provider is present, on the GPU.
+    """A model in ONNX Runtime, on the CPU or on the GPU.
 
     Args:
         model: the bytes of the ONNX file; bytes, so that what was hashed is what runs.
         subject: the name of the model in errors.
         threads: intra-op threads. One by default: on few cores more threads cost more than they give for small models.
-        cuda: run on the GPU.
+        providers: where it runs.
         optimized_path: the file to which ONNX Runtime writes the graph as it optimised it.
+        session_config: further entries of the session's configuration.
 
     Raises:
         BundleError: the bytes are no ONNX model that this runtime can run, or it keeps weights in other files.
-        BackendError: ONNX Runtime, or its CUDA provider, is missing.
+        BackendError: ONNX Runtime, or its provider, is missing, or a GPU is to compute dynamic INT8.
     """
 
     platform = "onnxruntime_onnx"
 
     def __init__(
-        self, model: bytes, *, subject: str, threads: int = 1, cuda: bool = False, optimized_path: str | None = None
+        self,
+        model: bytes,
+        *,
+        subject: str,
+        threads: int = 1,
+        providers: Providers = CPU,
+        optimized_path: str | None = None,
+        session_config: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         check_self_contained(model, subject)
         ort = import_onnxruntime()
-        self.device = "GPU" if cuda else "CPU"
-        self._place = "cuda" if cuda else "cpu"
-        provider = CUDA_PROVIDER if cuda else _CPU_PROVIDER
+        provider = providers[0][0]
+        on_cpu = provider == _CPU_PROVIDER
+        self.device = "CPU" if on_cpu else "GPU"
+        self._place = "cpu" if on_cpu else "cuda"
+        if not on_cpu and any(name in model for name in _DYNAMIC_INT8):
+            fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
+            expected = "FP32, FP16, or INT8 with fixed scales on a GPU"
+            raise BackendError(subject, given=Literally("dynamic INT8"), expected=expected, fix=fix)
         if provider not in ort.get_available_providers():
             fix = "Install the extra 'cuda', or build for the CPU."
             raise BackendError(provider, given=ort.get_available_providers(), expected="it among them", fix=fix)
@@ -70,13 +93,15 @@ class OnnxRuntimeRunner:
         options.log_severity_level = 3  # errors only; they reach the caller as exceptions
         # Spinning would burn a core that the server and the neighbours need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for key, value in session_config.items():
+            options.add_session_config_entry(key, value)
         if optimized_path:
             # Extended, not all: the last level writes graphs that only this kind of CPU may load.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             options.optimized_model_filepath = optimized_path
         try:
             self._session: onnxruntime.InferenceSession | None = ort.InferenceSession(
-                model, options, providers=[provider]
+                model, options, providers=[(name, dict(given)) for name, given in providers]
             )
             # It keeps the file for a fallback to other providers, which would hold the weights twice and is not wanted.
             self._session.disable_fallback()

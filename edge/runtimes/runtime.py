@@ -1,10 +1,11 @@
-"""The seam for runtimes: what one has to be able to do to build, load and serve the models of a bundle."""
+"""The interface of a runtime: it builds, loads and serves the models of bundles."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -13,8 +14,61 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Artifact, Tensors, Tier
 from edge.runner import Runner
 
-#: Called during a build with the current phase, its finished steps and all its steps. It must not raise.
-Progress = Callable[[str, int, int], None]
+#: The workspace of a build where nothing else is set: TensorRT's own default is the whole memory of the device.
+DEFAULT_WORKSPACE_BYTES = 512 * 1024**2
+
+
+class BuildProgress(msgspec.Struct, frozen=True):
+    """The position of a build.
+
+    Attributes:
+        phase: the current step, in the compiler's words.
+        fraction: of the build that is done, 0 to 1; it never falls.
+        seconds_left: the estimated time to the end; None while nothing is known.
+    """
+
+    phase: str
+    fraction: float
+    seconds_left: float | None = None
+
+    def __str__(self) -> str:
+        """Return the position for people, such as ``42 %, 3 min left``."""
+        left = self.seconds_left
+        if left is None:
+            return f"{self.fraction * 100:.0f} %"
+        return f"{self.fraction * 100:.0f} %, {f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left"
+
+
+#: Called during a build. It must not raise.
+Progress = Callable[[BuildProgress], None]
+
+
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a build. A runtime ignores those that do not concern it.
+
+    Attributes:
+        workspace_bytes: the scratch memory that one layer of an engine may use.
+        require_fused_attention: whether an engine whose attention is not one fused kernel is an error.
+        ignore_memory: whether to build although the memory does not suffice by the estimate.
+        timing_cache: the file of measured kernel times that builds for the same device share; None keeps none.
+    """
+
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
+    require_fused_attention: bool = False
+    ignore_memory: bool = False
+    timing_cache: Path | None = None
+
+
+class BuildMemory(NamedTuple):
+    """The estimated peak memory of a build.
+
+    Attributes:
+        size_bytes: all of it.
+        pinned_bytes: the part that the device holds, which swap cannot back.
+    """
+
+    size_bytes: int
+    pinned_bytes: int
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +83,14 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         attention: both, and the reason where it is known, for people.
         seconds: how long it took.
         warnings: the last warnings and errors of the compiler's log.
+        typing: ``strong`` where the datatypes are those of the ONNX file, ``weak`` where the compiler chose them.
+        typing_reason: why they are weak; empty otherwise.
+        profiles: the optimization profiles, each as the shapes for which it is tuned.
+        skipped_tactics: how many kernels the compiler did not try for lack of memory.
+        workspace_bytes: the scratch memory that one layer may use.
+        timing_cache: whether measured kernel times of earlier builds were ``reused``; ``new`` where there were none,
+            ``off`` where none are kept.
+        notes: what makes the engine slower or less exact than it could be, and the way out; shown when it is loaded.
     """
 
     builder: str
@@ -39,6 +101,18 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     attention: str
     seconds: float
     warnings: tuple[str, ...]
+    typing: str = "strong"
+    typing_reason: str = ""
+    profiles: tuple[str, ...] = ()
+    skipped_tactics: int = 0
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
+    timing_cache: str = "off"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def all_fused(self) -> bool:
+        """Whether every attention block became one kernel; True where there is none."""
+        return not self.attention_blocks or self.attention.endswith(", fused")
 
 
 class Product(NamedTuple):
@@ -71,7 +145,7 @@ class Source:
         Raises:
             BundleError: there is no such tier, or it has no file for this runtime.
         """
-        return cls(bundle, bundle.tier(tier), bundle.artifact(runtime.artifact_runtime, tier))
+        return cls(bundle, bundle.tier(tier), runtime.artifact(bundle, tier))
 
     @property
     def subject(self) -> str:
@@ -109,6 +183,8 @@ class Runtime(ABC):
         parameter: the name of its parameter in the help of ``--target``; empty for none.
         artifact_runtime: whose files of a bundle it runs, ``onnxruntime`` or ``tensorrt``, as manifests name them.
         build_only: whether it compiles for another machine, so that :meth:`load` refuses and no golden check runs.
+        isolated_build: whether a build runs in a child process, which gives all its memory back when it exits, and
+            :meth:`load` takes nothing but a build.
         thread_bound: whether only the thread that loaded a runner may call it, as with a GPU's context.
         device: ``CPU``, ``GPU``, or the compute capability that it compiles for, such as ``SM86``.
     """
@@ -117,11 +193,13 @@ class Runtime(ABC):
     parameter: ClassVar[str] = ""
     artifact_runtime: ClassVar[str]
     build_only: ClassVar[bool] = False
+    isolated_build: ClassVar[bool] = False
     thread_bound: ClassVar[bool] = False
     device: str
 
     def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:
         self.reason = reason
+        self.given_parameter = parameter
 
     @classmethod
     def target(cls) -> str:
@@ -142,21 +220,47 @@ class Runtime(ABC):
         """Return whether ``auto`` takes it on this machine; None for a runtime that ``auto`` never considers."""
         return None
 
-    def cache_key(self) -> tuple[str, ...]:
-        """Return everything beside the model and the processor that makes a build unusable elsewhere.
+    def cache_key(self) -> dict[str, str]:
+        """Return everything beside the model and the processor that makes a build unusable elsewhere, by its name.
 
         Raises:
             BackendError: as :meth:`version`.
         """
-        return (self.name, self.version(), self.device)
+        return {"runtime": self.name, "version": self.version(), "device": self.device}
+
+    def build_key(self, source: Source) -> dict[str, str]:
+        """Return what a build of a model depends on beside its files and :meth:`cache_key`, by its name."""
+        return {}
+
+    def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
+        """Return the file that it uses of a tier; None is the full tier.
+
+        Raises:
+            BundleError: there is no such tier, or it has no file for this runtime.
+        """
+        return bundle.artifact(self.artifact_runtime, tier)
+
+    def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
+        """Return the estimated peak memory of a build; None where it is not worth a check."""
+        return None
 
     def row_independent(self, artifact: Artifact) -> bool:
         """Return whether a row's outputs do not depend on the other rows of its run, so that requests may share it."""
         return True
 
     @abstractmethod
-    def build(self, source: Source, progress: Progress | None = None) -> Product:
-        """Make the file to load. It may take minutes, and may use a process of its own.
+    def build(
+        self,
+        source: Source,
+        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+        progress: Progress | None = None,
+    ) -> Product:
+        """Make the file to load. It may take minutes.
+
+        Args:
+            source: the ONNX file.
+            options: how to build.
+            progress: called as the build goes on.
 
         Raises:
             BundleError: the model is broken.

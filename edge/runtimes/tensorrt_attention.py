@@ -62,6 +62,18 @@ def describe(blocks: list[Attention], fused: bool) -> str:
     return f"{count}, {state}" + (f": {'; '.join(obstacles)}" if obstacles else "")
 
 
+def unexplained(blocks: list[Attention], fused: bool) -> str:
+    """Return a warning where the rules allow fused attention and the engine has none; empty otherwise."""
+    free = [block for block in blocks if not _obstacle(block)]
+    allowed = sorted({f"head dimension {block.query_dim} in {block.datatype}" for block in free})
+    if fused or not allowed:
+        return ""
+    return (
+        f"attention is not fused although {' and '.join(allowed)} allows it, so the engine is slower than it could be; "
+        "build it again with --replace and more --workspace-mib, or export heads of 16, 32 or 64 features"
+    )
+
+
 def _obstacle(block: Attention) -> str | None:
     if block.datatype == "FLOAT":
         return "FP32, and fusion needs FP16"

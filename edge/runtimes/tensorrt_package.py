@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -46,7 +47,10 @@ def import_tensorrt(flavor: Flavor) -> Any:
 
 @cache
 def logger_of(flavor: Flavor) -> Any:
-    """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other."""
+    """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other.
+
+    Its ``messages`` are the last warnings and errors; its ``listener``, where it has one, gets all of them.
+    """
     trt: Any = import_tensorrt(flavor)
     levels = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
@@ -58,11 +62,14 @@ def logger_of(flavor: Flavor) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.messages: deque[str] = deque(maxlen=_KEPT_MESSAGES)
+            self.listener: Callable[[str], None] | None = None
 
         def log(self, severity: Any, message: str) -> None:
             level = levels.get(severity, logging.DEBUG)
             log.log(level, "%s: %s", flavor, message)
             if level > logging.DEBUG:
                 self.messages.append(message)
+                if self.listener:
+                    self.listener(message)
 
     return Logger()

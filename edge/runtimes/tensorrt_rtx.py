@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from edge.errors import Literally, UsageError
 from edge.runner import Runner
-from edge.runtimes import tensorrt_builder, tensorrt_package
-from edge.runtimes.runtime import Product, Progress, Runtime, Source
+from edge.runtimes import tensorrt_builder
+from edge.runtimes.runtime import BuildMemory, BuildOptions, Source
+from edge.runtimes.tensorrt_engines import TensorRtEngines
 from edge.runtimes.tensorrt_package import Flavor
 
 
-class TensorRtRtx(Runtime):
+class TensorRtRtx(TensorRtEngines):
     """TensorRT-RTX for a compute capability. It only builds.
 
     Raises:
@@ -21,7 +22,6 @@ class TensorRtRtx(Runtime):
 
     name = "tensorrt-rtx"
     parameter = "SMxx"
-    artifact_runtime = "tensorrt"
     build_only = True
     flavor: ClassVar[Flavor] = "tensorrt_rtx"
 
@@ -34,22 +34,9 @@ class TensorRtRtx(Runtime):
         super().__init__(parameter, f"{reason} TensorRT-RTX compiles for {parameter} without a GPU.")
         self.device = parameter
 
-    @classmethod
-    def version(cls) -> str:
-        """Return the version of the package; see :meth:`Runtime.version`."""
-        return tensorrt_package.version(cls.flavor)
-
-    def build(self, source: Source, progress: Progress | None = None) -> Product:
-        """Compile an engine; see :meth:`Runtime.build`."""
-        engine = tensorrt_builder.compile_onnx(
-            source.read(),
-            source.tensors.profile,
-            flavor=self.flavor,
-            compute_capability=self.device,
-            subject=source.subject,
-            progress=progress,
-        )
-        return Product("model.engine", engine.data, engine.report)
+    def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
+        """Return None: it compiles on workstations; see :meth:`Runtime.build_memory`."""
+        return None
 
     def load(self, source: Source, built: bytes | None) -> Runner:
         """Refuse: no GPU that this runtime compiles for is driven by this program.
@@ -63,3 +50,6 @@ class TensorRtRtx(Runtime):
             expected="a target that this program can run",
             fix="Its engines only prove that the model compiles; take auto to run it.",
         )
+
+    def _compute_capability(self) -> str:
+        return self.device

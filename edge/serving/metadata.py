@@ -110,6 +110,8 @@ class Metadata:
             config.input.add(name=spec.name, data_type=data_type, dims=dims, optional=spec.name in model.optional)
         for spec in model.outputs.values():
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
+        config.parameters["runtime"].string_value = model.runtime.name
+        config.parameters["runtime_reason"].string_value = model.runtime.reason
         config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
         config.instance_group.add(name=f"{model.name}_0", count=model.instances, kind=kind)

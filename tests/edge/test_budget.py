@@ -14,6 +14,7 @@ from edge.instruments.memory import MemorySampler
 from edge.pb import inference_pb2 as pb
 from edge.repository.budget import MemoryBudget
 from edge.repository.loader import Loader
+from edge.runtimes.table import choose
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.edge.models import write_oracle_bundle
@@ -21,6 +22,7 @@ from tests.edge.processes import served
 from tests.edge.tiered import write_tiered_bundle
 
 MIB = 1024**2
+RUNTIME = choose("onnxruntime")
 
 
 def machine(root: Path, available: int, limit: int | None = None, used: int = 0, files: int = 0) -> MemorySampler:
@@ -44,7 +46,7 @@ def machine(root: Path, available: int, limit: int | None = None, used: int = 0,
 
 def needed(budget: MemoryBudget, bundle: Bundle) -> int:
     """What a budget without any memory says that a bundle needs, in MiB."""
-    with pytest.raises(LoadFailed) as caught, budget.reserved(bundle, "onnxruntime"):
+    with pytest.raises(LoadFailed) as caught, budget.reserved(bundle, RUNTIME):
         pass
     return int(re.findall(r"([\d,]+) MiB as ", str(caught.value))[0].replace(",", ""))
 
@@ -52,7 +54,7 @@ def needed(budget: MemoryBudget, bundle: Bundle) -> int:
 def test_the_refusal_gives_all_numbers(tmp_path: Path) -> None:
     bundle = write_tiered_bundle(tmp_path / "tiered")
     budget = MemoryBudget(machine(tmp_path, 100 * MIB), 90 * MIB)
-    with pytest.raises(LoadFailed) as caught, budget.reserved(bundle, "onnxruntime"):
+    with pytest.raises(LoadFailed) as caught, budget.reserved(bundle, RUNTIME):
         pass
     # Three tiers of a matrix of 4 MiB each, 2.3 times; one of them 0.8 times more while it is loaded.
     assert str(caught.value) == (
@@ -67,7 +69,7 @@ def test_the_limit_is_the_sum(tmp_path: Path) -> None:
     for headroom, fits in ((68 * MIB, True), (70 * MIB, False)):
         budget = MemoryBudget(machine(tmp_path, 100 * MIB), headroom)
         try:
-            with budget.reserved(bundle, "onnxruntime"):
+            with budget.reserved(bundle, RUNTIME):
                 assert fits
         except LoadFailed:
             assert not fits
@@ -90,12 +92,12 @@ def test_what_it_took_before_is_believed(tmp_path: Path) -> None:
 def test_loads_at_the_same_time_know_of_each_other(tmp_path: Path) -> None:
     bundle, budget = write_tiered_bundle(tmp_path / "tiered"), MemoryBudget(machine(tmp_path, 50 * MIB), 0)
     with (
-        budget.reserved(bundle, "onnxruntime"),
+        budget.reserved(bundle, RUNTIME),
         pytest.raises(LoadFailed, match="of which 31 MiB are for others that are being loaded"),
-        budget.reserved(bundle, "onnxruntime"),
+        budget.reserved(bundle, RUNTIME),
     ):
         pass
-    with budget.reserved(bundle, "onnxruntime"):
+    with budget.reserved(bundle, RUNTIME):
         pass
 
 
@@ -114,7 +116,7 @@ def test_the_system_counts_where_it_has_less(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_read_nothing_is_refused(tmp_path: Path) -> None:
     bundle = write_tiered_bundle(tmp_path / "tiered")
-    with MemoryBudget(MemorySampler(tmp_path / "none", 1), 2**60).reserved(bundle, "onnxruntime"):
+    with MemoryBudget(MemorySampler(tmp_path / "none", 1), 2**60).reserved(bundle, RUNTIME):
         pass
 
 

@@ -44,8 +44,8 @@ def oracle() -> Bundle:
 
 
 def cached(bundle: Bundle, cache_dir: Path) -> Cached | None:
-    source = Source.of(bundle, choose(ORT))
-    return cache.find(cache.entry(cache_dir, source, choose(ORT)), source.onnx_sha256)
+    key = cache.key_of(Source.of(bundle, choose(ORT)), choose(ORT))
+    return cache.find(cache.entry(cache_dir, key), key)
 
 
 def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):

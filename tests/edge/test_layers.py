@@ -34,6 +34,7 @@ ORDER = (
     "pb",
     "runner",
     "bundles",
+    "instruments",
     "runtimes",
     "security",
     "profiling",
@@ -87,7 +88,11 @@ OWNERS = {
     "rich": ("edge/cli/",),
 }
 #: They name packages that have the names of runtimes.
-OWNERS_OF_RUNTIME_PACKAGES = {"edge/runtimes/onnxruntime_runner.py", "edge/runtimes/tensorrt_package.py"}
+OWNERS_OF_RUNTIME_PACKAGES = {
+    "edge/runtimes/onnxruntime_runner.py",
+    "edge/runtimes/tensorrt_engines.py",
+    "edge/runtimes/tensorrt_package.py",
+}
 #: The protocol's messages stop where they are translated.
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: All that the workstation needs of the device's half: it hands bundles over, and neither serves nor asks a server.

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge.bundles.bundle import Bundle
-from edge.errors import GoldenError
+from edge.errors import BackendError, GoldenError, LoadFailed
+from edge.health.health import Health
 from edge.repository import loader
+from edge.repository.control import ModelControl
+from edge.repository.entry import Entry
 from edge.repository.loader import Loader
+from edge.repository.repository import Repository
+from edge.runner import Runner
+from edge.runtimes import table
+from edge.runtimes.build import build, load_runner
+from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from edge.runtimes.runtime import Source
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.models import DATA
+from tests.edge.builds import children, pause_builds, wait_for_no_children
+from tests.edge.models import DATA, oracle_golden, write_oracle_bundle
 from tests.edge.sentiment import write_sentiment_bundle
 
 
@@ -27,10 +41,10 @@ class Recorder:
         self.order: list[str] = []
         self.threads: set[str] = set()
         self._scheduler = scheduler
-        self._load = loader.load_runner
+        self._load = loader.load_with
         self._neighbours: list[threading.Thread] = []
 
-    def load_runner(self, *arguments: Any, tier: str) -> Any:
+    def load_with(self, *arguments: Any, tier: str) -> Any:
         neighbour = threading.Thread(target=self._scheduler.call, args=(lambda: self.order.append("request"),))
         neighbour.start()
         time.sleep(0.05)  # it waits for its turn by now
@@ -56,7 +70,7 @@ def test_others_have_their_turn_between_tiers(
 ) -> None:
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     recorder = Recorder(scheduler)
-    monkeypatch.setattr(loader, "load_runner", recorder.load_runner)
+    monkeypatch.setattr(loader, "load_with", recorder.load_with)
     made = Loader(scheduler, "onnxruntime", tmp_path / "cache", ServingOptions())
     model = made.load_model(bundle)
     recorder.join()
@@ -75,17 +89,170 @@ def test_a_load_that_fails_leaves_nothing_loaded(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Any] = []
-    real = loader.load_runner
+    real = loader.load_with
 
-    def load_runner(*arguments: Any, tier: str) -> Any:
+    def load_with(*arguments: Any, tier: str) -> Any:
         if tier == "lean":
-            return real(Bundle.open(DATA / "broken_bundles" / "golden-wrong"), *arguments[1:])
+            return real(arguments[0], Bundle.open(DATA / "broken_bundles" / "golden-wrong"), *arguments[2:])
         loaded = real(*arguments, tier=tier)
         monkeypatch.setattr(loaded.runner, "close", lambda: closed.append(threading.current_thread().name))
         return loaded
 
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
-    monkeypatch.setattr(loader, "load_runner", load_runner)
+    monkeypatch.setattr(loader, "load_with", load_with)
     with pytest.raises(GoldenError):
         Loader(scheduler, "onnxruntime", tmp_path / "cache", ServingOptions()).load_model(bundle)
     assert len(closed) == 1
+
+
+NEXT = "calculator-oracle"
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ONNX Runtime build in a child process, as TensorRT does."""
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+
+
+@pytest.fixture
+async def unbuilt(
+    scheduler: Scheduler, builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[ModelControl, Repository]]:
+    """A repository of a model whose build stops in the middle, and of one behind it that is built already."""
+    write_sentiment_bundle(tmp_path / "repository" / "a-sentiment")
+    build(write_oracle_bundle(tmp_path / "repository" / "z-oracle"), "onnxruntime", tmp_path / "cache")
+    pause_builds(monkeypatch, tmp_path / "site")
+    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "cache")
+    control = ModelControl(repository, "explicit")
+    yield control, repository
+    await control.close()
+    wait_for_no_children()
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
+
+
+async def building(repository: Repository, name: str) -> Entry:
+    """Wait until the child that builds a model runs."""
+    for _ in range(1000):
+        found = [entry for entry in repository.named(name) if "%" in entry.reason]
+        if found and children():
+            return found[0]
+        await asyncio.sleep(0.02)
+    raise AssertionError([(entry.name, entry.state, entry.reason) for entry in repository])
+
+
+@pytest.mark.parametrize("ending", ["unload", "load", "stop"])
+async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended(
+    unbuilt: tuple[ModelControl, Repository], monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    control, repository = unbuilt
+    starting = asyncio.create_task(control.start())
+    entry = await building(repository, "sentiment")
+    assert entry.state == "LOADING"
+    assert re.fullmatch(r"BUILDING \d+ %(, \d+ (s|min) left)? \(tier full\)", entry.reason)
+    (other,) = repository.named(NEXT)
+    assert other.model
+    computed = other.model.program.compute(oracle_golden().inputs, other.model.lanes["full"].options)
+    np.testing.assert_array_equal(computed.outputs["value"], oracle_golden().outputs["value"])
+    if ending == "unload":
+        await control.unload_model("sentiment")
+        assert (entry.state, entry.reason) == ("UNAVAILABLE", "unloaded")
+    elif ending == "load":
+        monkeypatch.delenv("PYTHONPATH")
+        await control.load_model("sentiment")
+        assert (entry.state, entry.reason) == ("READY", "")
+    else:
+        control.stop()
+    await starting
+    wait_for_no_children()
+    if ending == "stop":
+        assert entry.state == "UNAVAILABLE"
+        assert "got a request to end it, expected none. Load the model again." in entry.reason
+
+
+async def test_reload_that_builds_leaves_the_model_ready(
+    unbuilt: tuple[ModelControl, Repository], scheduler: Scheduler, tmp_path: Path
+) -> None:
+    control, repository = unbuilt
+    await control.start([NEXT])
+    (entry,) = repository.named(NEXT)
+    before = entry.model
+    for path in (tmp_path / "cache").iterdir():
+        shutil.rmtree(path)
+    reloading = asyncio.create_task(control.load_model(NEXT))
+    assert await building(repository, NEXT) is entry
+    assert (entry.state, entry.model) == ("READY", before)
+    assert not Health(repository, scheduler.runs).problems()
+    await control.unload_model(NEXT)
+    assert entry.state == "UNAVAILABLE"
+    with pytest.raises(LoadFailed):
+        await reloading
+
+
+async def test_server_that_must_not_build_says_which_command_does(
+    scheduler: Scheduler, builds: None, tmp_path: Path
+) -> None:
+    write_oracle_bundle(tmp_path / "repository" / "oracle")
+    cache = tmp_path / "cache"
+    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=cache, build=False)
+    await ModelControl(repository, "none").start()
+    (entry,) = repository
+    assert f"fewheads build {tmp_path}/repository/oracle --target onnxruntime --cache {cache}" in entry.reason
+
+
+async def test_cache_that_cannot_be_written_is_reported_at_the_start(
+    scheduler: Scheduler, builds: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_oracle_bundle(tmp_path / "repository" / "oracle")
+    (tmp_path / "file").write_bytes(b"")
+    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "file")
+    await ModelControl(repository, "none").start()
+    (entry,) = repository
+    expected = f"expected a cache at {tmp_path}/file that can be written. Give another directory"
+    assert "models that are not in the cache cannot be built: --cache: got [Errno 17] File exists: " in caplog.text
+    assert expected in caplog.text
+    assert expected in entry.reason
+
+
+class Unable(OnnxRuntimeCpu):
+    """A runtime that suits this machine, and cannot load any model."""
+
+    name = "unable"
+
+    def load(self, source: Source, built: bytes | None) -> Runner:
+        raise BackendError(source.subject, given="this model", expected="another", fix="Take another runtime.")
+
+
+class Wrong(OnnxRuntimeCpu):
+    """A runtime that suits this machine, and computes other values than it should."""
+
+    name = "wrong"
+
+    def load(self, source: Source, built: bytes | None) -> Runner:
+        runner = super().load(source, built)
+        infer = runner.infer
+        runner.infer = lambda feeds: {name: array + 1 for name, array in infer(feeds).items()}  # type: ignore[method-assign]
+        return runner
+
+
+async def test_auto_serves_a_model_with_the_first_runtime_that_can(
+    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(table, "RUNTIMES", {"unable": Unable, "wrong": Wrong, **table.RUNTIMES})
+    bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
+    repository = Repository(tmp_path / "repository", scheduler, cache=tmp_path / "cache")
+    control = ModelControl(repository, "none")
+    await control.start()
+    (entry,) = repository
+    assert entry.model
+    assert entry.model.runtime.name not in ("unable", "wrong")
+    reason = entry.model.runtime.reason
+    assert reason.startswith("unable failed: ")
+    assert " wrong failed: " in reason
+    assert "got 'this model', expected another. Take another runtime." in reason
+    assert "a largest difference of 1" in reason
+    assert caplog.text.count(f"{bundle.path}: ") == 2
+    await control.close()
+    assert build(bundle, "auto", tmp_path / "cache").record.runtime not in ("unable", "wrong")
+    for target in ("unable", "wrong"):
+        with pytest.raises((BackendError, GoldenError)):
+            load_runner(bundle, target, tmp_path / "cache")

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, RunnerError
 from edge.runner import Tensor
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_runner import CPU, CUDA, OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
 from tests.edge.models import oracle_golden, oracle_onnx, serialized
 from tests.edge.serving_models import write_echo_bundle
@@ -78,7 +78,7 @@ def test_closed_runner_does_not_answer(runner: OnnxRuntimeRunner):
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this one has CUDA")
 def test_missing_cuda_provider():
     with pytest.raises(BackendError, match=r"CUDAExecutionProvider: got .*Install the extra 'cuda'"):
-        OnnxRuntimeRunner(oracle_onnx(), subject="oracle", cuda=True)
+        OnnxRuntimeRunner(oracle_onnx(), subject="oracle", providers=CUDA)
 
 
 def test_weights_in_another_file_are_refused_though_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -149,7 +149,7 @@ def recurrent() -> OnnxRuntimeRunner:
 
 @pytest.mark.parametrize("cuda", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_a_loop_through_handles_equals_one_through_numpy(cuda: bool):
-    runner = OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent", cuda=cuda)
+    runner = OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent", providers=CUDA if cuda else CPU)
     steps = np.random.default_rng(1).normal(size=(50, 3, WIDTH)).astype(np.float32)
     start = np.ones((3, WIDTH), np.float32)
     handle: Tensor = runner.upload(start)

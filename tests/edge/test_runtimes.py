@@ -10,27 +10,34 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import Artifact, Tier, Tolerance
 from edge.cli.build import build as build_command
 from edge.datatypes import Array, TensorSpec
-from edge.errors import BackendError, UsageError
+from edge.errors import BackendError, BundleError, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
 from edge.runner import Handle, Tensor
 from edge.runtimes.build import build, load_runner
-from edge.runtimes.runtime import Product, Progress, Runtime, Source
+from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
+from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler
 from tests.edge.commands import fewheads, refusal
 from tests.edge.marks import with_rtx
-from tests.edge.models import oracle_golden, write_oracle_bundle
+from tests.edge.models import oracle_golden, oracle_manifest, serialized, write_oracle_bundle
 from tests.edge.processes import served
 
 # The installed ONNX Runtime decides between the two, on a Jetson as anywhere.
@@ -47,7 +54,14 @@ def test_auto_takes_the_first_suitable_runtime_and_says_why():
     runtime = choose("auto")
     assert (runtime.name, runtime.device, runtime.thread_bound) == (NAME, DEVICE, CUDA)
     passed = [] if find_spec("tensorrt") else ["No tensorrt package is installed."]
-    passed += [] if CUDA else ["This ONNX Runtime has no CUDA provider."]
+    passed += (
+        []
+        if CUDA
+        else [
+            "This ONNX Runtime has no TensorrtExecutionProvider.",
+            "This ONNX Runtime has no CUDAExecutionProvider.",
+        ]
+    )
     assert runtime.reason.startswith(" ".join([*passed, f"ONNX Runtime {onnxruntime.__version__} "]))
 
 
@@ -106,6 +120,60 @@ def test_missing_cuda_provider():
     assert RUNTIMES["onnxruntime-cuda"].thread_bound
     with pytest.raises(BackendError, match=r"CUDAExecutionProvider: got .*Install the extra 'cuda'"):
         choose("onnxruntime-cuda")
+
+
+@pytest.mark.skipif("TensorrtExecutionProvider" in onnxruntime.get_available_providers(), reason="it has TensorRT")
+def test_missing_tensorrt_provider():
+    runtime = RUNTIMES["onnxruntime-tensorrt"]
+    assert (runtime.thread_bound, runtime.isolated_build, runtime.artifact_runtime) == (True, True, "tensorrt")
+    with pytest.raises(BackendError, match=r"TensorrtExecutionProvider: got .*expected it among them"):
+        choose("onnxruntime-tensorrt")
+
+
+def test_auto_prefers_tensorrt_then_its_provider_then_cuda_then_the_cpu():
+    considered = [name for name, runtime in RUNTIMES.items() if name != "tensorrt" and runtime.suitability()]
+    assert next(iter(RUNTIMES)) == "tensorrt"
+    assert considered == ["onnxruntime-tensorrt", "onnxruntime-cuda", "onnxruntime"]
+
+
+def artifact(runtime: str, precision: str) -> Artifact:
+    file = f"{runtime}.{precision}.onnx"
+    return Artifact(file=file, runtime=runtime, precision=precision, opset=17, tolerance=Tolerance(atol=1, rtol=0))
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        ([("onnxruntime", "fp32"), ("tensorrt", "int8")], "onnxruntime.fp32.onnx"),
+        ([("onnxruntime", "int8"), ("tensorrt", "int8")], "tensorrt.int8.onnx"),
+        ([("onnxruntime", "int8"), ("tensorrt", "fp16")], "tensorrt.fp16.onnx"),
+        ([("any", "fp32")], "any.fp32.onnx"),
+        ([("onnxruntime", "int8"), ("any", "fp32")], "any.fp32.onnx"),
+        ([("onnxruntime", "int8")], None),
+        ([("any", "int8")], None),
+    ],
+)
+def test_cuda_never_takes_dynamic_int8(tmp_path: Path, files: list[tuple[str, str]], chosen: str | None):
+    manifest = oracle_manifest()
+    tier = Tier(name="full", artifacts=tuple(artifact(*file) for file in files))
+    bundle = Bundle(tmp_path, msgspec.structs.replace(manifest, tiers=(tier,)), {})
+    runtime = RUNTIMES["onnxruntime-cuda"]()
+    if chosen:
+        assert runtime.artifact(bundle).file == chosen
+        assert runtime.row_independent(runtime.artifact(bundle))
+        return
+    with pytest.raises(BundleError, match=r"got \['int8 for .*'\], expected FP32, FP16, or INT8 with fixed scales"):
+        runtime.artifact(bundle)
+
+
+def test_dynamic_int8_in_a_file_for_any_runtime_is_refused_on_a_gpu():
+    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.UINT8, [4])]
+    model = serialized(helper.make_graph(nodes, "dynamic", inputs, outputs))
+    OnnxRuntimeRunner(model, subject="model").close()
+    with pytest.raises(BackendError, match=r"model: got dynamic INT8, expected FP32, FP16, or INT8 with fixed scales"):
+        OnnxRuntimeRunner(model, subject="model", providers=CUDA_PROVIDERS)
 
 
 @with_rtx
@@ -173,7 +241,12 @@ class Reference(Runtime):
     def version(cls) -> str:
         return str(onnx.__version__)
 
-    def build(self, source: Source, progress: Progress | None = None) -> Product:
+    def build(
+        self,
+        source: Source,
+        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+        progress: Progress | None = None,
+    ) -> Product:
         return Product("model.reference", source.read())
 
     def load(self, source: Source, built: bytes | None) -> ReferenceRunner:
@@ -233,6 +306,8 @@ def test_a_simulated_accelerator_is_served_as_a_gpu(tmp_path: Path):
         assert not server.ready.unavailable
         config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
         assert (config.platform, config.backend) == ("simulated_onnx", "simulated")
+        assert config.parameters["runtime"].string_value == "simulated"
+        assert config.parameters["runtime_reason"].string_value == "The target names it."
         (group,) = config.instance_group
         assert (group.kind, group.count) == (pb.ModelInstanceGroup.KIND_GPU, 1)
         request = pb.ModelInferRequest(model_name="calculator-oracle")
@@ -242,3 +317,22 @@ def test_a_simulated_accelerator_is_served_as_a_gpu(tmp_path: Path):
         assert answer.raw_output_contents[0] == oracle_golden().outputs["value"].tobytes()
         (statistics,) = server.stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
         assert statistics.inference_stats.compute_infer.ns >= 20e6
+
+
+def test_options_of_the_tensorrt_provider(tmp_path: Path):
+    bundle = write_oracle_bundle(tmp_path / "oracle")
+    runtime = OnnxRuntimeTensorRt()
+    source = Source.of(bundle, runtime)
+    options = BuildOptions(workspace_bytes=2**20, timing_cache=tmp_path / "timing" / "x.bin")
+    (name, given), (second, _) = runtime.providers(source, options)
+    assert (name, second) == ("TensorrtExecutionProvider", "CUDAExecutionProvider")
+    assert given == {
+        "trt_max_workspace_size": "1048576",
+        "trt_fp16_enable": "False",
+        "trt_int8_enable": "False",
+        "trt_profile_min_shapes": "x:1x15",
+        "trt_profile_opt_shapes": "x:8x15",
+        "trt_profile_max_shapes": "x:64x15",
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": str(tmp_path / "timing"),
+    }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from onnx import TensorProto, helper
 
 from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
+from edge.runtimes.runtime import BuildProgress
 from edge.runtimes.tensorrt_builder import CompiledEngine, compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator, external_data
 from tests.edge.marks import with_rtx
@@ -27,8 +29,10 @@ ORACLE_PROFILE = oracle_manifest().profile
 KERNEL = b"_gemm_mha_v2"
 
 
-def compiled(model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86") -> CompiledEngine:
-    return compile_onnx(model, profile, flavor="tensorrt_rtx", compute_capability=device, subject="model")
+def compiled(
+    model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86", **more: Any
+) -> CompiledEngine:
+    return compile_onnx(model, profile, flavor="tensorrt_rtx", compute_capability=device, subject="model", **more)
 
 
 def attention(head_dim: int, datatype: str = "FP16") -> CompiledEngine:
@@ -83,19 +87,16 @@ def test_softmax_at_the_end_is_no_attention():
     assert compiled(serialized(graph), {}).report.attention_blocks == 0
 
 
-def test_progress_is_told():
-    told: list[tuple[str, int, int]] = []
-    compile_onnx(
-        oracle_onnx(),
-        ORACLE_PROFILE,
-        flavor="tensorrt_rtx",
-        compute_capability="SM86",
-        subject="model",
-        progress=lambda phase, step, steps: told.append((phase, step, steps)),
-    )
-    assert told[0][0] == "Building engine"
-    assert len({phase for phase, _, _ in told}) > 3
-    assert all(0 <= step <= steps for _, step, steps in told)
+def test_progress():
+    reported: list[BuildProgress] = []
+    compiled(oracle_onnx(), progress=reported.append)
+    assert reported[0].phase == "Building engine"
+    assert len({progress.phase for progress in reported}) > 3
+    fractions = [progress.fraction for progress in reported]
+    assert fractions == sorted(fractions)
+    assert fractions[0] == 0
+    assert fractions[-1] == 1
+    assert len(set(fractions)) > 5
 
 
 def test_broken_model():

@@ -8,11 +8,14 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
+from edge.bundles import expression
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_builder import compile_onnx
+from export.calculator.models import MODELS as CALCULATORS
+from export.calculator.models import create
 from export.convert import golden_of, to_onnx
 from export.heads import SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
@@ -212,11 +215,20 @@ def test_explicit_int8_is_symmetric_and_per_channel(tier):
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_tensorrt_fuses_every_attention(precision, tier):
     module, _, files = tier
-    artifact, data, _ = files["tensorrt", precision]
-    report = compile_onnx(data, PROFILE, flavor="tensorrt_rtx", compute_capability="SM86", subject=artifact.file).report
+    report = compiled(files["tensorrt", precision].data, PROFILE)
     assert report.attention_blocks == attending(module)
     assert report.attention_fused is True
     assert report.attention == f"{attending(module)} blocks, fused"
+    assert len(report.profiles) == 3
+
+
+def compiled(data, profile):
+    """Compile a file, and check that nothing in it makes TensorRT slower than it has to be."""
+    report = compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="model").report
+    assert report.typing == "strong"
+    assert not report.notes
+    assert not count(data)["If"]
+    return report
 
 
 def small(architecture, **more):
@@ -226,33 +238,77 @@ def small(architecture, **more):
     return Transformer(config)
 
 
-def test_a_reading_comprehension_with_segments():
-    module = SpanClassifier(small("bert", vocab_size=50, max_positions=32, segments=2)).eval()
+def images():
+    vit = small("vit", image_size=16, patch_size=8, channels=3, max_positions=5)
+    pixels = {"pixels": np.random.default_rng(0).standard_normal((8, 3, 16, 16), dtype=np.float32)}
+    return SequenceClassifier(vit, 4), pixels, ["logits"]
+
+
+def causal_text():
+    gpt2 = small("gpt2", vocab_size=50, max_positions=32, tanh_gelu=True)
+    ids = np.random.default_rng(0).integers(0, 50, (8, 12))
+    text = {"input_ids": ids, "attention_mask": np.ones((8, 12), np.int64)}
+    text["attention_mask"][::2, 7:] = 0
+    return SequenceClassifier(gpt2, 4), text, ["logits"]
+
+
+def questions():
+    bert = small("bert", vocab_size=50, max_positions=32, segments=2)
     random = np.random.default_rng(0)
     inputs = {name: random.integers(0, high, (8, 12)) for name, high in [("input_ids", 50), ("token_type_ids", 2)]}
     inputs = {"input_ids": inputs["input_ids"], "attention_mask": np.ones((8, 12), np.int64), **inputs}
-    exported = export_tier(module, inputs, inputs, ["start", "end"])
-    for item in exported:
-        runner = OnnxRuntimeRunner(item.data, subject=item.artifact.file)
-        assert [spec.name for spec in runner.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
-        assert runner.infer(part(inputs, slice(0, 1)))["end"].shape == (1, 12)
-    # The head is a product over tokens too, and stays out of INT8.
-    assert count(exported[1].data)["MatMulInteger"] == 2 * 6
+    return SpanClassifier(bert), inputs, ["start", "end"]
 
 
-def test_images_and_causal_text_are_fused():
-    random = np.random.default_rng(0)
-    vit = small("vit", image_size=16, patch_size=8, channels=3, max_positions=5)
-    pixels = {"pixels": random.standard_normal((8, 3, 16, 16), dtype=np.float32)}
-    gpt2 = small("gpt2", vocab_size=50, max_positions=32, tanh_gelu=True)
-    text = {"input_ids": random.integers(0, 50, (8, 12)), "attention_mask": np.ones((8, 12), np.int64)}
-    text["attention_mask"][::2, 7:] = 0
-    for transformer, inputs in ((vit, pixels), (gpt2, text)):
-        exported = export_tier(SequenceClassifier(transformer, 4).eval(), inputs, inputs, ["logits"])
-        operators = count(exported[0].data)
-        # Without a mask, or with one for every query, projections are taken in as well.
-        assert operators["Attention"] == 2
-        assert operators["BiasGelu"] + operators["FastGelu"] == 2
+@pytest.fixture(scope="module", params=[images, causal_text, questions], ids=lambda kind: kind.__name__)
+def kind(request):
+    """The name of a kind of model, its inputs, and its files."""
+    module, inputs, outputs = request.param()
+    return request.param.__name__, inputs, export_tier(module.eval(), inputs, inputs, outputs)
+
+
+def test_every_kind_of_model_is_fused_for_onnx_runtime(kind):
+    name, inputs, exported = kind
+    operators = count(exported[0].data)
+    if name == "questions":
+        # The head is a product over tokens too, and stays out of INT8.
+        assert count(exported[1].data)["MatMulInteger"] == 2 * 6
+        for item in exported:
+            runner = OnnxRuntimeRunner(item.data, subject=item.artifact.file)
+            assert [spec.name for spec in runner.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+            assert runner.infer(part(inputs, slice(0, 1)))["end"].shape == (1, 12)
+        return
+    # Without a mask, or with one for every query, projections are taken in as well.
+    assert operators["Attention"] == 2
+    assert operators["BiasGelu"] + operators["FastGelu"] == 2
+
+
+@with_rtx
+def test_every_kind_of_model_is_fused_by_tensorrt(kind):
+    _, inputs, exported = kind
+    files = {item.artifact.precision: item.data for item in exported if item.artifact.runtime == "tensorrt"}
+    assert set(files) == {"fp16", "int8"}
+    profile = {}
+    for name, array in inputs.items():
+        rest = array.shape[1:]
+        shortest, longest = ((1,), (32,)) if array.ndim == 2 else (rest, rest)
+        profile[name] = Profile(min=(1, *shortest), opt=(1, *rest), max=(8, *longest))
+    for data in files.values():
+        assert compiled(data, profile).attention == "2 blocks, fused"
+
+
+@with_rtx
+@pytest.mark.parametrize("name", CALCULATORS)
+def test_tensorrt_compiles_the_calculators(name):
+    example = torch.zeros(2, expression.TOKENS)
+    data = to_onnx(create(name, 0).eval(), {"x": example}, ["value"], {"x": {0: "batch"}})
+    row = (expression.TOKENS,)
+    report = compiled(data, {"x": Profile(min=(1, *row), opt=(8, *row), max=(256, *row))})
+    assert len(report.profiles) == 1
+    if name == "calculator-transformer4":
+        assert report.attention.endswith("not fused: FP32, and fusion needs FP16")
+    else:
+        assert report.attention == "no attention"
 
 
 def test_a_file_that_computes_something_else_is_refused(monkeypatch):

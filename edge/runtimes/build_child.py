@@ -1,0 +1,189 @@
+"""Parent side of a build process: starts it, follows it, and ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edge.errors import BackendError, Literally, LoadFailed, Whole
+from edge.instruments.memory import MemorySampler
+from edge.runtimes import build_messages, cache
+from edge.runtimes.build_memory import MORE_MEMORY, mib
+from edge.runtimes.build_messages import Advanced, Failed, Finished, Logged, Request
+from edge.runtimes.runtime import BuildOptions, Progress, Runtime, Source
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the memory, and at whether the build is to stop.
+_LOOK_SECONDS = 0.2
+_EXIT_SECONDS = 10.0
+
+
+class _Memory(NamedTuple):
+    """The least memory that was available during a build, and the most that its process had."""
+
+    available_bytes: int | None = None
+    peak_bytes: int = 0
+
+    def after(self, process_id: int) -> _Memory:
+        sampler = MemorySampler(process_id=process_id)
+        readings = {reading.kind: reading.size_bytes for reading in sampler.sample()}
+        now = readings.get("system_available")
+        known = [size for size in (self.available_bytes, now) if size is not None]
+        return _Memory(min(known, default=None), max(self.peak_bytes, readings.get("process_peak_rss", 0)))
+
+    def __str__(self) -> str:
+        least = "" if self.available_bytes is None else f", with {mib(self.available_bytes)} available at the least"
+        return f"at {mib(self.peak_bytes)} of its own{least}"
+
+
+def build_in_child(
+    runtime: Runtime,
+    source: Source,
+    cache_dir: Path | None,
+    options: BuildOptions,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> Path:
+    """Build a model in a process of its own, and return the directory of the build in the cache.
+
+    The process ends when this returns or raises, whatever happens, and takes nothing half-written with it into the
+    cache.
+
+    Args:
+        runtime: builds and checks it.
+        source: the model.
+        cache_dir: the cache; None is the default one.
+        options: how to build.
+        progress: called during the build.
+        stop: ends the build when another thread sets it.
+
+    Raises:
+        LoadFailed: ``stop`` was set.
+        BackendError: the process was killed or crashed.
+        FewheadsError: as :func:`edge.runtimes.local_build.build_here`.
+    """
+    request = Request(
+        bundle=str(source.bundle.path),
+        tier=source.tier.name,
+        cache=str(cache.cache_directory(cache_dir)),
+        runtime=runtime.name,
+        parameter=runtime.given_parameter,
+        reason=runtime.reason,
+        options=options,
+    )
+    command = [sys.executable, "-m", "edge.runtimes.build_process"]
+    # A session of its own: Ctrl-C reaches this process alone, which then ends the child.
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        with suppress(BrokenPipeError):  # it has died; the end of its output says so
+            assert child.stdin
+            child.stdin.write(msgspec.json.encode(request) + b"\n")
+            child.stdin.flush()
+        return _followed(child, source, options, progress, stop or threading.Event())
+    finally:
+        _end(child)
+        with suppress(OSError):
+            cache.clean(cache_dir)
+
+
+def stopped(subject: str) -> LoadFailed:
+    """Return the error of a build that another thread ends."""
+    given, fix = Literally("a request to end it"), "Load the model again."
+    return LoadFailed(f"build of {subject}", given=given, expected="none", fix=fix)
+
+
+def _followed(
+    child: subprocess.Popen[bytes],
+    source: Source,
+    options: BuildOptions,
+    progress: Progress | None,
+    stop: threading.Event,
+) -> Path:
+    memory = _Memory()
+    for line in _lines(child):
+        if stop.is_set():
+            raise stopped(source.subject)
+        if line is None:
+            memory = memory.after(child.pid)
+            continue
+        try:
+            message = build_messages.decode(line)
+        except msgspec.DecodeError:
+            log.warning("the build process wrote what is no message: %r", line[:200])
+            continue
+        if isinstance(message, Advanced):
+            if progress:
+                progress(message.progress)
+        elif isinstance(message, Logged):
+            logging.getLogger(message.logger).log(message.level, "%s", message.message)
+        elif isinstance(message, Finished):
+            return Path(message.directory)
+        elif isinstance(message, Failed):
+            raise message.error
+    raise _died(child, source, options, memory)
+
+
+def _lines(child: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
+    """Yield each line of a child's output until it closes, and None every :data:`_LOOK_SECONDS`."""
+    assert child.stdout
+    descriptor = child.stdout.fileno()
+    rest, looked = b"", 0.0
+    while True:
+        if time.monotonic() - looked >= _LOOK_SECONDS:
+            yield None
+            looked = time.monotonic()
+        if not select.select([descriptor], [], [], _LOOK_SECONDS)[0]:
+            continue
+        data = os.read(descriptor, 65536)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe:
+            with suppress(BrokenPipeError):
+                pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        if child.returncode is None and not _exiting(child):
+            child.kill()
+        child.wait(_EXIT_SECONDS)
+
+
+def _exiting(child: subprocess.Popen[bytes]) -> bool:
+    """Return whether a child ends by itself within a moment, as one that has written its result does."""
+    try:
+        child.wait(_LOOK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions, memory: _Memory) -> BackendError:
+    """Return the error of a child that ended without a result."""
+    code = child.wait(_EXIT_SECONDS)
+    fix = "See its last lines above or in the log, and build again."
+    if code >= 0:
+        given = f"a build process that ended with exit status {code}, {memory}"
+    else:
+        given = f"a build process that was ended by {signal.Signals(-code).name}, {memory}"
+    if -code == signal.SIGKILL:
+        given += "; the system kills processes so when memory runs out"
+        workspace = options.workspace_bytes // 2**20
+        fix = f"{MORE_MEMORY} ({workspace} now), and build again."
+    return BackendError(source.subject, given=Whole(given), expected="a build that ends", fix=fix)

@@ -1,0 +1,52 @@
+"""Memory check before a build: its estimated peak against what the system has."""
+
+from __future__ import annotations
+
+from edge.errors import BackendError, Literally
+from edge.instruments.memory import MemorySampler
+from edge.runtimes.runtime import BuildMemory, BuildOptions, Runtime, Source
+
+#: The way out of a build without memory.
+MORE_MEMORY = "Stop other models and programs, add swap, or lower --workspace-mib"
+_MIB = 1024**2
+
+
+def check(runtime: Runtime, source: Source, options: BuildOptions, memory: MemorySampler | None = None) -> None:
+    """Refuse a build for which the memory does not suffice. Where it cannot be read, nothing is refused.
+
+    Args:
+        runtime: builds.
+        source: the model.
+        options: how to build; ``ignore_memory`` skips this check.
+        memory: where it is read; None is this system.
+
+    Raises:
+        BackendError: the memory does not suffice; the message gives all numbers.
+    """
+    needed = None if options.ignore_memory else runtime.build_memory(source, options)
+    if needed is None:
+        return
+    sampler = memory or MemorySampler()
+    available = sampler.available()
+    if available is None:
+        return
+    readings = {reading.kind: reading.size_bytes for reading in sampler.sample()}
+    swap = readings.get("swap_total", 0) - readings.get("swap_used", 0)
+    # A device's memory is pinned, so swap cannot back it.
+    if needed.pinned_bytes <= available.size_bytes and needed.size_bytes <= available.size_bytes + swap:
+        return
+    raise BackendError(
+        f"memory to build {source.subject}",
+        given=Literally(f"{mib(available.size_bytes)} available ({available.source}) and {mib(swap)} of free swap"),
+        expected=_described(needed),
+        fix=f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now); --ignore-memory builds all the same.",
+    )
+
+
+def _described(needed: BuildMemory) -> str:
+    return f"{mib(needed.size_bytes)} by the estimate, of which {mib(needed.pinned_bytes)} cannot be swapped"
+
+
+def mib(size_bytes: int) -> str:
+    """Return a size for people."""
+    return f"{size_bytes / _MIB:,.0f} MiB"

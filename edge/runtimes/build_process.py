@@ -1,0 +1,117 @@
+"""Child process of a build: ``python -m edge.runtimes.build_process``.
+
+It reads a :class:`edge.runtimes.build_messages.Request` as one line of JSON on stdin, writes messages as lines of JSON
+on stdout, and exits. It ends when stdin closes, and so never outlives its parent. A builder's gigabyte of kernels
+leaves the memory with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from edge.bundles.bundle import Bundle
+from edge.errors import BackendError, FewheadsError
+from edge.runtimes.build_memory import MORE_MEMORY
+from edge.runtimes.build_messages import Advanced, Failed, Finished, Logged, Message, Request
+from edge.runtimes.local_build import build_here
+from edge.runtimes.runtime import Source
+from edge.runtimes.table import RUNTIMES
+
+log = logging.getLogger(__name__)
+
+_NICENESS = 5
+_OOM_SCORE = "800"
+
+
+class Channel(logging.Handler):
+    """Writes messages to the parent, log records among them; any thread may do so.
+
+    Args:
+        stream: the pipe to the parent.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(logging.INFO)
+        self._stream = stream
+        self._writing = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Write one message."""
+        with self._writing:
+            self._stream.write(msgspec.json.encode(message) + b"\n")
+            self._stream.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a log record."""
+        self.send(Logged(record.name, record.levelno, self.format(record)))
+
+
+def main() -> None:
+    """Build what stdin asks for; the exit code is 0, or that of the error that stdout reports."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
+    _yield_to_others()
+    # Libraries print to stdout; that goes to stderr, and only messages go to the parent.
+    channel = Channel(os.fdopen(os.dup(1), "wb"))
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, handlers=[channel])
+    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        built = _build(request, channel)
+    except FewheadsError as error:
+        channel.send(Failed.of(error))
+        _exit(error.exit_code)
+    except MemoryError:
+        given, fix = "a build process without memory", f"{MORE_MEMORY}."
+        channel.send(
+            Failed(BackendError.__name__, request.bundle, given, "a build that ends", fix, BackendError.exit_code)
+        )
+        _exit(BackendError.exit_code)
+    except Exception:
+        log.exception("the build process failed")
+        _exit(1)
+    channel.send(Finished(built))
+    _exit(0)
+
+
+def _build(request: Request, channel: Channel) -> str:
+    bundle = Bundle.open(request.bundle, models=False)
+    runtime = RUNTIMES[request.runtime](request.parameter)
+    runtime.reason = request.reason
+    source = Source.of(bundle, runtime, request.tier)
+    built = build_here(
+        runtime, source, Path(request.cache), request.options, lambda progress: channel.send(Advanced(progress))
+    )
+    return str(built.directory)
+
+
+def _yield_to_others() -> None:
+    """Let servers have the processor first, and let the system kill this process before them when memory runs out."""
+    os.nice(_NICENESS)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def _exit(code: int) -> None:
+    """End without tearing down the libraries, which may crash or hang without their device."""
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Progress of a TensorRT builder: its nested phases as one fraction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.runtimes.runtime import BuildProgress, Progress
+
+
+class Phases:
+    """The nested phases of a build as one fraction: what a phase has done counts within the current step of its parent.
+
+    Phases of the same parent that run at once share its step.
+    """
+
+    def __init__(self) -> None:
+        self._phases: dict[str, tuple[str | None, int, int]] = {}
+        self._highest = 0.0
+
+    def start(self, phase: str, parent: str | None, steps: int) -> None:
+        """Note that a phase begins."""
+        self._phases[phase] = (parent, max(steps, 1), 0)
+
+    def step(self, phase: str, done: int) -> None:
+        """Note how many steps of a phase are done."""
+        parent, steps, _ = self._phases[phase]
+        self._phases[phase] = (parent, steps, done)
+
+    def finish(self, phase: str) -> None:
+        """Note that a phase ends."""
+        if phase in self._roots():
+            self._highest = 1.0
+        self._phases.pop(phase, None)
+
+    def fraction(self) -> float:
+        """Return the fraction that is done; it never falls."""
+        self._highest = max(self._highest, *(self._done(name) for name in self._roots()), 0.0)
+        return self._highest
+
+    def _roots(self) -> list[str]:
+        return [name for name, (parent, _, _) in self._phases.items() if parent not in self._phases]
+
+    def _done(self, phase: str) -> float:
+        _, steps, done = self._phases[phase]
+        inside = sum(self._done(name) for name, (parent, _, _) in list(self._phases.items()) if parent == phase)
+        return min((done + min(inside, 1.0)) / steps, 1.0)
+
+
+def monitor(trt: Any, progress: Progress) -> Any:
+    """Return a monitor for a builder's configuration, which has to outlive the build.
+
+    Args:
+        trt: the package of TensorRT.
+        progress: called for each step.
+    """
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.phases = Phases()
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self.phases.start(phase, parent, steps)
+            progress(BuildProgress(phase, self.phases.fraction()))
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            self.phases.step(phase, step + 1)
+            progress(BuildProgress(phase, self.phases.fraction()))
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            self.phases.finish(phase)
+            progress(BuildProgress(phase, self.phases.fraction()))
+
+    return Monitor()

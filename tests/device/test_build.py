@@ -1,0 +1,296 @@
+"""Builds of TensorRT engines in child processes, their cache, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.errors import BackendError, GoldenError
+from edge.pb import inference_pb2 as pb
+from edge.runtimes.build import Loaded, build, load_runner
+from edge.runtimes.runtime import BuildOptions, BuildProgress
+from edge.runtimes.tensorrt_builder import compile_onnx
+from edge.runtimes.tensorrt_package import logger_of
+from tests.edge.builds import children
+from tests.edge.commands import answer, fewheads, refusal
+from tests.edge.models import (
+    ORACLE_BUNDLE,
+    attention_onnx,
+    oracle_golden,
+    oracle_manifest,
+    oracle_onnx,
+    write_attention_bundle,
+    write_oracle_bundle,
+)
+from tests.edge.processes import served
+
+trt = pytest.importorskip("tensorrt")
+
+TARGET = "tensorrt"
+
+
+@pytest.fixture
+def oracle() -> Bundle:
+    return Bundle.open(ORACLE_BUNDLE)
+
+
+def close(loaded: Loaded) -> None:
+    loaded.runner.close()
+
+
+def json_of(bundle: Path, cache: Path, *arguments: str, **variables: str) -> dict[str, Any]:
+    """Build on the command line, and return what it prints as JSON."""
+    command = ("build", bundle, "--target", TARGET, "--cache", cache, "--json", *arguments)
+    (one,) = json.loads(answer(fewheads(*command, **variables)))
+    return one
+
+
+def test_engine_is_built_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
+    reported: list[BuildProgress] = []
+    built = build(oracle, TARGET, tmp_path, progress=reported.append)
+    assert not children()
+    record = built.record
+    assert record.golden is not None
+    assert record.golden.passed
+    assert record.golden.finite
+    assert record.engine is not None
+    assert (record.engine.typing, record.engine.timing_cache) == ("strong", "new")
+    assert {"onnx", "version", "compute_capability", "device_name", "l4t", "cuda", "precision", "profiles"} <= {
+        *record.key
+    }
+    fractions = [one.fraction for one in reported]
+    assert fractions == sorted(fractions)
+    assert reported[-1].phase == "done"
+    loaded = load_runner(oracle, TARGET, tmp_path)
+    assert loaded.source == "cache"
+    got = loaded.runner.infer(oracle.golden.inputs)["value"]
+    np.testing.assert_allclose(got, oracle.golden.outputs["value"], atol=1e-4)
+    close(loaded)
+
+
+def test_model_without_an_engine_is_not_loaded(oracle: Bundle, tmp_path: Path):
+    command = f"fewheads build {ORACLE_BUNDLE} --target {TARGET} --cache {tmp_path}"
+    with pytest.raises(BackendError, match=f"got no build in {tmp_path}, expected one for this machine.*{command}"):
+        load_runner(oracle, TARGET, tmp_path)
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "10.16.2.10", "11.4.1"])
+def test_every_version_builds_and_refuses_the_engines_of_another(software: object, tmp_path: Path, version: str):
+    other = "10.7.0"
+    built = json_of(ORACLE_BUNDLE, tmp_path, SOFTWARE_TENSORRT_VERSION=version)["build"]
+    assert built["runtime_version"] == built["key"]["version"] == version
+    assert built["golden"]["outputs"][0]["passed"]
+    done = fewheads(
+        *("bench", ORACLE_BUNDLE, "--target", TARGET, "--cache", tmp_path, "--requests", "10"),
+        SOFTWARE_TENSORRT_VERSION=other,
+    )
+    line = refusal(done, 5)
+    assert f"got a build for version {version}, expected a build for version {other}." in line
+    assert f"fewheads build {ORACLE_BUNDLE} --target {TARGET} --cache {tmp_path}" in line
+
+
+@pytest.mark.parametrize("version", ["8.6.2", "12.0.1"])
+def test_wrong_major_version(software: object, tmp_path: Path, version: str):
+    done = fewheads("build", ORACLE_BUNDLE, "--target", TARGET, SOFTWARE_TENSORRT_VERSION=version)
+    assert f"got '{version}', expected version 10 or 11. Use JetPack 6.1 or newer" in refusal(done, 5)
+    done = fewheads("build", ORACLE_BUNDLE, "--cache", tmp_path, "--json", SOFTWARE_TENSORRT_VERSION=version)
+    (one,) = json.loads(answer(done))
+    assert one["build"]["runtime"] != TARGET
+    assert f"tensorrt: {version}" in one["build"]["reason"]
+
+
+def test_timing_cache_is_reused_and_a_broken_one_is_not(
+    oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def timing() -> str:
+        record = build(oracle, TARGET, tmp_path, replace=True).record
+        assert record.engine is not None
+        return record.engine.timing_cache
+
+    caplog.set_level("INFO")
+    assert [timing(), timing()] == ["new", "reused"]
+    (path,) = (tmp_path / "timing").iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert timing() == "new"
+    assert f"the timing cache {path} is broken, and is made anew" in caplog.text
+    assert timing() == "reused"
+
+
+def test_timing_cache_of_another_version_is_dropped(software: object, oracle: Bundle, tmp_path: Path):
+    json_of(ORACLE_BUNDLE, tmp_path, SOFTWARE_TENSORRT_VERSION="10.3.0")
+    (old,) = (tmp_path / "timing").iterdir()
+    content = old.read_bytes()
+    json_of(ORACLE_BUNDLE, tmp_path)
+    (new,) = {*(tmp_path / "timing").iterdir()} - {old}
+    new.write_bytes(content)  # whole, but of TensorRT 10.3
+    assert json_of(ORACLE_BUNDLE, tmp_path, "--replace")["build"]["engine"]["timing_cache"] == "new"
+
+
+def test_skipped_tactics_are_recorded_and_reported_at_load(
+    software: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    bundle = write_attention_bundle(tmp_path / "attention", 32)
+    engine = build(bundle, TARGET, tmp_path / "cache", options=BuildOptions(workspace_bytes=200_000)).record.engine
+    assert engine is not None
+    assert engine.skipped_tactics > 0
+    (note,) = engine.notes
+    assert re.match(rf"{engine.skipped_tactics} tactics were skipped for lack of memory of up to \d+ MiB each, ", note)
+    assert "raise --workspace-mib, and build it again with --replace" in note
+    close(load_runner(bundle, TARGET, tmp_path / "cache"))
+    assert f"the engine of attention-32 1 (tier full): {note}" in caplog.text
+    again = build(bundle, TARGET, tmp_path / "cache", replace=True).record.engine
+    assert again is not None
+    assert (again.skipped_tactics, again.notes) == (0, ())
+
+
+@pytest.mark.parametrize(("head_dim", "why"), [(8, "1 block, not fused: head dimension 8 is below 16"), (32, "")])
+def test_attention_that_is_not_fused_can_be_refused(tmp_path: Path, head_dim: int, why: str):
+    write_attention_bundle(tmp_path / "attention", head_dim)
+    command = ("build", tmp_path / "attention", "--target", TARGET, "--cache", tmp_path / "cache")
+    if not why:
+        assert "1 block, fused" in answer(fewheads(*command, "--require-fused-attention"))
+        return
+    required = (*command, "--require-fused-attention")
+    expected = f"attention: got {why}, expected every block fused, as --require-fused-attention asks. Export FP16 heads"
+    assert expected in refusal(fewheads(*required), 5)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name != "timing"]
+    assert why in answer(fewheads(*command))
+    assert expected in refusal(fewheads(*required), 5)  # of the build in the cache, too
+
+
+def test_attention_that_the_rules_allow_and_tensorrt_does_not_fuse_is_noted(
+    software: object, monkeypatch: pytest.MonkeyPatch
+):
+    builder = pytest.importorskip("tensorrt.builder")
+    monkeypatch.setattr(builder, "fused_attention", lambda *_: [])
+    rest = (16, 64)
+    allowed = {"x": oracle_manifest().profile["x"].__class__(min=(1, *rest), opt=(4, *rest), max=(8, *rest))}
+    report = compile_onnx(
+        attention_onnx(32), allowed, flavor="tensorrt", compute_capability=None, subject="model"
+    ).report
+    (note,) = report.notes
+    assert note.startswith(
+        "attention is not fused although head dimension 32 in HALF allows it, so the engine is slower"
+    )
+    assert "build it again with --replace and more --workspace-mib" in note
+
+
+def test_golden_mismatch_is_not_kept(tmp_path: Path):
+    good = oracle_golden()
+    wrong = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(1)}, good.raw)
+    files = {"model.onnx": oracle_onnx(), "golden.npz": wrong.encode()}
+    bundle = write_bundle(tmp_path / "wrong", oracle_manifest(), files)
+    with pytest.raises(
+        GoldenError, match=r"got a largest difference of 1, expected at most .* Do not serve this build"
+    ):
+        build(bundle, TARGET, tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["timing"]
+
+
+@pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuDevicePrimaryCtxRetain"])
+def test_child_whose_device_has_no_memory(
+    oracle: Bundle,
+    tmp_path: Path,
+    software_environment: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+):
+    monkeypatch.setenv("SOFTWARE_CUDA_FAIL", software_environment(fail=f"{function}:1:2")["SOFTWARE_CUDA_FAIL"])
+    with pytest.raises(BackendError) as caught:
+        build(oracle, TARGET, tmp_path)
+    assert "out of memory" in str(caught.value)
+    assert not children()
+    assert not [path for path in tmp_path.iterdir() if path.name != "timing"]
+    monkeypatch.delenv("SOFTWARE_CUDA_FAIL")
+    assert not build(oracle, TARGET, tmp_path).reused
+
+
+def test_builder_without_memory_says_how_to_get_some(oracle: Bundle, tmp_path: Path, software_environment: Any):
+    command = ("build", ORACLE_BUNDLE, "--target", TARGET, "--cache", tmp_path, "--workspace-mib", "64")
+    for variables in (
+        {"SOFTWARE_CUDA_MEMORY": software_environment(memory=4096)["SOFTWARE_CUDA_MEMORY"]},
+        {"SOFTWARE_CUDA_FAIL": software_environment(fail="cuMemAlloc:1:2")["SOFTWARE_CUDA_FAIL"]},
+    ):
+        line = refusal(fewheads(*command, **variables), 5)
+        assert "memory" in line
+        assert "expected enough memory to build with a workspace of 64 MiB. Stop other models and programs" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weakly_typed_where_the_strongly_typed_build_fails(monkeypatch: pytest.MonkeyPatch):
+    if not hasattr(trt.BuilderFlag, "FP16"):
+        pytest.skip("TensorRT 11 has no weakly typed networks")
+    real, flags = trt.Builder.build_serialized_network, []
+
+    def build_serialized_network(builder: Any, network: Any, config: Any) -> Any:
+        if network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED):
+            logger_of("tensorrt").log(trt.ILogger.ERROR, "no implementation of a strongly typed node")
+            return None
+        flags.append([config.get_flag(flag) for flag in (trt.BuilderFlag.FP16, trt.BuilderFlag.INT8)])
+        return real(builder, network, config)
+
+    monkeypatch.setattr(trt.Builder, "build_serialized_network", build_serialized_network)
+    for precision, set_flags in (("fp32", [False, False]), ("fp16", [True, False]), ("int8", [True, True])):
+        report = compile_onnx(
+            oracle_onnx(),
+            oracle_manifest().profile,
+            flavor="tensorrt",
+            compute_capability=None,
+            precision=precision,
+            subject="model",
+        ).report
+        reason = "the strongly typed build failed: no implementation of a strongly typed node"
+        assert (report.typing, report.typing_reason) == ("weak", reason)
+        assert f"weakly typed: {reason}" in report.notes
+        assert flags.pop() == set_flags
+
+
+def test_server_builds_what_the_cache_lacks_before_it_is_ready(tmp_path: Path):
+    write_oracle_bundle(tmp_path / "repository" / "oracle")
+    write_attention_bundle(tmp_path / "repository" / "attention", 16)
+    options = (f"--target={TARGET}", f"--cache={tmp_path / 'cache'}", "--model-control=explicit", "--load-model=*")
+    with served(tmp_path / "repository", *options) as server:
+        assert set(server.ready.ready) == {"calculator-oracle:1", "attention-16:1"}, server.ready.unavailable
+        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
+        assert config.parameters["runtime"].string_value == TARGET
+        request = pb.ModelInferRequest(model_name="calculator-oracle")
+        request.inputs.add(name="x", datatype="FP32", shape=[8, 15])
+        request.raw_input_contents.append(oracle_golden().inputs["x"].tobytes())
+        value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
+        np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
+        server.process.terminate()
+        assert server.end()[0] == 0
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.name != "timing"]) == 2
+    with served(tmp_path / "repository", f"--target={TARGET}", f"--cache={tmp_path / 'cache'}", "--no-build") as server:
+        assert len(server.ready.ready) == 2
+
+
+def test_auto_builds_for_tensorrt_and_serves_what_it_cannot_build_elsewhere(tmp_path: Path, device: str):
+    write_oracle_bundle(tmp_path / "repository" / "oracle")
+    fails = {"SOFTWARE_CUDA_FAIL": "cuStreamCreate:1:2"} if device == "software" else {}
+    with served(tmp_path / "repository", "--target=auto", f"--cache={tmp_path / 'cache'}", **fails) as server:
+        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
+        reason = config.parameters["runtime_reason"].string_value
+        assert (TARGET in config.parameters["runtime"].string_value) != bool(fails), reason
+        assert bool(fails) == reason.startswith(f"{TARGET} failed: ")
+
+
+def test_builds_at_the_same_time_do_not_disturb_each_other(oracle: Bundle, tmp_path: Path):
+    built: list[Any] = []
+    threads = [threading.Thread(target=lambda: built.append(build(oracle, TARGET, tmp_path))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one.directory for one in built}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([built[0].directory.name, "timing"])
+    close(load_runner(oracle, TARGET, tmp_path))

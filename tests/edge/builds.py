@@ -1,0 +1,46 @@
+"""Build processes of tests: how to find them, and how to stop one in the middle."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def children() -> set[int]:
+    """Return the process ids of this process's children."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                found.add(int(path.parent.name))
+    return found
+
+
+def wait_for_no_children(seconds: float = 10) -> None:
+    """Wait until this process has no child, and fail if that takes too long."""
+    end = time.monotonic() + seconds
+    while children():
+        assert time.monotonic() < end, f"children are left: {children()}"
+        time.sleep(0.02)
+
+
+def pause_builds(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Let new Python processes stop for a minute in the middle of writing a build; ``directory`` gets the code."""
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(
+        "import time\n"
+        "from edge.runtimes import cache\n"
+        "def write(directory, record, data):\n"
+        "    (directory / record.file).write_bytes(data[:10])\n"
+        "    time.sleep(60)\n"
+        "cache.write = write\n"
+    )
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), str(ROOT), before))))
