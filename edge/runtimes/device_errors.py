@@ -1,4 +1,6 @@
-"""CUDA errors that leave a process without a device: every later call fails, and only a new process helps.
+"""CUDA errors by their texts: those that leave a process without a device, and those for lack of memory.
+
+After a fatal one every later call fails, and only a new process helps.
 
 The numbers, names and texts are those of CUDA's ``cudaError_t`` and ``CUresult``. Errors after which a call can be
 repeated, such as a lack of memory, are not among them.
@@ -48,6 +50,15 @@ _LOST = ("gpu is lost", "device is lost", "fallen off the bus")
 _TEXT = re.compile("|".join(map(re.escape, (*_ERRORS.values(), *_LOST))), re.IGNORECASE)
 _NAME = re.compile(rf"\b(?:cudaError|CUDA_ERROR_)(?:{'|'.join(_NAMES)})\b", re.IGNORECASE)
 _NUMBER = re.compile(rf"\bcuda (?:runtime )?(?:failure|error)(?: code)?[ :=]+(?:{'|'.join(map(str, _ERRORS))})\b", re.I)
+
+
+#: CUDA's, pycuda's and TensorRT's words for too little memory of the device.
+_OUT_OF_MEMORY = re.compile(r"\bout ?of ?memory\b|OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE)
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Return whether a message of CUDA, or of a runtime that quotes it, reports a lack of memory."""
+    return bool(_OUT_OF_MEMORY.search(text))
 
 
 def is_fatal(text: str) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from edge.errors import InvalidRequest, Literally, RunnerError
-from edge.runtimes.device_errors import fatal, is_fatal
+from edge.runtimes.device_errors import fatal, is_fatal, is_out_of_memory
 
 LOST = [
+    "cuGraphLaunch failed: CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal memory access was encountered",
+    "cuStreamEndCapture failed: CUDA_ERROR_UNKNOWN (999), unknown error",
     "cuMemcpyDtoHAsync failed: an illegal memory access was encountered",
     "cuStreamSynchronize failed: unspecified launch failure",
     "cuCtxSynchronize failed: unknown error",
@@ -27,6 +29,7 @@ LOST = [
 NOT_LOST = [
     "",
     "cuMemAlloc failed: out of memory",
+    "cuStreamEndCapture failed: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901), operation failed due to a previous error",
     "CUDA failure 2: out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "cuda runtime error 11: invalid argument",
@@ -61,3 +64,21 @@ def test_a_ring_of_causes_ends() -> None:
     one, two = ValueError("a"), ValueError("b")
     one.__cause__, two.__cause__ = two, one
     assert fatal(one) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuMemAlloc failed: out of memory",
+        "cuGraphInstantiateWithFlags failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory",
+        "IRuntime::deserializeCudaEngine: Error Code 2: OutOfMemory (Requested size was 263168 bytes.)",
+        "CUDA failure 2: out of memory",
+    ],
+)
+def test_a_lack_of_memory_is_no_loss(text: str) -> None:
+    assert is_out_of_memory(text)
+    assert not is_fatal(text)
+
+
+def test_a_lost_device_is_no_lack_of_memory() -> None:
+    assert not any(map(is_out_of_memory, LOST))

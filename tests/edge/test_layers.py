@@ -74,6 +74,7 @@ OWNERS = {
     "prometheus_client": ("edge/telemetry/metrics.py", "edge/telemetry/board_metrics.py"),
     "opentelemetry": ("edge/serving/traces.py",),
     "onnxruntime": ("edge/runtimes/onnxruntime_runner.py",),
+    "pycuda": ("edge/runtimes/cuda.py",),
     "tensorrt": (),  # by import_module only, see below
     "tensorrt_rtx": (),
     "torch": (),

@@ -1,0 +1,247 @@
+"""CUDA: memory, streams and events by pycuda, graphs by libcuda. The only module that imports pycuda, in a function.
+
+pycuda has no graphs, so those few functions of the driver are called here. A :class:`Device` belongs to the thread that
+opened it. Its context is current on that thread only inside ``with device:``, because pycuda aborts the process when a
+thread ends whose stack of contexts is not empty.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import BackendError, Literally
+
+_THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use CUDA meanwhile
+_NON_BLOCKING_STREAM = 1  # CU_STREAM_NON_BLOCKING: never waits for the default stream
+
+
+class CudaError(Exception):
+    """A function of the driver failed: ``function failed: CUDA_ERROR_NAME (number), text``."""
+
+
+class DeviceFacts(NamedTuple):
+    """The GPU of this machine.
+
+    Attributes:
+        name: as CUDA reports it.
+        compute_capability: such as ``8.7``.
+        cuda: the highest version of CUDA that its driver supports, such as ``12.6``.
+        integrated: whether it shares the memory of the processor.
+    """
+
+    name: str
+    compute_capability: str
+    cuda: str
+    integrated: bool
+
+
+class Memory:
+    """Memory of the device, of the host, or of both. It is freed by :meth:`free` and by nothing else.
+
+    Attributes:
+        address: on the device; 0 for memory of the host that is not mapped.
+        size_bytes: its size.
+        bytes: page-locked memory of the host as bytes, [size_bytes]; empty for memory of the device.
+    """
+
+    def __init__(self, allocation: Any, address: int, size_bytes: int, host: Array) -> None:
+        self._allocation = allocation
+        self.address = address
+        self.size_bytes = size_bytes
+        self.bytes = host
+
+    def free(self) -> None:
+        """Free it, inside ``with device:``; a second time does nothing. A device that is lost is not reported."""
+        allocation, self._allocation = self._allocation, None
+        self.address, self.bytes = 0, self.bytes[:0]
+        if allocation is not None:
+            allocation.free()
+
+
+class Graph:
+    """A captured sequence of work for one stream."""
+
+    def __init__(self, executable: ctypes.c_void_p) -> None:
+        self._executable: ctypes.c_void_p | None = executable
+
+    def launch(self, stream: Any) -> None:
+        """Enqueue all its work.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        _call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream.handle))
+
+    def free(self) -> None:
+        """Free it; a second time does nothing. No launch of it may be under way.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        executable, self._executable = self._executable, None
+        if executable:
+            _call("cuGraphExecDestroy", executable)
+
+
+class Device:
+    """The context of the GPU on the thread that made this object.
+
+    Attributes:
+        facts: about the GPU.
+        errors: the exceptions that the methods raise when the driver refuses.
+
+    Raises:
+        BackendError: pycuda is missing, or there is no GPU.
+        pycuda.driver.Error: the device cannot be used.
+    """
+
+    def __init__(self) -> None:
+        self.facts = facts()
+        self._driver = _import_driver()
+        self.errors: tuple[type[Exception], ...] = (self._driver.Error, CudaError)
+        self._owner = threading.current_thread()
+        self._context = self._driver.Device(0).retain_primary_context()
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not self._owner:
+            here = threading.current_thread().name
+            raise RuntimeError(f"the GPU belongs to the thread {self._owner.name}, but {here} uses it")
+        self._context.push()
+
+    def __exit__(self, *_: object) -> None:
+        self._context.pop()
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Allocate memory of the device.
+
+        Raises:
+            pycuda.driver.MemoryError: there is not enough.
+        """
+        allocation = self._driver.mem_alloc(max(size_bytes, 1))
+        return Memory(allocation, int(allocation), size_bytes, np.empty(0, np.uint8))
+
+    def allocate_host(self, size_bytes: int, *, mapped: bool = False) -> Memory:
+        """Allocate page-locked memory of the host.
+
+        Args:
+            size_bytes: how much.
+            mapped: whether the device shall read and write it in place.
+
+        Raises:
+            pycuda.driver.MemoryError: there is not enough.
+        """
+        flags = self._driver.host_alloc_flags.DEVICEMAP if mapped else 0
+        array = self._driver.pagelocked_empty(max(size_bytes, 1), np.uint8, mem_flags=flags)
+        address = array.base.get_device_pointer() if mapped else 0
+        return Memory(array.base, address, size_bytes, array[:size_bytes])
+
+    def stream(self) -> Any:
+        """Return a new stream."""
+        return self._driver.Stream(_NON_BLOCKING_STREAM)
+
+    def event(self) -> Any:
+        """Return a new event, whose waiting threads sleep: spinning would burn a core that the server needs."""
+        return self._driver.Event(self._driver.event_flags.BLOCKING_SYNC | self._driver.event_flags.DISABLE_TIMING)
+
+    def copy_in(self, address: int, array: Array, stream: Any) -> None:
+        """Enqueue a copy to the device. The array is page-locked, and stays as it is until the stream has got there."""
+        self._driver.memcpy_htod_async(address, array, stream)
+
+    def copy_out(self, array: Array, address: int, stream: Any) -> None:
+        """Enqueue a copy to the host. The array is page-locked, and holds the copy once the stream has got there."""
+        self._driver.memcpy_dtoh_async(array, address, stream)
+
+    def upload(self, address: int, array: Array) -> None:
+        """Copy an array to the device, and wait for it."""
+        self._driver.memcpy_htod(address, array)
+        # The copy from pageable memory may still be under way, and a non-blocking stream would not wait for it.
+        self._driver.Context.synchronize()
+
+    def download(self, array: Array, address: int) -> None:
+        """Copy memory of the device, of which nothing is under way, to an array, and wait for it."""
+        self._driver.memcpy_dtoh(array, address)
+
+    def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
+        """Capture into a graph what ``work`` enqueues into a stream; none of it is executed.
+
+        Raises:
+            CudaError: the driver refuses. The stream does not capture any more.
+            Exception: whatever ``work`` raises. The same holds.
+        """
+        handle, captured, executable = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
+        _call("cuStreamBeginCapture_v2", handle, _THREAD_LOCAL_CAPTURE)
+        try:
+            work()
+            _call("cuStreamEndCapture", handle, ctypes.byref(captured))
+        except BaseException:
+            with suppress(CudaError):  # it has ended already if the error was about an invalid capture
+                _call("cuStreamEndCapture", handle, ctypes.byref(captured))
+                _call("cuGraphDestroy", captured)
+            raise
+        try:
+            _call("cuGraphInstantiateWithFlags", ctypes.byref(executable), captured, ctypes.c_ulonglong(0))
+        finally:
+            _call("cuGraphDestroy", captured)
+        return Graph(executable)
+
+    def close(self) -> None:
+        """Give the context up, on the owning thread. What was made with it must be freed before."""
+        with suppress(*self.errors):  # of a device that is lost
+            self._context.push()
+            self._context.detach()
+            _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))  # detach leaves it current
+
+
+@cache
+def facts() -> DeviceFacts:
+    """Return what CUDA says of the GPU, without a context.
+
+    Raises:
+        BackendError: pycuda is missing, or there is no GPU.
+    """
+    driver = _import_driver()
+    try:
+        driver.init()
+        device = driver.Device(0)
+        major, minor = device.compute_capability()
+        cuda = driver.get_driver_version()
+        integrated = device.get_attribute(driver.device_attribute.INTEGRATED)
+        return DeviceFacts(device.name(), f"{major}.{minor}", f"{cuda // 1000}.{cuda % 1000 // 10}", bool(integrated))
+    except driver.Error as error:
+        fix = "Start a container with the nvidia runtime (docker run --runtime nvidia), and look at `fewheads doctor`."
+        raise BackendError("CUDA", given=Literally(error), expected="an NVIDIA GPU", fix=fix) from error
+
+
+@cache
+def _import_driver() -> Any:
+    try:
+        import pycuda.driver as driver
+    except ImportError as error:
+        # libcuda.so.1 is the host's, and only the nvidia runtime mounts it into a container.
+        fix = "Install the extra 'jetson'; start a container with the nvidia runtime (docker run --runtime nvidia)."
+        raise BackendError("pycuda", given=Literally(error), expected="an importable package", fix=fix) from None
+    return driver
+
+
+@cache
+def _libcuda() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(function: str, *arguments: object) -> None:
+    library = _libcuda()
+    code = getattr(library, function)(*arguments)
+    if code:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        library.cuGetErrorName(code, ctypes.byref(name))
+        library.cuGetErrorString(code, ctypes.byref(text))
+        shown = [(value.value or b"unknown").decode() for value in (name, text)]
+        raise CudaError(f"{function} failed: {shown[0]} ({code}), {shown[1]}")

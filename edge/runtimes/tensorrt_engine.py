@@ -1,0 +1,302 @@
+"""An engine of TensorRT on this machine's GPU: its tensors, its optimization profiles, and its runs on addresses."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+from edge.datatypes import TensorSpec, byte_size
+from edge.errors import BackendError, InvalidRequest, Literally
+from edge.runtimes.cuda import CudaError, Graph, Memory
+from edge.runtimes.tensorrt_device import SharedDevice
+
+log = logging.getLogger(__name__)
+
+#: TensorRT's names of the datatypes that inputs and outputs may have, to those of the protocol.
+DATATYPES = {
+    "FLOAT": "FP32",
+    "HALF": "FP16",
+    "INT64": "INT64",
+    "INT32": "INT32",
+    "INT8": "INT8",
+    "UINT8": "UINT8",
+    "BOOL": "BOOL",
+}
+#: The most graphs of one engine, and the most shapes without one that are remembered.
+GRAPHS = 16
+#: The most combinations of input shapes of which those of the outputs are remembered.
+_OUTPUT_SHAPES = 256
+
+Shape = tuple[int, ...]
+
+
+class TensorRtError(Exception):
+    """TensorRT refused a call. The message says which and why, and holds what TensorRT logged."""
+
+
+class EngineRefused(TensorRtError):
+    """TensorRT does not deserialize an engine. The message is what it logged."""
+
+
+class Range(NamedTuple):
+    """The shapes of one input that an optimization profile admits."""
+
+    least: Shape
+    most: Shape
+
+    def admits(self, shape: Shape) -> bool:
+        """Return whether a shape is within them."""
+        return all(low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True))
+
+
+class Enqueued(NamedTuple):
+    """What a run is made of, all of which its graph holds.
+
+    Attributes:
+        profile: the index of the optimization profile.
+        shapes: of the inputs.
+        addresses: of the inputs and outputs.
+    """
+
+    profile: int
+    shapes: tuple[Shape, ...]
+    addresses: tuple[int, ...]
+
+
+class _Captured(NamedTuple):
+    """A graph, and the context that it was captured from, which may not be changed as long as the graph is used."""
+
+    graph: Graph
+    context: Any
+
+
+class Engine:
+    """A deserialized engine. Everything here runs inside ``with device:``.
+
+    A run that comes again while it is among the last :data:`GRAPHS` that have no graph is captured, and launched as a
+    graph from then on. Only so many graphs are kept; the one that has not been used for longest goes first.
+
+    Args:
+        data: the serialized engine.
+        shared: the device. Its arena holds the activations, so a run needs :meth:`SharedDevice.join` before.
+        trt: the package of TensorRT.
+        logger: its logger, as :func:`edge.runtimes.tensorrt_package.logger_of` returns it.
+        subject: the name of the model in errors.
+        graphs: whether to use CUDA graphs.
+
+    Attributes:
+        inputs: its inputs.
+        outputs: its outputs.
+        profiles: the shapes of each input, by optimization profile.
+        activation_bytes: of its largest profile.
+
+    Raises:
+        BackendError: the engine has tensors that cannot be served.
+        EngineRefused: TensorRT refuses the engine.
+        Exception: TensorRT or CUDA failed.
+    """
+
+    def __init__(self, data: bytes, shared: SharedDevice, trt: Any, logger: Any, *, subject: str, graphs: bool) -> None:
+        self._subject = subject
+        self._shared = shared
+        self._trt = trt
+        self._logger = logger
+        self._uses_graphs = graphs
+        self._graphs: OrderedDict[Enqueued, _Captured] = OrderedDict()
+        self._seen: OrderedDict[Enqueued, None] = OrderedDict()
+        self._output_shapes: dict[tuple[int, tuple[Shape, ...]], list[Shape]] = {}
+        self._runtime = self._trt.Runtime(self._logger)
+        self._logger.messages.clear()
+        self._engine = self._runtime.deserialize_cuda_engine(data)
+        if self._engine is None:
+            raise EngineRefused("; ".join(self._logger.messages) or "no reason from TensorRT")
+        self.inputs = self._specs(self._trt.TensorIOMode.INPUT)
+        self.outputs = self._specs(self._trt.TensorIOMode.OUTPUT)
+        self.profiles = [
+            [self._range(spec, profile) for spec in self.inputs]
+            for profile in range(self._engine.num_optimization_profiles)
+        ]
+        self._context = self._new_context()
+        self.activation_bytes = int(self._engine.device_memory_size_v2)
+
+    def largest(self) -> dict[str, int]:
+        """Return the bytes of each tensor at the largest shapes of any profile.
+
+        Raises:
+            BackendError: the shape of an output depends on data, not only on the shapes of the inputs.
+        """
+        sizes: dict[str, int] = {}
+        for profile, ranges in enumerate(self.profiles):
+            shapes = tuple(allowed.most for allowed in ranges)
+            for spec, shape in zip(
+                (*self.inputs, *self.outputs), (*shapes, *self.output_shapes(profile, shapes)), strict=True
+            ):
+                if min(shape, default=0) < 0:
+                    raise BackendError(
+                        f"output {spec.name!r} of {self._subject}",
+                        given=list(shape),
+                        expected="a shape that follows from those of the inputs",
+                        fix="Serve it with --target onnxruntime, which can do without.",
+                    )
+                sizes[spec.name] = max(byte_size(spec.datatype, shape), sizes.get(spec.name, 0))
+        return sizes
+
+    def profile_of(self, shapes: tuple[Shape, ...]) -> int:
+        """Return the smallest optimization profile that admits shapes of the inputs.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        admitting = [
+            (sum(prod(allowed.most) for allowed in ranges), profile)
+            for profile, ranges in enumerate(self.profiles)
+            if all(allowed.admits(shape) for allowed, shape in zip(ranges, shapes, strict=True))
+        ]
+        if admitting:
+            return min(admitting)[1]
+        names = [spec.name for spec in self.inputs]
+        expected = " or ".join(
+            ", ".join(
+                f"{name} from {list(allowed.least)} to {list(allowed.most)}"
+                for name, allowed in zip(names, ranges, strict=True)
+            )
+            for ranges in self.profiles
+        )
+        given = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+        fix = "Shorten or split the request, or export the bundle with a larger profile and build it again."
+        raise InvalidRequest(f"shapes for {self._subject}", given=Literally(given), expected=expected, fix=fix)
+
+    def output_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> list[Shape]:
+        """Return the shapes of the outputs for shapes of the inputs that a profile admits."""
+        found = self._output_shapes.get((profile, shapes))
+        if found is None:
+            self._set_shapes(self._context, profile, shapes)
+            found = [tuple(self._context.get_tensor_shape(spec.name)) for spec in self.outputs]
+            if len(self._output_shapes) >= _OUTPUT_SHAPES:
+                self._output_shapes.clear()
+            self._output_shapes[profile, shapes] = found
+        return found
+
+    def enqueue(self, run: Enqueued) -> None:
+        """Enqueue a run behind those before it.
+
+        Raises:
+            TensorRtError: TensorRT refuses.
+            CudaError: CUDA refuses.
+        """
+        captured = self._graphs.get(run)
+        if captured:
+            self._graphs.move_to_end(run)
+            captured.graph.launch(self._shared.compute)
+            self._shared.counts["launches"] += 1
+        elif not self._uses_graphs:
+            self._enqueue_with(self._context, run)
+        elif run in self._seen:
+            del self._seen[run]
+            self._capture(run)
+        else:
+            self._seen[run] = None
+            if len(self._seen) > GRAPHS:
+                self._seen.popitem(last=False)
+            self._enqueue_with(self._context, run)
+
+    def arena_moves(self, arena: Memory) -> None:
+        """Use another arena; see :class:`edge.runtimes.tensorrt_device.ArenaUser`."""
+        self._drop_graphs()
+        self._context.set_device_memory(arena.address, arena.size_bytes)
+
+    def close(self) -> None:
+        """Free the engine. No run is under way."""
+        self._drop_graphs()
+        self._context = None
+        self._engine = None
+        self._runtime = None
+
+    def _specs(self, mode: Any) -> tuple[TensorSpec, ...]:
+        names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
+        return tuple(self._spec(name) for name in names if self._engine.get_tensor_mode(name) == mode)
+
+    def _spec(self, name: str) -> TensorSpec:
+        datatype = self._engine.get_tensor_dtype(name).name
+        place = self._engine.get_tensor_location(name)
+        if datatype not in DATATYPES or place != self._trt.TensorLocation.DEVICE:
+            raise BackendError(
+                f"tensor {name!r} of {self._subject}",
+                given=Literally(f"{datatype} in the memory of the {place.name.lower()}"),
+                expected=f"one of {', '.join(DATATYPES)} in the memory of the device",
+                fix="Export the model with other inputs and outputs, or serve it with --target onnxruntime.",
+            )
+        return TensorSpec(name, DATATYPES[datatype], tuple(self._engine.get_tensor_shape(name)))
+
+    def _range(self, spec: TensorSpec, profile: int) -> Range:
+        least, _, most = self._engine.get_tensor_profile_shape(spec.name, profile)
+        return Range(tuple(least), tuple(most))
+
+    def _new_context(self) -> Any:
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(strategy)
+        self._check(context is not None, "execution context", "none", f"one of {self._subject}")
+        return context
+
+    def _set_shapes(self, context: Any, profile: int, shapes: tuple[Shape, ...]) -> None:
+        if context.active_optimization_profile != profile:
+            done = context.set_optimization_profile_async(profile, self._shared.compute.handle)
+            self._check(done, "optimization profile", profile, f"one below {len(self.profiles)}")
+        for spec, shape, allowed in zip(self.inputs, shapes, self.profiles[profile], strict=True):
+            done = context.set_input_shape(spec.name, shape)
+            self._check(done, f"shape of {spec.name!r}", list(shape), f"{allowed.least} to {allowed.most}")
+
+    def _enqueue_with(self, context: Any, run: Enqueued) -> None:
+        self._set_shapes(context, run.profile, run.shapes)
+        for spec, address in zip((*self.inputs, *self.outputs), run.addresses, strict=True):
+            done = context.set_tensor_address(spec.name, address)
+            self._check(done, f"address of {spec.name!r}", hex(address), "memory of the device")
+        self._execute(context)
+        self._shared.counts["enqueues"] += 1
+
+    def _execute(self, context: Any) -> None:
+        done = context.execute_async_v3(self._shared.compute.handle)
+        self._check(done, "execute_async_v3", done, "True")
+
+    def _capture(self, run: Enqueued) -> None:
+        """Enqueue a run with a context of its own, and capture it for those that follow.
+
+        TensorRT wants an ordinary run before the capture, and no change of the context afterwards.
+        """
+        enqueued = False
+        try:
+            context = self._new_context()
+            context.set_device_memory(self._shared.arena.address, self._shared.arena.size_bytes)
+            self._enqueue_with(context, run)
+            enqueued = True
+            graph = self._shared.device.capture(self._shared.compute, partial(self._execute, context))
+        except Exception as error:
+            # Nothing may free a context that is at work.
+            if self._shared.synchronize():
+                raise
+            log.warning("%s runs without CUDA graphs: %s", self._subject, error)
+            self._uses_graphs = False
+            if not enqueued:
+                self._enqueue_with(self._context, run)
+            return
+        self._shared.counts["captures"] += 1
+        self._graphs[run] = _Captured(graph, context)
+        if len(self._graphs) > GRAPHS:
+            self._shared.compute.synchronize()  # the oldest may be at work
+            self._graphs.popitem(last=False)[1].graph.free()
+
+    def _drop_graphs(self) -> None:
+        """Free all graphs. A device that refuses is lost, or else it refuses the next run, too."""
+        self._seen.clear()
+        while self._graphs:
+            with suppress(CudaError):
+                self._graphs.popitem()[1].graph.free()
+
+    def _check(self, done: bool, subject: str, given: object, expected: str) -> None:
+        if not done:
+            logged = "; ".join(self._logger.messages) or "no reason from TensorRT"
+            raise TensorRtError(f"{subject}: got {given}, expected {expected}: {logged}")
