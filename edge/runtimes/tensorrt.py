@@ -1,37 +1,77 @@
-"""TensorRT on the GPU of this machine, which this release refuses."""
+"""TensorRT on the GPU of this machine."""
 
 from __future__ import annotations
 
-from edge.errors import BackendError
-from edge.runtimes.runtime import Suitability
-from edge.runtimes.tensorrt_rtx import TensorRtRtx
+from edge.errors import BackendError, Literally
+from edge.instruments.board import read_board
+from edge.runner import Runner
+from edge.runtimes import cuda
+from edge.runtimes.runtime import Source, Suitability
+from edge.runtimes.tensorrt_engines import TensorRtEngines
+from edge.runtimes.tensorrt_runner import TensorRtRunner
 
-_NO_ENGINES = "this release does not build engines on the device"
+#: The least compute capability that TensorRT 10 supports.
+_LEAST_COMPUTE_CAPABILITY = (7, 5)
 
 
-class TensorRt(TensorRtRtx):
-    """TensorRT as JetPack installs it.
-
-    Raises:
-        BackendError: always.
-    """
+class TensorRt(TensorRtEngines):
+    """TensorRT as JetPack installs it: engines are built on the device that runs them, in a process of their own."""
 
     name = "tensorrt"
-    parameter = ""
     flavor = "tensorrt"
+    isolated_build = True
+    thread_bound = True
+    device = "GPU"
 
-    def __init__(self, parameter: str = "", reason: str = "") -> None:
-        raise BackendError(
-            "--target",
-            given=self.name,
-            expected=f"another target, because {_NO_ENGINES}",
-            fix="Take auto, which is ONNX Runtime with the GPU where it has one.",
-        )
+    @classmethod
+    def version(cls) -> str:
+        """Return the version of TensorRT; see :meth:`Runtime.version`.
+
+        Raises:
+            BackendError: TensorRT or pycuda is not installed, or there is no GPU that TensorRT supports.
+        """
+        version = super().version()
+        found = cuda.facts()
+        if tuple(map(int, found.compute_capability.split("."))) < _LEAST_COMPUTE_CAPABILITY:
+            expected = f"a GPU of compute capability {'.'.join(map(str, _LEAST_COMPUTE_CAPABILITY))} or above"
+            fix = "Take --target onnxruntime."
+            given = f"{found.name} of {found.compute_capability}"
+            raise BackendError(f"TensorRT {version}", given=Literally(given), expected=expected, fix=fix)
+        return version
 
     @classmethod
     def suitability(cls) -> Suitability | None:
-        """Return that it is not suitable, and whether it is installed."""
+        """Return whether TensorRT, pycuda and a GPU that both support are there."""
         try:
-            return Suitability(False, f"TensorRT {cls.version()} is installed, but {_NO_ENGINES}.")
-        except BackendError:
-            return Suitability(False, "No tensorrt package is installed.")
+            version = cls.version()
+        except BackendError as error:
+            return Suitability(False, f"TensorRT cannot be used here ({error.subject}: {error.given}).")
+        found = cuda.facts()
+        reason = f"TensorRT {version} runs on {found.name} of compute capability {found.compute_capability}."
+        return Suitability(True, reason)
+
+    def cache_key(self) -> dict[str, str]:
+        """Return the runtime, the GPU, and the releases of L4T and CUDA, all of which an engine depends on."""
+        found = cuda.facts()
+        board = read_board()
+        return {
+            **super().cache_key(),
+            "device_name": found.name,
+            "compute_capability": found.compute_capability,
+            "l4t": (board and board.l4t) or "none",
+            "cuda": found.cuda,
+        }
+
+    def load(self, source: Source, built: bytes | None) -> Runner:
+        """Load an engine; see :meth:`Runtime.load`.
+
+        Raises:
+            BackendError: there is no engine for this device, or TensorRT or the device refuses it.
+        """
+        command = f"Build it on this device: fewheads build {source.bundle.path} --target {self.name}"
+        if source.tier is not source.bundle.manifest.tiers[0]:
+            command += f" --tier {source.tier.name}"
+        if built is None:
+            given = Literally("no engine")
+            raise BackendError(source.subject, given=given, expected="one built on this device", fix=command)
+        return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=command)
