@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,20 +34,30 @@ def write_failing_bundle(directory: Path) -> None:
     write_bundle_of(directory, "failing", serialized(graph), {"index": index}, {"element": index + 7})
 
 
-@asynccontextmanager
-async def serving_here(
-    directory: Path, transport: str = Settings.transport, **options: Any
-) -> AsyncIterator[grpc.aio.Channel]:
-    """A server in this process, with everything on, and a connection to it."""
-    repository = directory / "repository"
-    repository.mkdir()
+def write_oracle_and_failing_bundle(repository: Path) -> None:
     shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
     write_failing_bundle(repository)
+
+
+@asynccontextmanager
+async def running_here(
+    directory: Path, write: Callable[[Path], object], cache: Path | None = None, **options: Any
+) -> AsyncIterator[Ready]:
+    """A server in this process, with everything on.
+
+    Args:
+        directory: for the repository, and for the cache unless another one is given.
+        write: writes the bundles into the repository.
+        cache: of builds.
+        options: of the server.
+    """
+    repository = directory / "repository"
+    repository.mkdir()
+    write(repository)
     settings = Settings(
         repository=repository,
-        cache=directory / "cache",
+        cache=cache or directory / "cache",
         grpc_port=0,
-        transport=transport,
         metrics_port=None,
         model_control="explicit",
         load_models=("*",),
@@ -60,8 +70,19 @@ async def serving_here(
     server = asyncio.create_task(serve(settings, ready.set_result))
     await asyncio.wait({server, ready}, return_when=asyncio.FIRST_COMPLETED)
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ready.result().grpc_port}") as channel:
-            yield channel
+        yield ready.result()
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
         await server
+
+
+@asynccontextmanager
+async def serving_here(
+    directory: Path, transport: str = Settings.transport, **options: Any
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A server in this process, with everything on, and a connection to it."""
+    async with (
+        running_here(directory, write_oracle_and_failing_bundle, transport=transport, **options) as ready,
+        grpc.aio.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        yield channel

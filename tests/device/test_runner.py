@@ -1,0 +1,581 @@
+"""The TensorRT runner: right answers for all shapes, graphs and pending runs, and failures that leave nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from edge.bundles.bundle import Bundle
+from edge.datatypes import Array
+from edge.errors import BackendError, InvalidRequest, RunnerError
+from edge.runner import OverlappingRunner
+from edge.runtimes import cuda, tensorrt_engine
+from edge.runtimes.cuda import facts
+from edge.runtimes.device_errors import fatal
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.runtime import Source
+from edge.runtimes.tensorrt import TensorRt
+from edge.runtimes.tensorrt_device import shared_device
+from edge.runtimes.tensorrt_runner import TensorRtRunner
+from tests.device.engines import (
+    MIXED,
+    REBUILD,
+    Profile,
+    affine,
+    engine,
+    loaded,
+    mixed,
+    model,
+    reference,
+    rows,
+    step,
+    value,
+)
+from tests.device.software import SoftwareDriver, library
+from tests.edge.commands import fewheads, refusal
+from tests.edge.models import ORACLE_BUNDLE
+
+STICKY = (700, 719, 999)
+MIXED_PROFILE: Profile = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
+STEP_PROFILE: Profile = rows(1, 2, 4, name="state") | rows(1, 2, 4, name="token")
+
+
+@contextmanager
+def running(onnx: bytes, *profiles: Profile, **options: object) -> Iterator[TensorRtRunner]:
+    runner = loaded(engine(onnx, *profiles), **options)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def some(count: int, seed: int = 0, width: int = 4) -> Array:
+    """Return rows of random numbers."""
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+def close_to(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and np.allclose(one[name], other[name], rtol=1e-5, atol=1e-6)
+        for name in other
+    )
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("mapped_bytes", [0, 100, 1 << 20])
+def test_every_datatype_and_shape_gives_the_answers_of_onnx_runtime(graphs: bool, mapped_bytes: int) -> None:
+    onnx = mixed()
+    right = reference(onnx)
+    random = np.random.default_rng(0)
+    with running(onnx, MIXED_PROFILE, graphs=graphs, mapped_bytes=mapped_bytes) as runner:
+        assert isinstance(runner, OverlappingRunner)
+        assert {spec.name: (spec.datatype, spec.shape) for spec in runner.inputs} == {
+            name: (name.upper(), (-1, -1)) for name in MIXED
+        }
+        for shape in [(1, 1), (4, 16), (2, 8), (3, 5)] * 4:
+            feeds = {spec.name: random.integers(-3, 3, shape).astype(_numpy(spec.name)) for spec in runner.inputs}
+            assert close_to(runner.infer(feeds), right(feeds))
+        counts = shared_device().counts
+        assert counts == ({"enqueues": 8, "captures": 4, "launches": 8} if graphs else {"enqueues": 16})
+
+
+def _numpy(name: str) -> str:
+    return {"fp32": "float32", "fp16": "float16"}.get(name, name)
+
+
+def test_each_shape_takes_the_smallest_profile_that_admits_it() -> None:
+    onnx = affine()
+    right = reference(onnx)
+    # They overlap, and the larger one comes first.
+    with running(onnx, rows(1, 8, 8), rows(1, 2, 2), rows(20, 20, 30)) as runner:
+        for count in [1, 8, 2, 3, 20, 30, 1, 25, 8] * 2:
+            feeds = {"x": some(count)}
+            assert close_to(runner.infer(feeds), right(feeds))
+            assert runner._engine
+            assert runner._engine.profile_of(((count, 4),)) == (1 if count < 3 else 0 if count < 9 else 2)
+        with pytest.raises(InvalidRequest) as error:
+            runner.infer({"x": some(9)})
+        assert str(error.value) == (
+            "shapes for model m.onnx: got x [9, 4], expected x from [1, 4] to [8, 4] or x from [1, 4] to [2, 4] or "
+            "x from [20, 4] to [30, 4]. Shorten or split the request, or export the bundle with a larger profile and "
+            "build it again."
+        )
+
+
+def test_requests_that_do_not_fit_the_engine_are_refused() -> None:
+    with running(affine(), rows(1, 2, 4)) as runner:
+        for feeds in ({}, {"x": some(1), "z": some(1)}, {"x": some(1).astype(np.float64)}, {"x": some(1)[0]}):
+            with pytest.raises(InvalidRequest, match=r"m\.onnx"):
+                runner.infer(feeds)
+        with pytest.raises(InvalidRequest, match="got 'z', expected one of"):
+            runner.run({"x": some(1)}, ["z"])
+        with pytest.raises(InvalidRequest, match="got 'float64', expected one of"):
+            runner.upload(np.zeros(1))
+        assert not shared_device().counts
+
+
+def test_graphs_are_for_shapes_that_come_again_soon_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt_engine, "GRAPHS", 3)
+    monkeypatch.setattr(tensorrt_engine, "_OUTPUT_SHAPES", 2)
+    onnx = affine()
+    right = reference(onnx)
+    with running(onnx, rows(1, 2, 8)) as runner:
+        counts = shared_device().counts
+
+        def runs(*counted: int) -> dict[str, int]:
+            counts.clear()
+            for count in counted:
+                feeds = {"x": some(count, seed=count)}
+                assert close_to(runner.infer(feeds), right(feeds))
+            return dict(counts)
+
+        assert runs(1, 2, 3, 4, 1, 2, 3, 4) == {"enqueues": 8}  # three others between two of a kind are too many
+        assert runs(4, 3, 2) == {"enqueues": 3, "captures": 3}
+        assert runs(4, 2, 3, 4) == {"launches": 4}
+        assert runs(1, 1) == {"enqueues": 2, "captures": 1}  # in place of 2, which was not used for longest
+        assert runs(3, 4, 1) == {"launches": 3}
+        assert runs(2) == {"enqueues": 1}
+
+
+def test_models_share_one_arena_that_grows_with_the_largest() -> None:
+    small, large = affine(4), affine(64, seed=1, depth=3)
+    with running(small, rows(1, 2, 4)) as first:
+        shared = shared_device()
+        feeds, right = {"x": some(2)}, reference(small)
+        before = shared.arena.size_bytes
+        for _ in range(3):
+            assert close_to(first.infer(feeds), right(feeds))
+        assert shared.counts["launches"] == 1
+        with running(large, rows(1, 8, 32, width=64)) as second:
+            assert shared_device() is shared
+            assert shared.arena.size_bytes > before
+            grown = shared.arena.size_bytes
+            assert close_to(first.infer(feeds), right(feeds))  # its graph held the old address
+            assert shared.counts["launches"] == 1
+            many = {"x": some(32, width=64)}
+            for _ in range(3):
+                assert close_to(second.infer(many), reference(large)(many))
+                assert close_to(first.infer(feeds), right(feeds))
+            with running(small, rows(1, 1, 1)) as third:
+                assert close_to(third.infer({"x": some(1)}), right({"x": some(1)}))
+        assert shared.arena.size_bytes == grown
+        assert close_to(first.infer(feeds), right(feeds))
+
+
+@pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
+def test_pending_runs_do_not_mix(mapped_bytes: int) -> None:
+    onnx, other = affine(), affine(seed=1)
+    right, right_other = reference(onnx), reference(other)
+    with (
+        running(onnx, rows(1, 2, 4), mapped_bytes=mapped_bytes) as runner,
+        running(other, rows(1, 2, 4), mapped_bytes=mapped_bytes) as second,
+    ):
+        for seed in range(6):
+            feeds = [{"x": some(count, seed + count)} for count in (2, 2, 3, 3)]
+            pending = [runner.start(feeds[0]), second.start(feeds[1]), runner.start(feeds[2]), second.start(feeds[3])]
+            with pytest.raises(RuntimeError, match="2 runs are pending"):
+                runner.start(feeds[0])
+            for array in feeds:
+                array["x"] = array["x"].copy()
+            results = [one.result() for one in pending]
+            for result, array, answer in zip(results, feeds, [right, right_other] * 2, strict=True):
+                assert close_to(result, answer(array))
+            with pytest.raises(RuntimeError, match="has been taken"):
+                pending[0].result()
+        assert shared_device().counts["launches"] == 16
+
+
+def test_the_inputs_of_a_pending_run_may_be_overwritten_and_its_outputs_belong_to_the_caller() -> None:
+    onnx = affine()
+    with running(onnx, rows(1, 2, 4)) as runner:
+        feeds = {"x": some(2)}
+        answer = reference(onnx)(feeds)
+        pending = runner.start(feeds)
+        feeds["x"][:] = 0
+        first = pending.result()
+        second = runner.infer({"x": some(2, seed=5)})
+        assert close_to(first, answer)
+        second["y"][:] = 0
+        assert close_to(first, answer)
+
+
+def test_a_state_stays_on_the_device_bit_for_bit(device: str) -> None:
+    """Compare 50 steps of a loop with those that go through the host."""
+    tokens = [some(2, seed) for seed in range(50)]
+    with running(step(), STEP_PROFILE, mapped_bytes=0) as runner:
+        state = some(2, seed=99)
+        right = []
+        for token in tokens:
+            outputs = runner.infer({"state": state, "token": token})
+            state = outputs["next"]
+            right.append(outputs["sum"])
+        handle = runner.upload(some(2, seed=99))
+        moved = _copies(device)
+        for token, expected in zip(tokens, right, strict=True):
+            outputs_ = runner.run({"state": handle, "token": token}, ["next"])
+            handle = outputs_["next"]  # type: ignore[assignment]
+            assert np.array_equal(outputs_["sum"], expected)  # type: ignore[arg-type]
+            assert (handle.datatype, handle.shape) == ("FP32", (2, 4))
+        # The tokens go in, the sums come out, and nothing else moves.
+        assert [after - before for before, after in zip(moved, _copies(device), strict=True)] in ([50, 50], [0, 0])
+        assert np.array_equal(handle.numpy(), state)
+        assert shared_device().counts["launches"] > 90  # the loop alternates between few buffers
+        all_kept = runner.run({"state": handle, "token": runner.upload(tokens[0])}, ["sum", "next"])
+        assert {name: kept.shape for name, kept in all_kept.items()} == {"next": (2, 4), "sum": (2, 1)}
+
+
+def _copies(device: str) -> list[int]:
+    if device == "real":
+        return [0, 0]
+    driver = SoftwareDriver(library())  # type: ignore[arg-type]
+    to, back = ["cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoD"], ["cuMemcpyDtoH", "cuMemcpyDtoHAsync"]
+    return [sum(map(driver.calls, to)), sum(map(driver.calls, back))]
+
+
+def test_dropped_handles_give_their_memory_to_the_next_ones(software: SoftwareDriver) -> None:
+    with running(step(), STEP_PROFILE) as runner:
+        start = software.live()["device"]
+        for count in [1, 2, 3, 4] * 6:
+            kept = runner.run({"state": some(count), "token": some(count)}, ["next", "sum"])
+            # Another thread may drop the last reference; the memory waits for the owner.
+            dropping = threading.Thread(target=kept.clear)
+            dropping.start()
+            dropping.join()
+        sizes = {4 * count for count in [1, 2, 3, 4]} | {16 * count for count in [1, 2, 3, 4]}
+        assert software.live()["device"] - start == len(sizes)
+        handles = [runner.upload(some(4)) for _ in range(30)]
+        assert software.live()["device"] - start >= 30
+        del handles
+        runner.upload(some(4))
+        assert software.live()["device"] - start <= 9
+
+
+def test_handles_of_strangers_are_refused() -> None:
+    with running(step(), STEP_PROFILE) as runner:
+        token = some(2)
+        with running(step(), STEP_PROFILE) as other:
+            handle = other.upload(some(2))
+            runner.run({"state": handle, "token": token}, ["next"])
+        with pytest.raises(InvalidRequest, match=r"'state'.*a handle of TensorRT whose runner is open"):
+            runner.run({"token": token, "state": handle})
+        with pytest.raises(RuntimeError, match="closed"):
+            handle.numpy()
+        cpu = OnnxRuntimeRunner(step(), subject="m")
+        with pytest.raises(InvalidRequest, match="OnnxRuntimeHandle"):
+            runner.run({"token": token, "state": cpu.upload(some(2))})
+        with pytest.raises(InvalidRequest, match=r"got FP32 \[4, 2\]"):
+            runner.run({"token": token, "state": runner.upload(some(2).reshape(4, 2))})
+
+
+def test_only_the_thread_that_loaded_a_runner_may_use_it() -> None:
+    errors: list[BaseException] = []
+
+    def use(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except RuntimeError as error:
+            errors.append(error)
+
+    data = engine(affine(), rows(1, 2, 4))
+    runner = loaded(data)
+    feeds = {"x": some(1)}
+    pending = runner.start(feeds)
+    works: list[Callable[[], object]] = [
+        lambda: runner.infer(feeds), pending.result, lambda: runner.upload(feeds["x"]), lambda: loaded(data)
+    ]  # fmt: skip
+    for work in works:
+        thread = threading.Thread(target=use, args=(work,), name="stranger")
+        thread.start()
+        thread.join()
+    assert [str(error) for error in errors] == ["the GPU belongs to the thread MainThread, but stranger uses it"] * 4
+    assert close_to(pending.result(), reference(affine())(feeds))
+    runner.close()
+    runner.close()
+    with pytest.raises(RuntimeError, match=r"m\.onnx is closed"):
+        runner.infer(feeds)
+
+
+def test_what_is_pending_when_a_runner_is_closed_ends_with_it() -> None:
+    with running(affine(), rows(1, 2, 4)) as runner:
+        pending = runner.start({"x": some(1)})
+    with pytest.raises(RuntimeError, match="closed"):
+        pending.result()
+
+
+def test_an_engine_that_tensorrt_refuses_names_the_way_out() -> None:
+    data = engine(affine(), rows(1, 2, 4))
+    for broken in (b"", b"no engine", data[: len(data) // 2]):
+        with pytest.raises(BackendError) as error:
+            loaded(broken)
+        assert str(error.value).startswith("engine of model m.onnx: got ")
+        assert f"has built on this {facts().name}. {REBUILD}" in str(error.value)
+
+
+def test_an_output_larger_than_at_the_largest_inputs_is_an_error() -> None:
+    """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
+    ten = numpy_helper.from_array(np.array([10], np.int64), "ten")
+    nodes = [
+        helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
+        helper.make_node("Sub", ["ten", "rows"], ["rest"]),
+        helper.make_node("Expand", ["zero", "rest"], ["zeros"]),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Add", ["zeros", "total"], ["y"]),
+    ]
+    zero = numpy_helper.from_array(np.zeros(1, np.float32), "zero")
+    onnx = model(helper.make_graph(nodes, "shrinking", [value("x", ["n", 4])], [value("y", ["rest"])], [ten, zero]))
+    with running(onnx, rows(1, 2, 8)) as runner:
+        for _ in range(3):
+            assert close_to(runner.infer({"x": some(8)}), reference(onnx)({"x": some(8)}))
+            with pytest.raises(RunnerError):
+                runner.infer({"x": some(1)})
+
+
+class Scenario:
+    """Everything that a runner does, each time with the answer of ONNX Runtime.
+
+    Args:
+        runner: of :func:`step`.
+    """
+
+    def __init__(self, runner: TensorRtRunner) -> None:
+        self.runner = runner
+        self.answers = [right_step({"state": some(2, seed), "token": some(2, seed + 1)}) for seed in range(4)]
+        self.errors: list[RunnerError] = []
+
+    def play(self) -> None:
+        """Infer until a graph is launched, with one and with two runs pending, then keep a state on the device."""
+        self.errors.clear()
+        for _ in range(3):
+            self._attempt(lambda: self._right(0, self.runner.infer(self._feeds(0))))
+        for _ in range(3):
+            self._attempt(self._two)
+        for _ in range(3):
+            self._attempt(self._kept)
+
+    @staticmethod
+    def _feeds(seed: int) -> dict[str, Array]:
+        return {"state": some(2, seed), "token": some(2, seed + 1)}
+
+    def _right(self, seed: int, outputs: Mapping[str, Array]) -> None:
+        assert close_to(outputs, self.answers[seed])
+
+    def _two(self) -> None:
+        first, second = self.runner.start(self._feeds(1)), None
+        try:
+            second = self.runner.start(self._feeds(2))
+        finally:
+            try:
+                self._right(1, first.result())
+            finally:
+                if second:
+                    self._right(2, second.result())
+
+    def _kept(self) -> None:
+        state = self.runner.upload(some(2, 3))
+        outputs = self.runner.run({"state": state, "token": some(2, 4)}, ["next"])
+        assert isinstance(outputs["sum"], np.ndarray)
+        self._right(3, {"next": outputs["next"].numpy(), "sum": outputs["sum"]})  # type: ignore[union-attr]
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RunnerError as error:
+            self.errors.append(error)
+
+
+right_step = reference(step())
+
+
+def driver_calls(software: SoftwareDriver, work: Callable[[], object]) -> dict[str, int]:
+    """Return how often some work calls each function of the driver."""
+    maps = Path("/proc/self/maps").read_text()
+    library = re.search(r"/\S*libcuda\.so\.1\b", maps)
+    assert library
+    names = {name.decode().removesuffix("_v2") for name in re.findall(rb"\bcu[A-Z]\w+", Path(library[0]).read_bytes())}
+    before = {name: software.calls(name) for name in names}
+    work()
+    counts = {name: software.calls(name) - before[name] for name in names}
+    return {name: count for name, count in sorted(counts.items()) if count} | {"kernel": 12}
+
+
+def can_lack_memory(function: str) -> bool:
+    return not re.search("kernel|Free|Destroy|Release|PushCurrent|PopCurrent", function)
+
+
+def few(count: int) -> list[int]:
+    """Return numbers of calls: the first ones, some between, and the last."""
+    return sorted({*range(1, min(count, 8) + 1), *range(8, count, 5), count})
+
+
+def test_out_of_memory_in_any_call_of_a_run_is_an_error_that_the_next_request_survives(
+    software: SoftwareDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = engine(step(), STEP_PROFILE)
+    with playing(data) as scenario:
+        calls = driver_calls(software, scenario.play)
+        assert not scenario.errors
+    assert {"cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamBeginCapture", "cuStreamWaitEvent", "cuMemAlloc"} <= {*calls}
+    failed = set()
+    for function in filter(can_lack_memory, calls):
+        for nth in few(calls[function]):
+            with playing(data) as scenario:
+                software.fail(function, 2, nth)
+                scenario.play()
+                assert len(scenario.errors) < 3, (function, nth)
+                assert not any(map(fatal, scenario.errors)), (function, nth)
+                failed |= {function} if scenario.errors else set()
+                software.clear()
+                scenario.play()
+                assert not scenario.errors, (function, nth)
+    # Without graphs, and with one garbage collection, a run goes on.
+    assert {*filter(can_lack_memory, calls)} - failed <= {
+        "cuGraphInstantiateWithFlags", "cuStreamBeginCapture", "cuStreamEndCapture", "cuMemAlloc",
+    }  # fmt: skip
+    assert "runs without CUDA graphs" in caplog.text
+
+
+@pytest.mark.parametrize("code", STICKY)
+def test_a_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
+    software: SoftwareDriver, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = engine(step(), STEP_PROFILE)
+    with playing(data) as scenario:
+        calls = driver_calls(software, scenario.play)
+    for function, count in calls.items():
+        for nth in few(count):
+            with playing(data) as scenario:
+                software.fail(function, code, nth)
+                scenario.play()
+                assert scenario.errors, (function, nth)
+                assert fatal(scenario.errors[0]), (function, nth)
+                assert len(scenario.errors) >= (10 - nth if function == "kernel" else 1)
+                with pytest.raises(RunnerError):
+                    scenario.runner.infer(scenario._feeds(0))
+            software.reset()
+    capfd.readouterr()  # pycuda's complaints about memory that a lost device does not free
+
+
+@contextmanager
+def playing(data: bytes) -> Iterator[Scenario]:
+    runner = loaded(data, mapped_bytes=16)  # one output is mapped, and everything else is copied
+    try:
+        yield Scenario(runner)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("code", [2, *STICKY])
+def test_a_load_that_fails_in_any_call_leaves_nothing(
+    software: SoftwareDriver, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    large = engine(affine(64, depth=3), rows(1, 8, 32, width=64))
+    runners: list[TensorRtRunner] = []
+    calls = driver_calls(software, lambda: runners.append(loaded(large)))
+    runners.pop().close()
+    for function in sorted({*calls} - {"kernel"}):
+        for nth in few(calls[function]) if code != 2 or can_lack_memory(function) else []:
+            before = software.live()
+            software.fail(function, code, nth)
+            if function == "cuMemAlloc" and code == 2:
+                software.fail(function, code, nth + 1)  # pycuda collects garbage and tries again
+            try:
+                runner = loaded(large)
+            except BackendError as error:
+                failure: BackendError | None = error
+            else:
+                failure = None
+            if failure:
+                assert "m.onnx" in str(failure), (function, nth)
+                assert bool(fatal(failure)) == (code != 2), (function, nth)
+            else:
+                if code != 2:  # it was lost by the last call
+                    with pytest.raises(RunnerError) as failed:
+                        runner.infer({"x": some(8, width=64)})
+                    assert fatal(failed.value), (function, nth)
+                runner.close()
+            del failure
+            if code == 2:
+                assert software.live() == before, (function, nth)
+                software.clear()
+            else:
+                software.reset()
+    capfd.readouterr()
+
+
+def test_a_load_without_memory_leaves_the_others_at_work(software: SoftwareDriver) -> None:
+    small, large = affine(4), affine(256, seed=1)
+    feeds = {"x": some(2)}
+    with running(small, rows(1, 2, 4)) as first:
+        data = engine(large, rows(1, 8, 64, width=256))
+        loaded(data).close()
+        for _ in range(3):
+            first.infer(feeds)
+        before = software.live()
+        software.set_memory(before["bytes"] + 300_000)  # enough for the weights, not for all
+        with pytest.raises(BackendError, match="Unload other models, or build smaller profiles"):
+            loaded(data)
+        assert software.live() == before
+        assert close_to(first.infer(feeds), reference(small)(feeds))
+
+
+@pytest.fixture
+def unknown_device() -> Iterator[None]:
+    """Let the test find out about pycuda and the GPU anew."""
+    for found in (cuda._import_driver, cuda.facts):
+        found.cache_clear()
+    yield
+    for found in (cuda._import_driver, cuda.facts):
+        found.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_device")
+def test_a_target_without_pycuda_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = engine(affine(), rows(1, 2, 4))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "pycuda.driver", None)
+        for use in (TensorRt.version, lambda: TensorRt().cache_key(), lambda: loaded(data)):
+            with pytest.raises(BackendError, match=r"^pycuda: .*Install the extra 'jetson'; .*--runtime nvidia"):
+                use()
+        judged = TensorRt.suitability()
+    assert judged
+    assert not judged.suitable
+    assert judged.reason.startswith("TensorRT cannot be used here (pycuda: ")
+
+
+def test_the_target_names_the_gpu_and_keys_its_engines_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = facts()
+    judged = TensorRt.suitability()
+    assert judged
+    assert judged.suitable
+    assert f"runs on {found.name} of compute capability {found.compute_capability}" in judged.reason
+    key = TensorRt().cache_key()
+    assert key["version"] == TensorRt.version()
+    assert (key["device_name"], key["compute_capability"], key["cuda"]) == found[:3]
+    monkeypatch.setattr("edge.runtimes.tensorrt._LEAST_COMPUTE_CAPABILITY", (99, 0))
+    with pytest.raises(
+        BackendError, match=rf"got {found.name} of {found.compute_capability}, expected a GPU of .* 99\.0"
+    ):
+        TensorRt.version()
+
+
+def test_a_machine_without_a_gpu_is_told_how_to_get_one(software: SoftwareDriver) -> None:
+    line = refusal(fewheads("build", ORACLE_BUNDLE, "--target", "tensorrt", SOFTWARE_CUDA_DEVICES="0"), 5)
+    assert "CUDA: got cuInit failed: no CUDA-capable device is detected" in line
+    assert "expected an NVIDIA GPU. Start a container with the nvidia runtime" in line
+
+
+def test_a_runner_without_an_engine_names_the_command_that_builds_one() -> None:
+    bundle = Bundle.open(ORACLE_BUNDLE)
+    source = Source.of(bundle, TensorRt())
+    with pytest.raises(BackendError, match=f"fewheads build {ORACLE_BUNDLE} --target tensorrt"):
+        TensorRt().load(source, None)

@@ -1,0 +1,261 @@
+"""The whole server on TensorRT: it builds, loads, answers stock clients as ONNX Runtime does, and ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferInput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from edge.bundles.bundle import Bundle
+from edge.datatypes import Array
+from edge.pb import inference_pb2 as pb
+from edge.programs.cascade import AUTO, Cascade
+from edge.programs.program import Options, Program, SingleRun
+from edge.runtimes.build import build
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.tensorrt_device import shared_device
+from tests.device.software import SoftwareDriver
+from tests.edge import sentiment
+from tests.edge.in_process import running_here
+from tests.edge.models import oracle_golden, write_attention_bundle, write_oracle_bundle
+from tests.edge.processes import Served, served
+
+TARGET = "tensorrt"
+REQUESTS = 10_000
+#: Calls on their way at once; the scheduler joins what waits.
+CONCURRENCY = 24
+
+
+class Question(NamedTuple):
+    """A request, and what ONNX Runtime answers."""
+
+    model: str
+    tier: str
+    inputs: dict[str, Array]
+    outputs: Mapping[str, Array]
+    atol: float
+
+
+def write_models(repository: Path) -> None:
+    write_oracle_bundle(repository / "oracle")
+    sentiment.write_sentiment_bundle(repository / "sentiment")
+    write_attention_bundle(repository / "attention", 16)
+
+
+def built(cache: Path, directory: Path) -> None:
+    """Build every tier of the models once, so that no server has to."""
+    write_models(directory)
+    for path in directory.iterdir():
+        bundle = Bundle.open(path)
+        for tier in bundle.manifest.tiers:
+            build(bundle, TARGET, cache, tier=tier.name)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the engines of all models."""
+    directory = tmp_path_factory.mktemp("engines")
+    built(directory / "cache", directory / "bundles")
+    return directory / "cache"
+
+
+def questions(repository: Path) -> list[Question]:
+    """Return requests of many shapes to each model and tier."""
+    random = np.random.default_rng(0)
+    asked = []
+    for path in sorted(repository.iterdir()):
+        bundle = Bundle.open(path)
+        manifest = bundle.manifest
+        artifacts = {tier.name: bundle.artifact(TARGET, tier.name) for tier in manifest.tiers}
+        runners = {
+            name: OnnxRuntimeRunner(bundle.read(artifact.file), subject=name) for name, artifact in artifacts.items()
+        }
+        program: Program = Cascade(manifest.program, runners) if manifest.program else SingleRun(runners)
+        for tier in [*runners, *([AUTO] if manifest.program else [])]:
+            for rows in (1, 1, 1, 2, 3, 5, 8):
+                inputs = some_inputs(manifest.name, rows, random)
+                outputs = program.compute(inputs, Options(tier)).outputs
+                asked.append(
+                    Question(manifest.name, tier, inputs, outputs, 2e-2 if "attention" in manifest.name else 1e-4)
+                )
+    return asked
+
+
+def some_inputs(model: str, rows: int, random: np.random.Generator) -> dict[str, Array]:
+    if model == "calculator-oracle":
+        return {"x": oracle_golden().inputs["x"][random.integers(0, len(oracle_golden().inputs["x"]), rows)]}
+    if model == "sentiment":
+        shape = rows, int(random.integers(1, sentiment.MAX_LENGTH + 1))
+        ids = random.integers(0, len(sentiment.WORDS), shape)
+        return {"input_ids": ids, "attention_mask": random.integers(0, 2, shape)}
+    width = 2 * 16
+    return {"x": random.normal(size=(rows, 16, width)).astype(np.float16)}
+
+
+async def ask(client: InferenceServerClient, question: Question) -> str:
+    """Ask, compare the answer, and return the tier that the server names where there are several."""
+    tensors = []
+    for name, array in question.inputs.items():
+        tensors.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    answer = await client.infer(question.model, tensors, parameters={"tier": question.tier})
+    for name, expected in question.outputs.items():
+        given = answer.as_numpy(name)
+        assert (given.dtype, given.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(given.astype(float), expected.astype(float), atol=question.atol, rtol=1e-3)
+    return str(answer.get_response().parameters["tier"].string_param)
+
+
+async def test_ten_thousand_mixed_requests(engines: Path, tmp_path: Path, software: SoftwareDriver) -> None:
+    """Three models and their tiers, batches, cancelled calls and reloads: no leak, and no answer that is wrong."""
+    random = np.random.default_rng(1)
+    nothing = software.live()
+    async with running_here(tmp_path, write_models, engines, target=TARGET) as ready:
+        asked = questions(tmp_path / "repository")
+        async with InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            left = REQUESTS
+            answered: dict[str, int] = {}
+            cancelled = 0
+
+            async def work() -> None:
+                nonlocal left, cancelled
+                while left > 0:
+                    left -= 1
+                    question = asked[random.integers(len(asked))]
+                    task = asyncio.create_task(ask(client, question))
+                    if random.random() < 0.02:
+                        await asyncio.sleep(random.random() * 0.01)
+                        task.cancel()
+                    try:
+                        tier = await task
+                    except asyncio.CancelledError:
+                        cancelled += 1
+                    else:
+                        answered[question.model] = answered.get(question.model, 0) + 1
+                        assert question.tier in (tier, AUTO) or question.model != "sentiment"
+
+            async def reload() -> None:
+                for name in ("sentiment", "calculator-oracle", "attention-16"):
+                    await asyncio.sleep(0.5)
+                    await client.load_model(name)
+
+            await asyncio.gather(*(work() for _ in range(CONCURRENCY)), reload())
+            assert set(answered) == {"sentiment", "calculator-oracle", "attention-16"}
+            assert sum(answered.values()) + cancelled == REQUESTS
+            assert cancelled > 20
+            counts = dict(shared_device().counts)
+            assert counts["launches"] > counts["enqueues"]
+            assert counts["captures"] > 20
+            statistics = (await client.get_inference_statistics("sentiment", as_json=True))["model_stats"][0]
+            assert int(statistics["execution_count"]) < int(statistics["inference_count"])  # requests shared runs
+            for name in answered:
+                await client.unload_model(name)
+            assert software.live() == nothing
+            await client.load_model("sentiment")
+            question = next(one for one in asked if one.model == "sentiment" and one.tier == "lean")
+            assert await ask(client, question) == "lean"
+    assert software.live() == nothing
+    assert not software.error()
+
+
+def repository_with(cache: Path, directory: Path, *names: str) -> Path:
+    write_models(directory)
+    for path in list(directory.iterdir()):
+        if path.name not in names:
+            shutil.rmtree(path)
+    return directory
+
+
+def oracle_request() -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="calculator-oracle")
+    tokens = oracle_golden().inputs["x"]
+    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
+    request.raw_input_contents.append(tokens.tobytes())
+    return request
+
+
+def failure_of(server: Served) -> grpc.RpcError | None:
+    """Ask for the golden values; return the error where there is one."""
+    try:
+        response = server.stub.ModelInfer(oracle_request())
+    except grpc.RpcError as error:
+        return error
+    value = np.frombuffer(response.raw_output_contents[0], np.float32)
+    np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
+    return None
+
+
+@pytest.mark.parametrize(
+    "failure", ["kernel:40:700", "cuEventSynchronize:20:719", "cuGraphLaunch:5:999", "cuEventRecord:30:700"]
+)
+def test_a_lost_device_ends_the_server_with_exit_code_8(
+    engines: Path, tmp_path: Path, software: SoftwareDriver, failure: str
+) -> None:
+    repository = repository_with(engines, tmp_path / "repository", "oracle")
+    with served(
+        repository, f"--target={TARGET}", f"--cache={engines}", "--no-build", SOFTWARE_CUDA_FAIL=failure
+    ) as server:
+        statuses: list[grpc.StatusCode] = []
+        begun = time.monotonic()
+        while len(statuses) < 3 and time.monotonic() - begun < 30:
+            if error := failure_of(server):
+                statuses.append(error.code())
+        assert statuses[0] in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+        assert set(statuses[1:]) == {grpc.StatusCode.UNAVAILABLE}
+        assert not server.stub.ServerReady(pb.ServerReadyRequest()).ready
+        code, log = server.end()
+    assert code == 8, log
+    assert "nothing can be computed any more" in log
+
+
+def test_a_lack_of_memory_fails_one_request_and_no_more(
+    engines: Path, tmp_path: Path, software: SoftwareDriver
+) -> None:
+    repository = repository_with(engines, tmp_path / "repository", "oracle")
+    options = (f"--target={TARGET}", f"--cache={engines}", "--no-build")
+    with served(repository, *options, SOFTWARE_CUDA_FAIL="cuEventRecord:40:2") as server:
+        (error,) = filter(None, [failure_of(server) for _ in range(60)])
+        assert error.code() == grpc.StatusCode.INTERNAL
+        assert "a device out of memory" in error.details()
+        assert server.stub.ServerReady(pb.ServerReadyRequest()).ready
+        server.process.terminate()
+        code, log = server.end()
+    assert code == 0, log
+    assert "PyCUDA" not in log
+
+
+def test_a_model_that_the_device_has_no_memory_for_leaves_the_others(
+    engines: Path, tmp_path: Path, software: SoftwareDriver
+) -> None:
+    repository = repository_with(engines, tmp_path / "repository", "oracle", "attention")
+    options = (f"--target={TARGET}", f"--cache={engines}", "--no-build", "--no-strict-readiness")
+    with served(repository, *options, SOFTWARE_CUDA_MEMORY=str(40_000)) as server:
+        assert [*server.ready.ready] == ["calculator-oracle:1"], server.ready
+        assert "Unload other models, or build smaller profiles" in str(server.ready.unavailable)
+        assert failure_of(server) is None
+        server.process.terminate()
+        assert server.end()[0] == 0
+
+
+async def test_shapes_outside_the_profile_are_the_clients_error(engines: Path, tmp_path: Path) -> None:
+    def write(repository: Path) -> None:
+        sentiment.write_sentiment_bundle(repository / "sentiment")
+
+    async with (
+        running_here(tmp_path, write, engines, target=TARGET) as ready,
+        InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        ids = np.zeros((1, sentiment.MAX_LENGTH + 1), np.int64)
+        question = Question("sentiment", "full", {"input_ids": ids, "attention_mask": ids}, {}, 0)
+        with pytest.raises(InferenceServerException, match=r"expected between \[1, 1\] and \[8, 16\]"):
+            await ask(client, question)
