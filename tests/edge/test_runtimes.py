@@ -53,7 +53,7 @@ without_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is not None, reason="
 def test_auto_takes_the_first_suitable_runtime_and_says_why():
     runtime = choose("auto")
     assert (runtime.name, runtime.device, runtime.thread_bound) == (NAME, DEVICE, CUDA)
-    passed = [] if find_spec("tensorrt") else ["No tensorrt package is installed."]
+    passed = [] if find_spec("tensorrt") else ["TensorRT cannot be used here (tensorrt: No module named 'tensorrt')."]
     passed += (
         []
         if CUDA
@@ -66,14 +66,15 @@ def test_auto_takes_the_first_suitable_runtime_and_says_why():
 
 
 @without_tensorrt
-def test_auto_passes_over_tensorrt_and_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_auto_passes_over_tensorrt_without_pycuda_and_says_so(monkeypatch: pytest.MonkeyPatch):
     # A stand-in for JetPack's package, of which only the version is read.
     tensorrt = ModuleType("tensorrt")
     tensorrt.__version__ = "10.3.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     runtime = choose("auto")
     assert runtime.name == NAME
-    assert "TensorRT 10.3.0 is installed, but this release does not build engines on the device." in runtime.reason
+    assert runtime.reason.startswith("TensorRT cannot be used here (pycuda: ")
 
 
 def test_auto_never_considers_what_does_not_compute_here():
@@ -97,8 +98,9 @@ def test_named_targets(target: str, device: str, artifact_runtime: str, thread_b
     assert runtime.reason.startswith("The target names it.")
 
 
-def test_tensorrt_is_refused_until_it_is_built_on_the_device():
-    with pytest.raises(BackendError, match=r"--target: got 'tensorrt', .* this release does not build engines"):
+@without_tensorrt
+def test_missing_tensorrt():
+    with pytest.raises(BackendError, match=r"tensorrt: got .*Install JetPack's python3-libnvinfer"):
         choose("tensorrt")
 
 
