@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
-from tests.device.software import SoftwareDriver, library
 
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
@@ -40,6 +39,7 @@ from tests.device.engines import (
     step,
     value,
 )
+from tests.device.software import SoftwareDriver, library
 from tests.edge.commands import fewheads, refusal
 from tests.edge.models import ORACLE_BUNDLE
 

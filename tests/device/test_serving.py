@@ -12,7 +12,6 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import pytest
-from tests.device.software import SoftwareDriver
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -25,6 +24,7 @@ from edge.programs.program import Options, Program, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_device import shared_device
+from tests.device.software import SoftwareDriver
 from tests.edge import sentiment
 from tests.edge.in_process import running_here
 from tests.edge.models import oracle_golden, write_attention_bundle, write_oracle_bundle
