@@ -124,9 +124,15 @@ def board() -> Iterator[Path]:
 def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") -> tuple[int, str, str]:
     """Run the entry point as somebody who is not root; return its code, stdout and stderr."""
     stranger = {"user": STRANGER, "group": STRANGER, "extra_groups": []} if os.geteuid() == 0 else {}
-    variables = {"FEWHEADS_ROOT": str(root), "FEWHEADS_IMAGE_L4T": image, "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
+    variables = {
+        "FEWHEADS_ROOT": str(root),
+        "FEWHEADS_IMAGE_L4T": image,
+        "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
+    }
     script = ENTRYPOINT.read_text()  # the checkout may not be readable for a stranger
-    done = run(shell, "-c", script, "entrypoint", *(arguments or ("serve", "/repository")), env=variables, cwd="/", **stranger)
+    done = run(
+        shell, "-c", script, "entrypoint", *(arguments or ("serve", "/repository")), env=variables, cwd="/", **stranger
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -153,7 +159,9 @@ def test_the_image_of_a_host(board: Path, jetpack: str, host: str, jetpack_of_ho
     if jetpack == jetpack_of_host:
         assert (code, started, message) == (0, "started: serve /repository\n", "")
     else:
-        build = f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack_of_host} -t fewheads:jp{jetpack_of_host} ."
+        build = (
+            f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack_of_host} -t fewheads:jp{jetpack_of_host} ."
+        )
         assert (code, started) == (72, "")
         assert message.endswith(f"Run fewheads:jp{jetpack_of_host}, or build it: {build}\n")
 
@@ -161,7 +169,8 @@ def test_the_image_of_a_host(board: Path, jetpack: str, host: str, jetpack_of_ho
 REFUSED = {
     "newer host": (
         "39 2.0",
-        "host L4T release: got r39.2, expected r36.4 or a later r36, as the image is made for r36.4. Run fewheads:jp7.2",
+        "host L4T release: got r39.2, expected r36.4 or a later r36, as the image is made for r36.4. Run "
+        "fewheads:jp7.2",
     ),
     "older minor": (
         "36 3.0",
@@ -218,7 +227,9 @@ def test_a_cache_that_cannot_be_written(board: Path, arguments: tuple[str, ...])
     (board / cache[1:]).chmod(0o555)
     code, started, message = enter(board, "serve", "/repository", *arguments)
     assert (code, started) == (75, "")
-    assert message.startswith(f"fewheads: cache {cache}: got a directory that cannot be written, expected one that user ")
+    assert message.startswith(
+        f"fewheads: cache {cache}: got a directory that cannot be written, expected one that user "
+    )
     assert f"-v fewheads-cache:{cache}" in message
     assert "chown" in message
 
