@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from edge.cli.serve import serve
+from edge.instruments.board import Release
 from edge.launch import serving
 from edge.server import Ready
 from edge.settings import Settings
@@ -189,6 +190,14 @@ def test_a_host_that_the_image_is_not_for(board: Path, case: str) -> None:
     code, started, message = enter(board)
     assert (code, started) == (72, "")
     assert expected in message
+
+
+@pytest.mark.parametrize("image", ["r36.4", "r39.2"])
+@pytest.mark.parametrize("host", [(35, 4), (36, 2), (36, 3), (36, 4), (36, 5), (36, 10), (38, 4), (39, 1), (39, 3)])
+def test_it_agrees_with_the_doctor(board: Path, host: tuple[int, int], image: str) -> None:
+    (board / "etc/nv_tegra_release").write_text(RELEASE.format(host[0], f"{host[1]}.0"))
+    major, minor = map(int, image.removeprefix("r").split("."))
+    assert (enter(board, image=image)[0] == 0) is Release(*host).runs(Release(major, minor))
 
 
 @pytest.mark.parametrize("content", [None, "", "Jetson\n", "# R36 (beta)\n"])

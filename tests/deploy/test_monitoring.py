@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,13 @@ def _port(log: Path) -> int:
     raise AssertionError(log.read_text())
 
 
+def wait_for(true: Callable[[], object]) -> None:
+    until = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
 @contextmanager
 def traffic(server: Served) -> Iterator[None]:
     """Requests of every kind while the block runs: answered by each tier, wrong ones, and some that are too late."""
@@ -171,24 +178,28 @@ def traffic(server: Served) -> Iterator[None]:
 
 
 def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
-    """Two servers, of which one finds the sensors of a board."""
+    """Two servers, of which one finds the sensors of a board that draws three times its idle power while it works."""
     repository = tmp_path / "repository"
     shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
     write_sentiment_bundle(repository / "sentiment")
     board = orin_nano(tmp_path / "board", 6)
+    (milliamperes,) = board.glob("sys/devices/**/curr1_input")  # of VDD_IN
     with (
         served(repository) as here,
         served(repository, program=f"tests.deploy.on_board {board}") as there,
         prometheus(tmp_path, [f"127.0.0.1:{one.ready.metrics_port}" for one in (here, there)]) as it,
-        traffic(here),
     ):
-        missing = expressions()
-        until = time.monotonic() + SECONDS
-        while missing and time.monotonic() < until:
-            time.sleep(1)
-            missing = [one for one in missing if not any(map(math.isfinite, it.values(one)))]
+        wait_for(lambda: it.values("fewheads_idle_power_watts"))
+        milliamperes.write_text(f"{3 * int(milliamperes.read_text())}\n")
+        with traffic(here), traffic(there):
+            missing = expressions()
+            until = time.monotonic() + SECONDS
+            while missing and time.monotonic() < until:
+                time.sleep(1)
+                missing = [one for one in missing if not any(map(math.isfinite, it.values(one)))]
         assert missing == []
         assert it.values("up") == [1, 1]
+        assert min(it.values("sum by (model) (fewheads_energy_joules_total)")) > 0
         rules = [rule for group in it.get("rules")["groups"] for rule in group["rules"]]
         assert len(rules) == RULES.read_text().count("- alert:")
         assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
