@@ -24,8 +24,9 @@ ARG L4T_RELEASE=r39.2
 # pattern would follow, so that every library would be there three times.
 FROM ${JETPACK6_IMAGE} AS libraries-jp6.2
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# The builder resource is for builds on the device. libnvinfer links the compiler of the DLA, which an Orin Nano has
-# not: without the file it does not load. Left out: cuDNN, cuBLAS and the plugins of version-compatible engines.
+# The builder resource is for builds on the device. libnvinfer links the compiler of the DLA, although an Orin Nano has
+# none, and does not load without it; NVIDIA's runtime mounts the host's, too. Left out: cuDNN, cuBLAS, and the plugins of
+# version-compatible engines.
 RUN mkdir /libraries \
     && cp -a --parents /usr/lib/python3.10/dist-packages/tensorrt /usr/lib/python3.10/dist-packages/tensorrt-*.dist-info \
         /usr/lib/aarch64-linux-gnu/libnvinfer.so.* \
@@ -38,8 +39,7 @@ RUN mkdir /libraries \
         /usr/local/cuda/lib64/libnvrtc.so.* /usr/local/cuda/lib64/libnvrtc-builtins.so.* \
         /usr/local/cuda/lib64/libnvJitLink.so.* \
         /libraries/usr/local/cuda/lib64/ \
-    && find /usr/lib/aarch64-linux-gnu -name libnvdla_compiler.so -size +0 -exec cp -a --parents {} /libraries \; \
-    && find /libraries -name libnvdla_compiler.so | grep -q .
+    && find /usr/lib/aarch64-linux-gnu -name libnvdla_compiler.so -size +0 -exec cp -a --parents {} /libraries \;
 
 # JetPack 7.2: the packages, from a repository that outranks others. CUDA's own repository has TensorRT 10.16.1, whose
 # engines are not those of JetPack's 10.16.2.
@@ -79,7 +79,6 @@ RUN apt-get update \
 FROM compilers-jp${JETPACK} AS wheels
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-ARG PYCUDA_VERSION=2025.1.2
 ENV CUDA_ROOT=/usr/local/cuda \
     PATH=/usr/local/cuda/bin:$PATH \
     LIBRARY_PATH=/usr/local/cuda/lib64/stubs \
@@ -93,7 +92,7 @@ COPY constraints.txt ./
 RUN python3 -m venv /opt/pip \
     && /opt/pip/bin/pip install --upgrade pip \
     && echo 'CUDA_ENABLE_CURAND = False' > /etc/aksetup-defaults.py \
-    && /opt/pip/bin/pip wheel --no-deps --wheel-dir /wheels -c constraints.txt "pycuda==$PYCUDA_VERSION"
+    && /opt/pip/bin/pip wheel --no-deps --wheel-dir /wheels -c constraints.txt pycuda
 COPY pyproject.toml README.md LICENSE ./
 COPY edge edge
 COPY export export

@@ -1,0 +1,54 @@
+"""deploy/README.md and the files that it describes agree."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from deploy import push
+from tests.deploy.tools import DEPLOY, ROOT
+
+PAGE = (DEPLOY / "README.md").read_text()
+DOCKERFILE = (ROOT / "jetson.Dockerfile").read_text()
+ENTRYPOINT = (DEPLOY / "container" / "entrypoint.sh").read_text()
+
+
+def commands(program: str) -> list[list[str]]:
+    """The arguments of each call of a program in the page's examples."""
+    examples = "\n".join(re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
+    lines = [line for line in examples.splitlines() if line.startswith(f"{program} ")]
+    return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
+
+
+def test_exit_codes() -> None:
+    written = {int(code) for code in re.findall(r"^\| (\d\d) \|", PAGE, re.MULTILINE)}
+    assert written == {int(code) for code in re.findall(r"\bfail (\d+)", ENTRYPOINT)}
+
+
+def test_files_and_headings() -> None:
+    for name in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", PAGE):
+        assert name == "JETSON.md" or (DEPLOY / name).exists(), name
+    for name in re.findall(r"^\| (`.*?`) ", PAGE, re.MULTILINE)[0].replace("`", "").split(", "):
+        assert (DEPLOY / name).exists(), name
+
+
+def test_commands() -> None:
+    pushed = commands("python deploy/push.py")
+    assert len(pushed) == 2
+    for arguments in pushed:
+        push.main.make_context("push", arguments)
+    for arguments in commands("docker build"):
+        for argument in re.findall(r"--build-arg (\w+)=", " ".join(arguments)):
+            assert f"\nARG {argument}" in DOCKERFILE
+        assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
+    mounts = {
+        argument.split(":")[1] for arguments in commands("docker run") for argument in arguments if ":/" in argument
+    }
+    assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
+
+
+def test_pycuda_is_pinned() -> None:
+    """With a container and without one, the version is that of the constraints."""
+    assert re.findall(r"^pycuda==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    for text in (PAGE, DOCKERFILE, (DEPLOY / "fewheads.service").read_text()):
+        assert re.search(r"pip (install|wheel) .*-c constraints\.txt .*\bpycuda$", text, re.MULTILINE)
