@@ -194,14 +194,15 @@ class Server:
         until, shown = time.monotonic() + self._wait_seconds, ""
         while True:
             state, reason = self.state(wanted.name, wanted.version)
-            if state != shown:
-                click.echo(f"  {state or reason}", err=True)
-                shown = state
+            told = f"{state} {reason}".strip()
+            if told != shown:  # the reason of a build is its progress
+                click.echo(f"  {told}", err=True)
+                shown = told
             if state == "READY" and not (gone and self.state(gone.name, gone.version)[0]):
                 return
             if (state == "UNAVAILABLE" and not gone) or time.monotonic() > until:
                 subject = f"{wanted.name} version {wanted.version}"
-                given = Literally(f"{state} {reason}".strip())
+                given = Literally(told)
                 fix = "The server's log tells more."
                 expected = f"READY within {self._wait_seconds:g} s"
                 raise ServerError(subject, given=given, expected=expected, fix=fix)

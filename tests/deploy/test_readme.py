@@ -41,9 +41,8 @@ def test_commands() -> None:
         for argument in re.findall(r"--build-arg (\w+)=", " ".join(arguments)):
             assert f"\nARG {argument}" in DOCKERFILE
         assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
-    mounts = {
-        argument.split(":")[1] for arguments in commands("docker run") for argument in arguments if ":/" in argument
-    }
+    (arguments,) = commands("docker run")
+    mounts = {argument.split(":")[1] for argument in arguments if ":/" in argument}
     assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
 
 
