@@ -205,7 +205,8 @@ class ModelControl:
             found = await asyncio.to_thread(self._directory.read, path, name)
             entry, bundle = self._repository.enter(name, path, found, taken)
             present.append(entry)
-            if bundle and (path in changed or not entry.model):
+            # A reason may be past without a change: a bundle that was renamed while it was read, and back again.
+            if bundle and (path in changed or not entry.model or entry.reason):
                 await self._replace(entry, bundle)
             if entry.reason:
                 failures[path.name] = entry.reason

@@ -30,8 +30,9 @@ def missing(page: str) -> list[str]:
 
 
 def _exists(file: str, name: str) -> bool:
-    if not (_HERE / file).exists():
+    path = next((folder / file for folder in (_HERE, _HERE.parent / "deploy") if (folder / file).exists()), None)
+    if path is None:
         return False
-    tree = ast.parse((_HERE / file).read_text())
+    tree = ast.parse(path.read_text())
     found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     return name in found if name else any(one.startswith("test_") for one in found)

@@ -37,6 +37,7 @@ from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
 from tests.edge.gauges import wait_until
 from tests.edge.models import DATA, write_oracle_bundle
+from tests.edge.service import running_service
 from tests.edge.serving_models import write_busy_bundle
 from tests.edge.slopes import slope
 from tests.edge.test_overload import busy
@@ -462,6 +463,38 @@ def test_the_repository_is_followed(repository: Path) -> None:
 
         with pytest.raises(InferenceServerException, match=r"--model-control poll.*--model-control explicit"):
             client.load_model(NAME)
+
+
+async def test_a_bundle_that_was_away_for_a_moment_is_served_without_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is renamed, and renamed back, while it is read, so that later looks at the directory see no change of it."""
+    read = Directory.read
+
+    def away(path: Path, name: str) -> Any:
+        if path.name != "a":
+            return read(path, name)
+        path.rename(path.with_name(".a"))
+        try:
+            return read(path, name)
+        finally:
+            path.with_name(".a").rename(path)
+
+    async with running_service(tmp_path, lambda place: write_oracle_bundle(place / "a", NAME, 1), mode="poll") as it:
+        monkeypatch.setattr(Directory, "read", staticmethod(away))
+        polling = asyncio.create_task(it.control.poll(0.02))
+        write_oracle_bundle(it.directory / "b", NAME, 2)
+
+        def entries() -> list[tuple[str, str, str]]:
+            return [(entry.version, entry.state, entry.reason.partition(", ")[0]) for entry in it.repository]
+
+        gone = f"bundle {it.directory / 'a'}: got nothing there"
+        both = [("1", READY, gone), ("2", READY, "")]
+        assert await asyncio.to_thread(wait_until, lambda: entries() == both)
+        monkeypatch.undo()
+        shutil.rmtree(it.directory / "b")
+        assert await asyncio.to_thread(wait_until, lambda: entries() == [("1", READY, "")])
+        polling.cancel()
 
 
 def test_a_copy_that_takes_its_time_is_loaded_when_it_is_whole(repository: Path, tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""The compose file keeps to the specification, and to what README.md promises of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cli.serve import serve
+from tests.deploy.test_container import image_variables
+from tests.deploy.tools import DEPLOY, run, tool
+
+yaml = pytest.importorskip("yaml")
+FILE = DEPLOY / "compose.yaml"
+SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
+SERVER = SERVICES["server"]
+
+
+def test_it_keeps_to_the_specification(tmp_path: Path) -> None:
+    program = tool("check-jsonschema", "pip install check-jsonschema")
+    done = run(program, "--builtin-schema", "vendor.compose-spec", FILE)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / FILE.name
+    wrong.write_text(FILE.read_text().replace("read_only: true", "readonly: true"))
+    assert run(program, "--builtin-schema", "vendor.compose-spec", wrong).returncode == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_can_do_little_else_than_serve(name: str) -> None:
+    service = SERVICES[name]
+    assert (service["read_only"], service["cap_drop"], service["security_opt"]) == (
+        True,
+        ["ALL"],
+        ["no-new-privileges:true"],
+    )
+    assert {"privileged", "cap_add", "user", "network_mode", "pid", "ipc", "devices"}.isdisjoint(service)
+    assert "mem_limit" in service
+    for port in service["ports"]:
+        assert port.startswith("${BIND_ADDRESS:-127.0.0.1}:"), "a port is open to the network"
+    for mount in service["volumes"]:
+        if isinstance(mount, str):
+            assert mount.endswith(":ro") or not mount.startswith((".", "/")), mount
+        else:
+            assert mount["type"] == "volume" or mount["read_only"], mount
+
+
+def test_the_server_starts_with_what_is_mounted() -> None:
+    mounts = {mount["target"]: mount for mount in SERVER["volumes"]}
+    name, *arguments = SERVER["command"]
+    context = serve.make_context(name, arguments)
+    assert str(context.params["repository"]) in mounts
+    assert mounts[image_variables("6.2")["FEWHEADS_CACHE"]]["type"] == "volume"
+    assert mounts["/etc/nv_tegra_release"]["bind"] == {"create_host_path": False}
+    assert SERVER["runtime"] == "nvidia"
+    published = {int(port.rsplit(":", 1)[1]) for port in SERVER["ports"]}
+    assert published == {context.params[f"{kind}_port"] for kind in ("grpc", "http", "metrics")}
+    assert int(SERVER["stop_grace_period"].removesuffix("s")) > context.params["drain_seconds"] + 3
+
+
+def test_its_variables_are_explained() -> None:
+    example = (DEPLOY / "example.env").read_text()
+    assert set(re.findall(r"\$\{(\w+)", FILE.read_text())) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+    for name, value in re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE):
+        assert f"${{{name}:-{value}}}" in FILE.read_text(), name

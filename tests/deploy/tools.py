@@ -1,0 +1,31 @@
+"""Programs that the tests of deploy/ run, and that a machine may lack."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def tool(name: str, install: str) -> str:
+    """Return the path of a program of this environment or of the system, or skip the test.
+
+    Args:
+        name: of the program.
+        install: the command that installs it.
+    """
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if not found:
+        pytest.skip(f"needs {name}: {install}")
+    return found
+
+
+def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its code, stdout and stderr."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
