@@ -34,7 +34,6 @@ ORDER = (
     "pb",
     "runner",
     "bundles",
-    "instruments",
     "runtimes",
     "security",
     "profiling",
