@@ -14,7 +14,7 @@ from edge.__main__ import cli
 from edge.datatypes import Array, TensorSpec
 from edge.repository import loader
 from edge.runner import Runner
-from edge.runtimes.build import load_runner
+from edge.runtimes.build import load_with
 
 ILLEGAL = "cuMemcpyDtoHAsync failed: an illegal memory access was encountered"
 
@@ -70,10 +70,10 @@ def main() -> None:
     kind = {"lost": Around, "worn-out": WornOut}[sys.argv.pop(1)]
 
     def load(*arguments: Any, **options: Any) -> Any:
-        loaded = load_runner(*arguments, **options)
+        loaded = load_with(*arguments, **options)
         return dataclasses.replace(loaded, runner=kind(loaded.runner))
 
-    loader.load_runner = load
+    loader.load_with = load
     cli.main()
 
 
