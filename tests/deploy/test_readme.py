@@ -1,14 +1,16 @@
-"""deploy/README.md and the files that it describes agree."""
+"""deploy/README.md and deploy/JETSON.md agree with the files and commands that they describe."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from importlib.metadata import entry_points
 
 from deploy import push
 from tests.deploy.tools import DEPLOY, ROOT
 
 PAGE = (DEPLOY / "README.md").read_text()
+PROOFS = (DEPLOY / "JETSON.md").read_text()
 DOCKERFILE = (ROOT / "jetson.Dockerfile").read_text()
 ENTRYPOINT = (DEPLOY / "container" / "entrypoint.sh").read_text()
 
@@ -26,8 +28,10 @@ def test_exit_codes() -> None:
 
 
 def test_files_and_headings() -> None:
-    for name in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", PAGE):
-        assert name == "JETSON.md" or (DEPLOY / name).exists(), name
+    for name in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", PAGE + PROOFS):
+        assert (DEPLOY / name).exists(), name
+    for name in re.findall(r"\b(?:tests|edge|deploy)/[\w/]+\.\w+", PROOFS):
+        assert (ROOT / name).is_file(), name
     for name in re.findall(r"^\| (`.*?`) ", PAGE, re.MULTILINE)[0].replace("`", "").split(", "):
         assert (DEPLOY / name).exists(), name
 
@@ -44,6 +48,18 @@ def test_commands() -> None:
     (arguments,) = commands("docker run")
     mounts = {argument.split(":")[1] for argument in arguments if ":/" in argument}
     assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
+
+
+def test_the_commands_that_settle_what_is_not_proven() -> None:
+    known = {point.name: point for point in entry_points(group="fewheads.commands")}
+    examples = [part.strip() for code in re.findall(r"`([^`\n]+)`", PROOFS) for part in code.split("&&")]
+    found = [shlex.split(each)[1:] for each in examples if each.startswith("fewheads ")]
+    assert len(found) > 10
+    for name, *arguments in found:
+        options = {option for parameter in known[name].load().params for option in parameter.opts}
+        assert {argument for argument in arguments if argument.startswith("-")} <= options, (name, arguments)
+    for target in re.findall(r"\bmake ([\w-]+)", PROOFS):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 
 
 def test_the_image_and_the_page_install_the_same() -> None:
