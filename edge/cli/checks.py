@@ -16,7 +16,7 @@ from edge.instruments.kernel_files import read_text
 from edge.instruments.memory import MemorySampler
 
 DRIVER: Final = "libcuda.so.1"
-#: An image tells by this which release of L4T it is for, such as r36.4.
+#: The release of L4T that an image is for, such as r36.4.
 IMAGE: Final = "FEWHEADS_IMAGE_L4T"
 _SIGNS_OF_A_CONTAINER: Final = (".dockerenv", "run/.containerenv")
 _CONTAINER_VARIABLES: Final = (IMAGE, "KUBERNETES_SERVICE_HOST")
@@ -103,9 +103,11 @@ def _jetpack(board: Board, contained: bool) -> Check:
         mount = "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro to see it."
         return Check(name, "absent", f"unknown, L4T {board.l4t or 'unknown'}", mount if contained else supported)
     if board.jetpack is None:
-        return Check(name, "warning", f"unknown, L4T {board.l4t}", "This release has not been tried; 6.2 and 7.2 have.")
+        return Check(name, "warning", f"unknown, L4T {board.l4t}", "Fewheads is made for JetPack 6.2 and 7.2.")
     found = f"{board.jetpack}, L4T {board.l4t}"
-    return Check(name, "ok", found) if release.major >= 36 else Check(name, "warning", found, supported)
+    if any(map(release.runs, _IMAGES)):
+        return Check(name, "ok", found)
+    return Check(name, "warning", found, supported)
 
 
 def _image(board: Board, image: Release) -> Check:

@@ -86,7 +86,7 @@ def test_another_machine_is_none(tmp_path: Path) -> None:
             "# R40 (release), REVISION: 1.0, GCID: 1",
             "warning",
             "unknown, L4T 40.1.0",
-            "This release has not been tried; 6.2 and 7.2 have.",
+            "Fewheads is made for JetPack 6.2 and 7.2.",
         ),
         (
             "# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: t186ref",
@@ -94,6 +94,14 @@ def test_another_machine_is_none(tmp_path: Path) -> None:
             "5.1.2, L4T 35.4.1",
             "Update the board to JetPack 6.2 or 7.2.",
         ),
+        # Its TensorRT is 8.6.
+        (
+            "# R36 (release), REVISION: 3.0, GCID: 1",
+            "warning",
+            "6.0, L4T 36.3.0",
+            "Update the board to JetPack 6.2 or 7.2.",
+        ),
+        ("# R36 (release), REVISION: 4.0, GCID: 1", "ok", "6.1, L4T 36.4.0", ""),
     ],
 )
 def test_jetpack(tmp_path: Path, line: str | None, status: str, found: str, advice: str) -> None:
