@@ -97,14 +97,14 @@ def estimate_bundle(
 
     Raises:
         UsageError: there is no such mode, the bundle takes no input of a size that was given, or the table is of
-            another model or power mode.
+            another model, runtime, board or power mode.
         BundleError: the bundle is broken, or has no file for TensorRT whose work can be counted.
     """
     mode = mode_of(device, power_mode)
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     sizes = _sizes(manifest, tuple(lengths), tuple(batches))
-    measured = MeasuredTable.read(table, power_mode) if table else None
+    measured = MeasuredTable.read(table, device, power_mode) if table else None
     rows: list[Row] = []
     dense: dict[tuple[int, int | None, str], float] = {}  # by batch, tokens and label
     layers = 0

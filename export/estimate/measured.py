@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.profiling.table import LatencyTable, Shape, check_key
+from export.estimate.devices import DEVICES
+from export.estimate.model import RUNTIME
 from export.estimate.operations import Halves
 
-_FIX = "Give the table of this device and power mode, or leave --latency-table out."
+_FIX = "Give the table of this board and power mode with TensorRT, or leave --latency-table out."
 
 
 class MeasuredTable(NamedTuple):
@@ -18,21 +20,24 @@ class MeasuredTable(NamedTuple):
     table: LatencyTable
 
     @classmethod
-    def read(cls, path: Path, power_mode: str) -> MeasuredTable:
+    def read(cls, path: Path, device: str, power_mode: str) -> MeasuredTable:
         """Read a table.
 
         Args:
             path: of the file.
-            power_mode: that it must be of.
+            device: a name in :data:`export.estimate.devices.DEVICES`.
+            power_mode: of the board.
 
         Raises:
-            UsageError: it is no table, a prediction itself, or of another power mode.
+            UsageError: it is no table, a prediction itself, or of another runtime, board or power mode.
         """
         table = LatencyTable.read(path)
+        board = table.key.get("device", "")
+        name = DEVICES[device].name
         check_key(
             f"latency table {path}",
-            table.key | {"label": table.label},
-            {"label": "measured", "power_mode": power_mode},
+            table.key | {"label": table.label, "device": name if _is(board, device) else board},
+            {"label": "measured", "runtime": RUNTIME, "device": name, "power_mode": power_mode},
             _FIX,
         )
         return cls(path, table)
@@ -76,3 +81,9 @@ class MeasuredTable(NamedTuple):
         if len(times) < len(shapes):
             return None
         return (whole.dense_milliseconds - whole.floor_milliseconds) * (sum(times) + rest.dense_layers)
+
+
+def _is(board: str, device: str) -> bool:
+    """Return whether a name such as "NVIDIA Jetson Orin Nano Super Developer Kit" is that of a device."""
+    words = board.lower().split()
+    return {"orin", "nano"} <= set(words) and ("super" in words) == device.endswith("super")

@@ -170,6 +170,19 @@ def test_a_measured_table_replaces_predictions(shapes, tmp_path):
         estimate_bundle(bundle, "orin-nano-super", "25W", table=out)
     with pytest.raises(UsageError, match=rf"key: got label '{PREDICTION}', expected label 'measured'"):
         estimate_bundle(bundle, "orin-nano-super", "15W", table=predicted)
+    board = {"device": "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"}
+    msgspec.structs.replace(table, key=key | board).write(out)
+    again = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows
+    assert [row.milliseconds for row in again] == [row.milliseconds for row in rows]
+    for device, wrong in (
+        ("orin-nano", board),
+        ("orin-nano-super", {"device": "NVIDIA Jetson AGX Orin Developer Kit"}),
+        ("orin-nano-super", {"runtime": "onnxruntime"}),
+    ):
+        ((name, value),) = wrong.items()
+        msgspec.structs.replace(table, key=key | wrong).write(out)
+        with pytest.raises(UsageError, match=rf"key: got {name} '{value}', expected {name} '"):
+            estimate_bundle(bundle, device, "15W", table=out)
     msgspec.structs.replace(table, key=key | {"dense": "h1-r1-f1"}).write(out)
     with pytest.raises(UsageError, match=rf"key: got dense 'h1-r1-f1', expected dense '{dense.name}'"):
         estimate_bundle(bundle, "orin-nano-super", "15W", table=out)
