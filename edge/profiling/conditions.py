@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from edge.errors import Literally, UsageError
 from edge.instruments.board import read_board
 from edge.instruments.sensors import Sensors
 
@@ -45,8 +46,15 @@ class Conditions:
         return (board and board.model) or (processor == "GPU" and _gpu_name(self._root)) or cpu_name(self._root)
 
     def power_mode(self) -> str:
-        """Return the name of the power mode, such as ``25W``; empty where it cannot be read."""
+        """Return the name of the power mode, such as ``25W``; empty on a machine that is no Jetson.
+
+        Raises:
+            UsageError: a Jetson hides it, so that timings of two modes could be mixed.
+        """
         board = read_board(self._root)
+        if board and not board.power_mode:
+            fix = "Mount /etc/nvpmodel.conf, /etc/nvpmodel and /var/lib/nvpmodel read-only, or set one with nvpmodel."
+            raise UsageError("power mode", given=Literally("unknown"), expected="the power mode of the board", fix=fix)
         return (board and board.power_mode) or ""
 
     def throttling(self) -> Throttling:

@@ -66,7 +66,8 @@ def profile(
         on_progress: called at each step.
 
     Raises:
-        UsageError: an option does not fit, the table in ``out`` has another key, or the power mode changed.
+        UsageError: an option does not fit, the table in ``out`` has another key, or the power mode is unknown or
+            changed.
         BundleError: a bundle is missing or broken, or has no file for this runtime.
         BackendError: the runtime is missing, or cannot build a shape.
         GoldenError: a shape does not reproduce its golden outputs.

@@ -109,6 +109,11 @@ def test_tables_of_two_power_modes_are_never_mixed(shapes, cache, board, tmp_pat
     assert out.read_bytes() == before
     table, _ = timed(shapes, out, cache=cache, lengths=(8,), conditions=Conditions(board), replace=True)
     assert {timing.tokens for timing in LatencyTable.read(out).timings} == {8}
+    before = out.read_bytes()
+    (board / "var/lib/nvpmodel/status").unlink()
+    with pytest.raises(UsageError, match=r"power mode: got unknown, expected the power mode of the board\. Mount "):
+        timed(shapes, out, cache=cache, conditions=Conditions(board), replace=True)
+    assert out.read_bytes() == before
 
 
 def test_a_change_of_the_power_mode_ends_the_run_and_keeps_what_was_timed(shapes, cache, board, tmp_path):
