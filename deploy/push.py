@@ -6,8 +6,8 @@
 A bundle is copied over ssh into a directory that servers ignore, as its name begins with a dot. A copy that was
 interrupted goes on with the files that are missing. Once every SHA-256 is that of the manifest, the bundle is renamed
 into its place, NAME-VERSION, and earlier versions of its model out of theirs. The server serves these until it has
-loaded and checked the new one. If that fails, or takes too long, the names are changed back. The last earlier version
-stays on the board, and `--back` returns to it.
+loaded and checked the new one. If that fails, takes too long, or is interrupted, the names are changed back. The last
+earlier version stays on the board, and `--back` returns to it.
 
 The board needs sh, tar and sha256sum.
 """
@@ -225,9 +225,9 @@ def push(bundle: Bundle, board: Board, server: Server) -> None:
     present = [one for one in present if not one.directory.startswith(".")]
     others = [one for one in there if one.name == wanted.name and one not in present]
     earlier = [one for one in others if not one.directory.startswith(".")]
-    incoming: str | None = f".{wanted.directory}{_INCOMING}"
+    incoming = None if present else f".{wanted.directory}{_INCOMING}"
     click.echo(f"{wanted.directory} to {board.name}", err=True)
-    if incoming and not present:
+    if incoming:
         _copy(bundle.path, expected, board, incoming)
     elif board.hashes(present[0].directory) != expected:
         fix = "Export it with a higher version: fewheads export --version."
@@ -235,7 +235,6 @@ def push(bundle: Bundle, board: Board, server: Server) -> None:
         raise BundleError(f"{wanted.directory} on {board.name}", given=given, expected="none, or this one", fix=fix)
     else:
         click.echo("  is there already", err=True)
-        incoming = None
     _switch(board, server, wanted, incoming, earlier)
     kept = {one.directory for one in others if one.directory.startswith(".")} - {_previous(one) for one in earlier}
     if kept and earlier:
@@ -285,8 +284,10 @@ def _switch(board: Board, server: Server, wanted: Installed, source: str | None,
     board.run(_MOVE, *(name for move in moves for name in move))
     try:
         server.follow(wanted)
-    except ServerError as error:
+    except (ServerError, KeyboardInterrupt) as error:
         board.run(_MOVE, *(name for there, here in reversed(moves) for name in (here, there)))
+        if isinstance(error, KeyboardInterrupt):
+            raise
         if source and source.endswith(_INCOMING):
             board.run(_REMOVE, source)
         again = _served_again(server, wanted, earlier)

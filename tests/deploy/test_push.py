@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -170,6 +171,18 @@ def test_a_server_that_does_not_come_back(tmp_path: Path, repository: Path) -> N
     assert code == 6
     assert "expected READY within 0.2 s. Version 1 is in its place again, but the server does not serve it." in log
     assert names(repository) == {"oracle-1", "other"}
+
+
+def test_an_interrupted_wait_leaves_the_earlier_version(tmp_path: Path, repository: Path) -> None:
+    new = bundle(tmp_path / "new", 2)
+    command = [sys.executable, str(PUSH), str(new), "--to", str(repository), "--url", "127.0.0.1:1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert any("the server does not answer" in line for line in process.stderr)
+        assert "oracle-2" in names(repository)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 1
+    assert names(repository) == {"oracle-1", "other", ".oracle-2.incoming"}
 
 
 def stand_in(directory: Path, script: str) -> Path:
