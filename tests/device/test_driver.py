@@ -1,4 +1,4 @@
-"""The software driver catches what a real device punishes, through the real pycuda."""
+"""The software driver detects misuse of the device, through the real pycuda."""
 
 from __future__ import annotations
 
