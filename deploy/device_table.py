@@ -3,8 +3,8 @@
     python deploy/device_table.py RECORD.json...                          prints them
     python deploy/device_table.py --into edge/README.md [RECORD.json...]  replaces those of a document
 
-``fewheads bench --on-device --out FILE`` writes records. Without RECORD all of ``deploy/device_records`` are used, which
-are those of the documents. A record of a run that throttled is refused, and a document takes only a Jetson's.
+``fewheads bench --on-device --out FILE`` writes records. Without RECORD, ``deploy/device_records`` has those of the
+documents. A record of a run that throttled is refused, and a document takes only a Jetson's.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
 from edge.datatypes import Array
 from edge.instruments.board import Board
-from edge.instruments.kernel_files import read_text
 from edge.load.bench import direct_inputs, in_process, server_for
 from edge.load.board_watch import BoardState, BoardWatch, Range
+from edge.profiling.conditions import cpu_name
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Source
 
@@ -37,7 +37,6 @@ _SERIES_SECONDS = 2.0
 _POWER_SECONDS = 0.5
 _SETTLE_SECONDS, _IDLE_SECONDS = 1.0, 3.0
 _RESAMPLES = 2000
-_LONGEST_CPUINFO = 2**20
 
 Where = Literal["in process", "served"]
 Call = Callable[[dict[str, Array]], None]
@@ -150,7 +149,7 @@ class Machine(msgspec.Struct, frozen=True):
     Attributes:
         board: a Jetson's facts; None on any other machine.
         architecture: such as ``aarch64``.
-        processor: its name where the kernel gives one; else empty.
+        processor: its name; the architecture where the kernel gives none.
         python: version of Python.
         kernel: release of the kernel.
     """
@@ -167,7 +166,7 @@ class Machine(msgspec.Struct, frozen=True):
         if self.board:
             jetpack = f", JetPack {self.board.jetpack}" if self.board.jetpack else ""
             return f"{self.board.model}, {self.board.power_mode or 'unknown power mode'}{jetpack}"
-        return f"no Jetson: {self.architecture}{f', {self.processor}' if self.processor else ''}"
+        return f"no Jetson: {self.architecture}, {self.processor}"
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, tag=1, tag_field="format_version"):
@@ -263,7 +262,9 @@ def measure_on_device(
     return DeviceRecord(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         fewheads_version=__version__,
-        machine=_machine(watch.before.board, root),
+        machine=Machine(
+            watch.before.board, platform.machine(), cpu_name(root), platform.python_version(), platform.release()
+        ),
         plan=plan,
         before=watch.before,
         after=watch.after,
@@ -454,9 +455,3 @@ def _ratios(subjects: list[_Subject], rounds: list[list[_Round]]) -> list[Ratio]
                 )
             )
     return found
-
-
-def _machine(board: Board | None, root: Path) -> Machine:
-    lines = read_text(root / "proc/cpuinfo", _LONGEST_CPUINFO).splitlines()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return Machine(board, platform.machine(), name, platform.python_version(), platform.release())

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from edge.errors import Literally, UsageError
 from edge.instruments.board import read_board
+from edge.instruments.kernel_files import read_text
 from edge.instruments.sensors import Sensors
 
-_GPUS = "proc/driver/nvidia/gpus"
+_GPUS, _PROCESSORS = "proc/driver/nvidia/gpus", "proc/cpuinfo"
+_LONGEST = 2**20
 
 
 class Throttling(NamedTuple):
@@ -65,22 +67,14 @@ class Conditions:
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """Return the processor's name for itself."""
-    found = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    """Return the processor's name for itself; the architecture where the kernel gives none."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text(root / _PROCESSORS, _LONGEST), re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _gpu_name(root: Path) -> str:
     for information in sorted((root / _GPUS).glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _text(information), re.MULTILINE)
+        found = re.search(r"^Model:\s*(.+)$", read_text(information, _LONGEST), re.MULTILINE)
         if found:
             return found[1].strip()
     return ""
-
-
-def _text(path: Path) -> str:
-    """Return the contents of a file; nothing where it cannot be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
