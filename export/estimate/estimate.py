@@ -177,6 +177,7 @@ def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
         speeds.setdefault(row.tier, []).append(row.times_faster)
     means = {tier: sum(found) / len(found) for tier, found in speeds.items()}
     fastest = max(means, key=means.__getitem__)
+    how = "predicted" if any(row.label == PREDICTION for row in rows) else "measured"
     if means[fastest] < _WORTH:
-        return first.tier, f"no tier is predicted to be {_WORTH:g} times as fast as {first.tier!r}"
-    return fastest, f"predicted to be {means[fastest]:.2f} times as fast as {first.tier!r}, if its accuracy suffices"
+        return first.tier, f"no tier is {how} to be {_WORTH:g} times as fast as {first.tier!r}"
+    return fastest, f"{how} to be {means[fastest]:.2f} times as fast as {first.tier!r}, if its accuracy suffices"

@@ -7,6 +7,7 @@ import onnx
 import pytest
 import torch
 
+from edge.bundles.bundle import Bundle, write_bundle
 from edge.errors import BundleError, UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Rest, Shape, Timing
 from edge.profiling.timing import compared_above
@@ -166,6 +167,12 @@ def test_a_measured_table_replaces_predictions(shapes, tmp_path):
     rows = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows
     assert [row.label == PREDICTION for row in rows] == [True, False, True, True]
     assert rows[1].milliseconds == pytest.approx(3.0)  # 2 ms of the layer, 1 ms of the rest
+    full = Bundle.open(bundle)
+    alone = msgspec.structs.replace(full.manifest, tiers=full.manifest.tiers[:1])
+    files = {name: full.read(name) for name in alone.files if "int8" not in name}
+    write_bundle(tmp_path / "alone", msgspec.structs.replace(alone, files={}), files)
+    measured = estimate_bundle(tmp_path / "alone", "orin-nano-super", "15W", lengths=(16,), table=out)
+    assert measured.recommendation == "no tier is measured to be 1.15 times as fast as 'x1'"
     with pytest.raises(UsageError, match=r"key: got power_mode '15W', expected power_mode '25W'"):
         estimate_bundle(bundle, "orin-nano-super", "25W", table=out)
     with pytest.raises(UsageError, match=rf"key: got label '{PREDICTION}', expected label 'measured'"):
