@@ -37,8 +37,9 @@ def test_a_service_can_do_little_else_than_serve(name: str) -> None:
     )
     assert {"privileged", "cap_add", "user", "network_mode", "pid", "ipc", "devices"}.isdisjoint(service)
     assert "mem_limit" in service
+    address = "${BIND_ADDRESS:-127.0.0.1}" if name == "server" else "127.0.0.1"  # the others have no tokens
     for port in service["ports"]:
-        assert port.startswith("${BIND_ADDRESS:-127.0.0.1}:"), "a port is open to the network"
+        assert port.startswith(f"{address}:"), "a port is open to the network"
     for mount in service["volumes"]:
         if isinstance(mount, str):
             assert mount.endswith(":ro") or not mount.startswith((".", "/")), mount
