@@ -15,7 +15,7 @@ from edge.cli.output import print_json, print_table, progress, remark
 from edge.errors import FewheadsError, Literally, UsageError
 
 if TYPE_CHECKING:
-    from edge.load.on_device import DeviceRecord
+    from edge.load.device_record import DeviceRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,7 +103,8 @@ def run_on_device(
         UsageError: an option is wrong.
         FewheadsError: the record must not be published, or a bundle cannot be measured.
     """
-    from edge.load.on_device import Plan, measure_on_device
+    from edge.load.device_record import Plan
+    from edge.load.on_device import measure_on_device
 
     plan = Plan(
         requests=requests,

@@ -9,7 +9,7 @@ import msgspec
 
 from edge.errors import Literally, UsageError
 from edge.files import write_whole
-from edge.load.on_device import DeviceRecord, Ratio, Series
+from edge.load.device_record import DeviceRecord, Ratio, Series
 
 #: The lines of a document between which the table stands.
 BEGIN, END = "<!-- device table: made by deploy/device_table.py -->", "<!-- end of the device table -->"

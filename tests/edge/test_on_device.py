@@ -18,7 +18,8 @@ from edge.launch import running_server
 from edge.load import device_table
 from edge.load.bench import direct_inputs
 from edge.load.board_watch import BoardWatch
-from edge.load.on_device import DeviceRecord, Plan, measure_on_device, served_elsewhere
+from edge.load.device_record import DeviceRecord, Plan
+from edge.load.on_device import measure_on_device, served_elsewhere
 from tests.edge.boards import orin_nano, write
 from tests.edge.commands import answer, fewheads, refusal
 from tests.edge.models import ORACLE_BUNDLE
