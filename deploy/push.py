@@ -156,7 +156,7 @@ class Server:
     Args:
         client: connected to it.
         board: where it runs.
-        load: whether it loads models when a client says so.
+        load: whether it loads models only on request.
         restart: the command that restarts it on the board; empty if it follows its repository.
         wait_seconds: how long a model may take to be ready.
     """
@@ -203,7 +203,7 @@ class Server:
             if (state == "UNAVAILABLE" and not gone) or time.monotonic() > until:
                 subject = f"{wanted.name} version {wanted.version}"
                 given = Literally(told)
-                fix = "The server's log tells more."
+                fix = "Read the server's log."
                 expected = f"READY within {self._wait_seconds:g} s"
                 raise ServerError(subject, given=given, expected=expected, fix=fix)
             time.sleep(_POLL_SECONDS)
