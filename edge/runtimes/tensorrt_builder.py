@@ -153,7 +153,9 @@ class _Job:
         # Taken before the build: it may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
         profiles = buckets(self.profile)
-        config = _config(trt, builder, profiles, self.compute_capability, self.subject, self.options)
+        config = _config(
+            trt, builder, profiles, len(self.model), self.compute_capability, self.subject, self.options
+        )
         for flag in _PRECISION_FLAGS[self.precision] if weak else ():
             config.set_flag(getattr(trt.BuilderFlag, flag))
         timing, timed = self.options.timing_cache, "off"
@@ -224,6 +226,7 @@ def _config(
     trt: Any,
     builder: Any,
     profiles: Sequence[Profiles],
+    model_bytes: int,
     compute_capability: str | None,
     subject: str,
     options: BuildOptions,
@@ -233,8 +236,10 @@ def _config(
     config.clear_flag(trt.BuilderFlag.TF32)
     pools = trt.MemoryPoolType
     config.set_memory_pool_limit(pools.WORKSPACE, options.workspace_bytes)
-    # What is timed may hold its inputs and outputs beside its workspace.
-    config.set_memory_pool_limit(pools.TACTIC_DRAM, 2 * options.workspace_bytes)
+    # On a Jetson this pool counts all memory of the build, the builder's own included: below it no kernel is tried.
+    # TensorRT takes only powers of two, and merely logs an error about others.
+    needed = memory_needed(model_bytes, options.workspace_bytes).size_bytes
+    config.set_memory_pool_limit(pools.TACTIC_DRAM, 1 << (needed - 1).bit_length())
     for profile in profiles:
         shapes = builder.create_optimization_profile()
         for name, allowed in profile.items():

@@ -62,7 +62,7 @@ def test_engine_is_built_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path)
     assert record.golden.passed
     assert record.golden.finite
     assert record.engine is not None
-    assert (record.engine.typing, record.engine.timing_cache) == ("strong", "new")
+    assert (record.engine.typing, record.engine.timing_cache, record.engine.warnings) == ("strong", "new", ())
     assert {"onnx", "version", "compute_capability", "device_name", "l4t", "cuda", "precision", "profiles"} <= {
         *record.key
     }

@@ -28,6 +28,8 @@ from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, int
 _PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
 #: What a second and a third tactic of a matrix product would take, as multiples of its inputs and outputs.
 _TACTICS = {1: 4, 2: 64}
+#: The builder's kernels in the memory of host and device, which the pool TACTIC_DRAM counts where they are the same.
+_BUILDER_BYTES = (927 + 752) * 1024**2
 _BUILD = "IBuilder::buildSerializedNetwork"
 _ENTRY_MS = 0.01
 
@@ -135,7 +137,10 @@ class IBuilderConfig(Native):
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
         if integer(pool_size) < 0:
             raise TypeError(f"set_memory_pool_limit(): incompatible function arguments: {pool_size}")
-        self._pools[instance(pool, MemoryPoolType)] = int(pool_size)
+        if instance(pool, MemoryPoolType) == MemoryPoolType.TACTIC_DRAM and int(pool_size).bit_count() != 1:
+            self._log.usage("IBuilderConfig::setMemoryPoolLimit", "condition: std::has_single_bit(poolSize).")
+            return
+        self._pools[pool] = int(pool_size)
 
     def get_memory_pool_limit(self, pool: Any) -> int:
         return int(self._pools.get(instance(pool, MemoryPoolType)) or self._device_bytes)
@@ -350,7 +355,9 @@ class _Build:
             for length in shapes.get(tensor.name, tuple(tensor.shape)):
                 volume *= abs(length)
             size += volume * tensor.dtype.itemsize
-        limit = min(self.config.get_memory_pool_limit(MemoryPoolType.WORKSPACE), device.free_bytes())
+        workspace = self.config.get_memory_pool_limit(MemoryPoolType.WORKSPACE)
+        dram = self.config.get_memory_pool_limit(MemoryPoolType.TACTIC_DRAM)
+        limit = max(min(workspace, dram - _BUILDER_BYTES, device.free_bytes()), 0)
         for tactic, factor in _TACTICS.items():
             if size * factor > limit:
                 self.log.warning(
