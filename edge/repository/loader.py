@@ -15,9 +15,9 @@ from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
 from edge.runtimes import cache as builds
-from edge.runtimes.build import Loaded, build_with, is_built, load_with
+from edge.runtimes.build import Loaded, build_with, find_build, is_built, load_with
 from edge.runtimes.build_child import stopped
-from edge.runtimes.runtime import BuildProgress, Runtime
+from edge.runtimes.runtime import BuildProgress, Runtime, Source
 from edge.runtimes.table import choose, first_that_works
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
@@ -123,6 +123,8 @@ class Loader:
     def _build_tier(
         self, runtime: Runtime, bundle: Bundle, tier: str, progress: Callable[[str], None], stop: threading.Event
     ) -> None:
+        if find_build(runtime, Source.of(bundle, runtime, tier), self._cache):
+            return  # it waits for no build of another model
         of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
 
         def report(position: BuildProgress) -> None:

@@ -15,7 +15,7 @@ from edge.errors import BackendError, Literally
 from edge.runner import Runner
 from edge.runtimes import build_memory, cache
 from edge.runtimes.build_child import build_in_child
-from edge.runtimes.cache import BuildRecord
+from edge.runtimes.cache import BuildRecord, Cached
 from edge.runtimes.local_build import Built, build_here, check_fusion, load_checked
 from edge.runtimes.runtime import BuildOptions, Progress, Runtime, Source
 from edge.runtimes.table import first_that_works
@@ -121,12 +121,22 @@ def build_with(
     build_memory.check(runtime, source, options)
     if not runtime.isolated_build:
         return build_here(runtime, source, cache_dir, options, progress)
-    directory = build_in_child(runtime, source, cache_dir, options, progress, stop)
+    build_in_child(runtime, source, cache_dir, options, progress, stop)
     built = cache.find(directory, key)
     if not built:
         fix = "Build it again, on a disk that is sound."
         raise BackendError(source.subject, given=Literally("none"), expected=f"its build in {directory}", fix=fix)
     return Built(directory, built.record, reused=False)
+
+
+def find_build(runtime: Runtime, source: Source, cache_dir: Path | None) -> Cached | None:
+    """Return the build of a model that the cache holds for a runtime, read and checked; None where it has none.
+
+    Raises:
+        BackendError: the runtime is missing.
+    """
+    key = cache.key_of(source, runtime)
+    return cache.find(cache.entry(cache_dir, key), key)
 
 
 def is_built(runtime: Runtime, bundle: Bundle, cache_dir: Path | None) -> bool:
@@ -166,10 +176,9 @@ def load_runner(
 def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier: str | None = None) -> Loaded:
     """Load a model with one runtime; see :func:`load_runner`."""
     source = Source.of(bundle, runtime, tier)
-    key = cache.key_of(source, runtime)
-    found = cache.find(cache.entry(cache_dir, key), key)
+    found = find_build(runtime, source, cache_dir)
     if runtime.isolated_build and not found:
-        raise _not_built(runtime, source, cache_dir, key)
+        raise _not_built(runtime, source, cache_dir)
     runner, report = load_checked(runtime, source, found.data if found else None)
     read_from: Literal["cache", "bundle"] = "cache" if found else "bundle"
     name = f"{bundle.manifest.name} {bundle.manifest.version}"
@@ -181,9 +190,9 @@ def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier:
     return Loaded(runner, report, runtime, source.artifact, independent, read_from, record)
 
 
-def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None, key: dict[str, str]) -> BackendError:
+def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> BackendError:
     """Return the error of a model without a build for this machine, with the command that makes one."""
-    other = cache.nearest(cache_dir, key)
+    other = cache.nearest(cache_dir, cache.key_of(source, runtime))
     place = cache.cache_directory(cache_dir)
     given, expected = other or (f"no build in {place}", "one for this machine")
     target = f"{runtime.name}:{runtime.given_parameter}" if runtime.given_parameter else runtime.name

@@ -169,6 +169,20 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
         assert "got a request to end it, expected none. Load the model again." in entry.reason
 
 
+async def test_a_model_that_is_built_does_not_wait_for_the_build_of_another(
+    unbuilt: tuple[ModelControl, Repository],
+) -> None:
+    control, repository = unbuilt
+    await control.start([])
+    loading = asyncio.create_task(control.load_model("sentiment"))
+    await building(repository, "sentiment")
+    await asyncio.wait_for(control.load_model(NEXT), 20)
+    assert [entry.state for entry in repository.named(NEXT)] == ["READY"]
+    await control.unload_model("sentiment")
+    with pytest.raises(LoadFailed):
+        await loading
+
+
 async def test_reload_that_builds_leaves_the_model_ready(
     unbuilt: tuple[ModelControl, Repository], scheduler: Scheduler, tmp_path: Path
 ) -> None:
