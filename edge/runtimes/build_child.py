@@ -56,8 +56,8 @@ def build_in_child(
     options: BuildOptions,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
-) -> Path:
-    """Build a model in a process of its own, and return the directory of the build in the cache.
+) -> None:
+    """Build a model in a process of its own, which puts it into the cache.
 
     The process ends when this returns or raises, whatever happens, and takes nothing half-written with it into the
     cache.
@@ -86,13 +86,17 @@ def build_in_child(
     )
     command = [sys.executable, "-m", "edge.runtimes.build_process"]
     # A session of its own: Ctrl-C reaches this process alone, which then ends the child.
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    except OSError as error:  # such as no memory for another process
+        fix = f"{MORE_MEMORY}, and build again."
+        raise BackendError(source.subject, given=Literally(error), expected="a build process", fix=fix) from None
     try:
         with suppress(BrokenPipeError):  # it has died; the end of its output says so
             assert child.stdin
             child.stdin.write(msgspec.json.encode(request) + b"\n")
             child.stdin.flush()
-        return _followed(child, source, options, progress, stop or threading.Event())
+        _follow(child, source, options, progress, stop or threading.Event())
     finally:
         _end(child)
         with suppress(OSError):
@@ -105,13 +109,13 @@ def stopped(subject: str) -> LoadFailed:
     return LoadFailed(f"build of {subject}", given=given, expected="none", fix=fix)
 
 
-def _followed(
+def _follow(
     child: subprocess.Popen[bytes],
     source: Source,
     options: BuildOptions,
     progress: Progress | None,
     stop: threading.Event,
-) -> Path:
+) -> None:
     memory = _Memory()
     for line in _lines(child):
         if stop.is_set():
@@ -130,7 +134,7 @@ def _followed(
         elif isinstance(message, Logged):
             logging.getLogger(message.logger).log(message.level, "%s", message.message)
         elif isinstance(message, Finished):
-            return Path(message.directory)
+            return
         elif isinstance(message, Failed):
             raise message.error
     raise _died(child, source, options, memory)
@@ -176,7 +180,11 @@ def _exiting(child: subprocess.Popen[bytes]) -> bool:
 
 def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions, memory: _Memory) -> BackendError:
     """Return the error of a child that ended without a result."""
-    code = child.wait(_EXIT_SECONDS)
+    try:
+        code = child.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:  # its output is closed, and it hangs
+        child.kill()
+        code = child.wait()
     fix = "See its last lines above or in the log, and build again."
     if code >= 0:
         given = f"a build process that ended with exit status {code}, {memory}"

@@ -49,9 +49,7 @@ class Logged(msgspec.Struct, frozen=True, tag="log"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="result"):
-    """The end of a build that is in the cache, in this directory."""
-
-    directory: str
+    """The end of a build that is in the cache now."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="error"):

@@ -66,7 +66,7 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
-        built = _build(request, channel)
+        _build(request, channel)
     except FewheadsError as error:
         channel.send(Failed.of(error))
         _exit(error.exit_code)
@@ -79,19 +79,16 @@ def main() -> None:
     except Exception:
         log.exception("the build process failed")
         _exit(1)
-    channel.send(Finished(built))
+    channel.send(Finished())
     _exit(0)
 
 
-def _build(request: Request, channel: Channel) -> str:
+def _build(request: Request, channel: Channel) -> None:
     bundle = Bundle.open(request.bundle, models=False)
     runtime = RUNTIMES[request.runtime](request.parameter)
     runtime.reason = request.reason
     source = Source.of(bundle, runtime, request.tier)
-    built = build_here(
-        runtime, source, Path(request.cache), request.options, lambda progress: channel.send(Advanced(progress))
-    )
-    return str(built.directory)
+    build_here(runtime, source, Path(request.cache), request.options, lambda progress: channel.send(Advanced(progress)))
 
 
 def _yield_to_others() -> None:

@@ -153,9 +153,7 @@ class _Job:
         # Taken before the build: it may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
         profiles = buckets(self.profile)
-        config = _config(
-            trt, builder, profiles, len(self.model), self.compute_capability, self.subject, self.options
-        )
+        config = _config(trt, builder, profiles, len(self.model), self.compute_capability, self.subject, self.options)
         for flag in _PRECISION_FLAGS[self.precision] if weak else ():
             config.set_flag(getattr(trt.BuilderFlag, flag))
         timing, timed = self.options.timing_cache, "off"

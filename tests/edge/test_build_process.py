@@ -208,6 +208,12 @@ def test_killed_child(
     assert not built(runtime, oracle, tmp_path / "cache").reused
 
 
+def test_no_process_to_build_in(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
+        built(runtime, oracle, tmp_path / "cache")
+
+
 def test_stop_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Path):
     stop = threading.Event()
     stop.set()
