@@ -28,6 +28,8 @@ DATATYPES = {
 }
 #: The most graphs of one engine, and the most shapes without one that are remembered.
 GRAPHS = 16
+#: A graph makes room for another one when so many runs have not used it. A capture takes as long as several runs.
+_STALE_RUNS = 1000
 #: The most combinations of input shapes of which those of the outputs are remembered.
 _OUTPUT_SHAPES = 256
 
@@ -68,17 +70,25 @@ class Enqueued(NamedTuple):
 
 
 class _Captured(NamedTuple):
-    """A graph, and the context that it was captured from, which may not be changed as long as the graph is used."""
+    """A captured graph.
+
+    Attributes:
+        graph: the graph.
+        context: the context that it was captured from, which may not be changed as long as the graph is used.
+        used: the number of its last run.
+    """
 
     graph: Graph
     context: Any
+    used: int
 
 
 class Engine:
     """A deserialized engine. Everything here runs inside ``with device:``.
 
     A run that comes again while it is among the last :data:`GRAPHS` that have no graph is captured, and launched as a
-    graph from then on. Only so many graphs are kept; the one that has not been used for longest goes first.
+    graph from then on. Only so many graphs are kept. Another one replaces the one that has not been used for longest,
+    if that was :data:`_STALE_RUNS` ago: more shapes than graphs must not lead to a capture every few runs.
 
     Args:
         data: the serialized engine.
@@ -108,6 +118,7 @@ class Engine:
         self._uses_graphs = graphs
         self._graphs: OrderedDict[Enqueued, _Captured] = OrderedDict()
         self._seen: OrderedDict[Enqueued, None] = OrderedDict()
+        self._runs = 0
         self._output_shapes: dict[tuple[int, tuple[Shape, ...]], list[Shape]] = {}
         self._runtime = self._trt.Runtime(self._logger)
         self._logger.messages.clear()
@@ -188,18 +199,21 @@ class Engine:
             TensorRtError: TensorRT refuses.
             CudaError: CUDA refuses.
         """
+        self._runs += 1
         captured = self._graphs.get(run)
         if captured:
+            self._graphs[run] = captured._replace(used=self._runs)
             self._graphs.move_to_end(run)
             captured.graph.launch(self._shared.compute)
             self._shared.counts["launches"] += 1
         elif not self._uses_graphs:
             self._enqueue_with(self._context, run)
-        elif run in self._seen:
+        elif run in self._seen and self._has_room():
             del self._seen[run]
             self._capture(run)
         else:
             self._seen[run] = None
+            self._seen.move_to_end(run)
             if len(self._seen) > GRAPHS:
                 self._seen.popitem(last=False)
             self._enqueue_with(self._context, run)
@@ -284,10 +298,13 @@ class Engine:
                 self._enqueue_with(self._context, run)
             return
         self._shared.counts["captures"] += 1
-        self._graphs[run] = _Captured(graph, context)
+        self._graphs[run] = _Captured(graph, context, self._runs)
         if len(self._graphs) > GRAPHS:
             self._shared.compute.synchronize()  # the oldest may be at work
             self._graphs.popitem(last=False)[1].graph.free()
+
+    def _has_room(self) -> bool:
+        return len(self._graphs) < GRAPHS or self._runs - next(iter(self._graphs.values())).used > _STALE_RUNS
 
     def _drop_graphs(self) -> None:
         """Free all graphs. A device that refuses is lost, or else it refuses the next run, too."""

@@ -126,6 +126,7 @@ def test_requests_that_do_not_fit_the_engine_are_refused() -> None:
 
 def test_graphs_are_for_shapes_that_come_again_soon_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt_engine, "GRAPHS", 3)
+    monkeypatch.setattr(tensorrt_engine, "_STALE_RUNS", 4)
     monkeypatch.setattr(tensorrt_engine, "_OUTPUT_SHAPES", 2)
     onnx = affine()
     right = reference(onnx)
@@ -142,7 +143,8 @@ def test_graphs_are_for_shapes_that_come_again_soon_and_are_bounded(monkeypatch:
         assert runs(1, 2, 3, 4, 1, 2, 3, 4) == {"enqueues": 8}  # three others between two of a kind are too many
         assert runs(4, 3, 2) == {"enqueues": 3, "captures": 3}
         assert runs(4, 2, 3, 4) == {"launches": 4}
-        assert runs(1, 1) == {"enqueues": 2, "captures": 1}  # in place of 2, which was not used for longest
+        assert runs(1, 1) == {"enqueues": 2}  # all graphs were used lately
+        assert runs(1) == {"enqueues": 1, "captures": 1}  # in place of 2, which the last four runs did not use
         assert runs(3, 4, 1) == {"launches": 3}
         assert runs(2) == {"enqueues": 1}
 
