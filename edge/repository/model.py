@@ -141,7 +141,7 @@ class Model:
         return Cascade(program, runners) if program else SingleRun(runners)
 
     def _lanes(self, options: ServingOptions) -> dict[str, Lane]:
-        joiner = Joiner.of(self.manifest)
+        joiner = Joiner.of(self.manifest, few_shapes=self.runtime.few_shapes)
         delay_us = (
             self._serving.max_queue_delay_us if options.max_queue_delay_us is None else options.max_queue_delay_us
         )

@@ -186,6 +186,7 @@ class Runtime(ABC):
         isolated_build: whether a build runs in a child process, which gives all its memory back when it exits, and
             :meth:`load` takes nothing but a build.
         thread_bound: whether only the thread that loaded a runner may call it, as with a GPU's context.
+        few_shapes: whether a run is faster if its shapes came before, as with CUDA graphs.
         device: ``CPU``, ``GPU``, or the compute capability that it compiles for, such as ``SM86``.
     """
 
@@ -195,6 +196,7 @@ class Runtime(ABC):
     build_only: ClassVar[bool] = False
     isolated_build: ClassVar[bool] = False
     thread_bound: ClassVar[bool] = False
+    few_shapes: ClassVar[bool] = False
     device: str
 
     def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:

@@ -21,6 +21,7 @@ class TensorRt(TensorRtEngines):
     flavor = "tensorrt"
     isolated_build = True
     thread_bound = True
+    few_shapes = True
     device = "GPU"
 
     @classmethod

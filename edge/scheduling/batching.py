@@ -22,18 +22,28 @@ class Joiner:
         inputs: of the graph.
         padding: for each input that may be padded to a common length, [rows, tokens], the value to pad it with. Without
             any, only requests of equal shapes are joined.
+        longest: pad every run to the end of its bucket, and to this length at most; 0 pads to the longest request.
+
+    Attributes:
+        pads_alone: whether the inputs of a single request need :meth:`join`, too.
     """
 
-    def __init__(self, inputs: Sequence[TensorSpec], padding: Mapping[str, int]) -> None:
+    def __init__(self, inputs: Sequence[TensorSpec], padding: Mapping[str, int], longest: int = 0) -> None:
         self._padding = dict(padding)
+        self._longest = longest
+        self.pads_alone = bool(padding and longest)
         self._dynamic = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Joiner:
+    def of(cls, manifest: Manifest, *, few_shapes: bool = False) -> Joiner:
         """Return the joiner of a model: it pads what the model's tokenizer would have padded, and nothing else.
 
         Where an output depends on the length, nothing is padded, so that it need not be cut; nor where another input
         has a length of its own.
+
+        Args:
+            manifest: of the model.
+            few_shapes: whether to pad every run to the end of its bucket.
         """
         step = manifest.preprocess
         if not isinstance(step, TokenizerPreprocess) or not manifest.max_batch_size:
@@ -42,7 +52,9 @@ class Joiner:
         shapes = {spec.shape for spec in manifest.inputs if spec.name in step.outputs}
         if lengths != set(step.outputs) or shapes != {(-1, -1)}:
             return cls(manifest.inputs, {})
-        return cls(manifest.inputs, {name: step.pad_id if name == step.ids else 0 for name in step.outputs})
+        padding = {name: step.pad_id if name == step.ids else 0 for name in step.outputs}
+        longest = min(manifest.profile[name].max[1] for name in padding) if few_shapes else 0
+        return cls(manifest.inputs, padding, longest)
 
     def key(self, inputs: Mapping[str, Array]) -> Hashable:
         """Return what two requests must have in common to be joined: names, datatypes, shapes, and a like length."""
@@ -58,11 +70,14 @@ class Joiner:
 
     def join(self, requests: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         """Return the inputs of one run for requests of one :meth:`key`, in their order."""
-        return {name: self._joined(name, [inputs[name] for inputs in requests]) for name in requests[0]}
+        length = max(map(self._length, requests))
+        width = min(_bucket(length), self._longest) if length else 0
+        return {name: self._joined(name, [inputs[name] for inputs in requests], width) for name in requests[0]}
 
-    def _joined(self, name: str, arrays: list[Array]) -> Array:
+    def _joined(self, name: str, arrays: list[Array], width: int) -> Array:
+        """Return one input of a run, padded to ``width`` or to the longest request."""
         value = self._padding.get(name)
-        widths = {array.shape[1] for array in arrays} if value is not None else set()
+        widths = {width or arrays[0].shape[1], *(array.shape[1] for array in arrays)} if value is not None else set()
         if len(widths) < 2:
             return np.concatenate(arrays)
         joined = np.full((sum(len(array) for array in arrays), max(widths)), value, arrays[0].dtype)

@@ -103,7 +103,7 @@ class Runs:
         try:
             if self.lost:
                 raise self.refusal()
-            if len(alive) > 1:
+            if len(alive) > 1 or lane.joiner.pads_alone:
                 inputs = lane.joiner.join([job.inputs for job in alive])
                 size = lane.joiner.size(inputs)
                 joined_ns = time.perf_counter_ns()
@@ -216,8 +216,8 @@ class Runs:
             self._settle(job, part, fact, begun_ns, computed_ns, bad)
             timings = job.timings
             timings.compute_infer_ns = computed_ns - started_ns
+            timings.compute_input_ns += flight.joined_ns - flight.begun_ns
             if not alone:
-                timings.compute_input_ns += flight.joined_ns - flight.begun_ns
                 timings.compute_output_ns = split_ns
             job.batch_rows = total
         seconds = (computed_ns - begun_ns) / 1e9

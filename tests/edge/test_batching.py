@@ -22,6 +22,7 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
+from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.scheduling.batching import Joiner, split
 from edge.scheduling.job import Answer
 from edge.scheduling.lane import ServingOptions
@@ -46,10 +47,13 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-@pytest.fixture(scope="module")
-def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+@pytest.fixture(scope="module", params=[False, True], ids=["all shapes", "few shapes"])
+def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory = tmp_path_factory.mktemp("sentiment")
-    model = loaded(sentiment.write_sentiment_bundle(directory / "bundle"), directory / "cache")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OnnxRuntimeCpu, "few_shapes", request.param)
+        model = loaded(sentiment.write_sentiment_bundle(directory / "bundle"), directory / "cache")
+    assert model.lanes["full"].joiner.pads_alone == request.param
     yield model
     model.close()
 
@@ -214,6 +218,30 @@ def test_padding_is_the_tokenizers() -> None:
     joined = Joiner.of(changed).join([short, long])
     assert joined["input_ids"].tolist() == [[4, 1, 1], [4, 4, 4]]
     assert joined["attention_mask"].tolist() == [[4, 0, 0], [4, 4, 4]]
+
+
+def test_a_run_is_padded_to_the_end_of_its_bucket_where_few_shapes_are_faster() -> None:
+    joiner = Joiner.of(sentiment.manifest(), few_shapes=True)
+    assert joiner.pads_alone
+
+    def width(*lengths: int) -> int:
+        arrays = [np.full((1, length), 4, np.int64) for length in lengths]
+        joined = joiner.join([{"input_ids": array, "attention_mask": array} for array in arrays])
+        assert [row[: len(array[0])].tolist() for row, array in zip(joined["input_ids"], arrays, strict=True)] == [
+            array[0].tolist() for array in arrays
+        ]
+        assert joined["attention_mask"].sum() == 4 * sum(lengths)
+        return int(joined["input_ids"].shape[1])
+
+    assert [width(3), width(8), width(9), width(1, 10), width(16)] == [8, 8, 12, 12, 16]
+    shorter = Joiner(sentiment.manifest().inputs, {"input_ids": 0, "attention_mask": 0}, longest=10)
+    one = {"input_ids": np.ones((1, 9), np.int64), "attention_mask": np.ones((1, 9), np.int64)}
+    assert shorter.join([one])["input_ids"].shape == (1, 10)  # the profile's longest
+    # Inputs that contradict each other stay as they are, so that the graph refuses them.
+    wrong = one | {"attention_mask": np.ones((1, 8), np.int64)}
+    assert {name: array.shape for name, array in joiner.join([wrong]).items()} == {
+        name: array.shape for name, array in wrong.items()
+    }
 
 
 def test_which_lanes_join(tmp_path: Path, text_model: Model) -> None:
