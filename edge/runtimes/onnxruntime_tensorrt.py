@@ -7,10 +7,13 @@ from pathlib import Path
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Artifact, Profile
+from edge.errors import BackendError
 from edge.runner import Runner
+from edge.runtimes import cuda, tensorrt_package
 from edge.runtimes.onnxruntime_cuda import OnnxRuntimeCuda
 from edge.runtimes.onnxruntime_runner import CUDA, TENSORRT_PROVIDER, OnnxRuntimeRunner, Providers
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
+from edge.runtimes.tensorrt import device_key
 
 _SHAPES = {"min": "trt_profile_min_shapes", "opt": "trt_profile_opt_shapes", "max": "trt_profile_max_shapes"}
 
@@ -30,6 +33,18 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
     def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
         """Return the file that it uses of a tier, which is TensorRT's; see :meth:`Runtime.artifact`."""
         return Runtime.artifact(self, bundle, tier)
+
+    def cache_key(self) -> dict[str, str]:
+        """Return what the engines in a build depend on; what only pycuda or TensorRT's package tells may be unknown."""
+        try:
+            facts = cuda.facts()
+        except BackendError:
+            facts = None
+        try:
+            version = tensorrt_package.version("tensorrt")
+        except BackendError:
+            version = "unknown"
+        return super().cache_key() | device_key(facts) | {"tensorrt": version}
 
     def build(
         self,

@@ -53,15 +53,7 @@ class TensorRt(TensorRtEngines):
 
     def cache_key(self) -> dict[str, str]:
         """Return the runtime, the GPU, and the releases of L4T and CUDA, all of which an engine depends on."""
-        found = cuda.facts()
-        board = read_board()
-        return {
-            **super().cache_key(),
-            "device_name": found.name,
-            "compute_capability": found.compute_capability,
-            "l4t": (board and board.l4t) or "none",
-            "cuda": found.cuda,
-        }
+        return super().cache_key() | device_key(cuda.facts())
 
     def load(self, source: Source, built: bytes | None) -> Runner:
         """Load an engine; see :meth:`Runtime.load`.
@@ -76,3 +68,14 @@ class TensorRt(TensorRtEngines):
             given = Literally("no engine")
             raise BackendError(source.subject, given=given, expected="one built on this device", fix=command)
         return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=command)
+
+
+def device_key(facts: cuda.DeviceFacts | None) -> dict[str, str]:
+    """Return what an engine depends on beside TensorRT, by its name; None is a GPU that cannot be asked."""
+    board = read_board()
+    return {
+        "device_name": facts.name if facts else "unknown",
+        "compute_capability": facts.compute_capability if facts else "unknown",
+        "l4t": (board and board.l4t) or "none",
+        "cuda": facts.cuda if facts else "unknown",
+    }

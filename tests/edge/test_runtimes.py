@@ -28,7 +28,9 @@ from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
 from edge.runner import Handle, Tensor
+from edge.runtimes import cuda, tensorrt_package
 from edge.runtimes.build import build, load_runner
+from edge.runtimes.cuda import DeviceFacts
 from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
@@ -319,6 +321,20 @@ def test_a_simulated_accelerator_is_served_as_a_gpu(tmp_path: Path):
         assert answer.raw_output_contents[0] == oracle_golden().outputs["value"].tobytes()
         (statistics,) = server.stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
         assert statistics.inference_stats.compute_infer.ns >= 20e6
+
+
+def test_engines_of_the_tensorrt_provider_are_for_one_gpu_and_one_tensorrt(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(OnnxRuntimeTensorRt, "version", classmethod(lambda _: "1.23"))
+    boards = [DeviceFacts("Orin", "8.7", "12.6", True), DeviceFacts("Orin", "8.7", "13.0", True)]
+    boards.append(DeviceFacts("Thor", "11.0", "13.0", True))
+    keys = []
+    for facts in boards:
+        monkeypatch.setattr(cuda, "facts", lambda facts=facts: facts)
+        for version in ("10.3.0", "10.16.2"):
+            monkeypatch.setattr(tensorrt_package, "version", lambda _, version=version: version)
+            keys.append(OnnxRuntimeTensorRt().cache_key())
+    assert len({tuple(sorted(key.items())) for key in keys}) == len(keys) == 6
+    assert (keys[0]["device_name"], keys[0]["cuda"], keys[0]["tensorrt"]) == ("Orin", "12.6", "10.3.0")
 
 
 def test_options_of_the_tensorrt_provider(tmp_path: Path):
