@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -46,8 +47,8 @@ class ModelControl:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._operations = Operations()
         self._builds: dict[Entry, threading.Event] = {}
-        #: Names whose builds have to end, until the operation that wants this holds the name's lock.
-        self._unwanted: set[str] = set()
+        #: How many operations want the builds of a name to end, until each of them holds the name's lock.
+        self._unwanted: Counter[str] = Counter()
         self._started = asyncio.Event()
 
     async def start(self, only: Collection[str] | None = None) -> None:
@@ -100,15 +101,14 @@ class ModelControl:
         """Load every version of a model from what is in the directory now, or load it again.
 
         A version is replaced when its successor has been loaded and checked; one that is no longer in the directory is
-        unloaded if no load failed. A build of the model that an earlier load waits for ends. Cancelling this leaves the
-        operation to end by itself.
+        unloaded if no load failed. This waits for a build that an earlier load has begun: clients that try again must
+        not begin it anew. Cancelling this leaves the operation to end by itself.
 
         Raises:
             NotFound: no bundle has that name.
             LoadFailed: a bundle cannot be served. What was served before still is.
             ModelNotReady: the server is going down.
         """
-        self._end_builds(name)
         await self._operations.run(self._load(name))
 
     async def unload_model(self, name: str) -> None:
@@ -155,7 +155,6 @@ class ModelControl:
         known = False
         for actual in await self._actual_names(name):
             async with self._lock(actual):
-                self._unwanted.discard(actual)
                 paths = await self._paths_of(actual)
                 if paths:
                     known = True
@@ -243,7 +242,7 @@ class ModelControl:
 
     def _end_builds(self, name: str | None = None) -> None:
         if name is not None:
-            self._unwanted.add(name)
+            self._unwanted[name] += 1
         for entry, stop in self._builds.items():
             if name in (None, entry.name):
                 stop.set()
@@ -251,7 +250,7 @@ class ModelControl:
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()
         async with self._lock(name):
-            self._unwanted.discard(name)
+            self._unwanted -= Counter((name,))
             for entry in self._repository.named(name):
                 await self._unload(entry, "unloaded")
 

@@ -140,9 +140,9 @@ async def building(repository: Repository, name: str) -> Entry:
     raise AssertionError([(entry.name, entry.state, entry.reason) for entry in repository])
 
 
-@pytest.mark.parametrize("ending", ["unload", "load", "stop"])
+@pytest.mark.parametrize("ending", ["unload", "unload after a load", "stop"])
 async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended(
-    unbuilt: tuple[ModelControl, Repository], monkeypatch: pytest.MonkeyPatch, ending: str
+    unbuilt: tuple[ModelControl, Repository], ending: str
 ) -> None:
     control, repository = unbuilt
     starting = asyncio.create_task(control.start())
@@ -156,10 +156,14 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
     if ending == "unload":
         await control.unload_model("sentiment")
         assert (entry.state, entry.reason) == ("UNAVAILABLE", "unloaded")
-    elif ending == "load":
-        monkeypatch.delenv("PYTHONPATH")
-        await control.load_model("sentiment")
-        assert (entry.state, entry.reason) == ("READY", "")
+    elif ending == "unload after a load":
+        child, loading = children(), asyncio.create_task(control.load_model("sentiment"))
+        await asyncio.sleep(0.5)
+        assert children() == child  # it waits for the build
+        await control.unload_model("sentiment")
+        with pytest.raises(LoadFailed, match="got a request to end it"):
+            await loading
+        assert (entry.state, entry.reason) == ("UNAVAILABLE", "unloaded")
     else:
         control.stop()
     await starting
