@@ -195,15 +195,10 @@ def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> Back
     other = cache.nearest(cache_dir, cache.key_of(source, runtime))
     place = cache.cache_directory(cache_dir)
     given, expected = other or (f"no build in {place}", "one for this machine")
-    target = f"{runtime.name}:{runtime.given_parameter}" if runtime.given_parameter else runtime.name
-    words = ["fewheads build", str(source.bundle.path), f"--target {target}"]
-    if source.tier is not source.bundle.manifest.tiers[0]:
-        words.append(f"--tier {source.tier.name}")
-    if cache_dir:
-        words.append(f"--cache {cache_dir}")
+    command = runtime.build_command(source) + (f" --cache {cache_dir}" if cache_dir else "")
     return BackendError(
         f"{source.subject} for {runtime.name}",
         given=Literally(f"a build for {given}" if other else given),
         expected=f"a build for {expected}" if other else expected,
-        fix=f"Build it on this machine: {' '.join(words)}",
+        fix=f"Build it on this machine: {command}",
     )

@@ -234,6 +234,12 @@ class Runtime(ABC):
         """Return what a build of a model depends on beside its files and :meth:`cache_key`, by its name."""
         return {}
 
+    def build_command(self, source: Source) -> str:
+        """Return the command that builds a model for this runtime."""
+        target = f"{self.name}:{self.given_parameter}" if self.given_parameter else self.name
+        tier = "" if source.tier is source.bundle.manifest.tiers[0] else f" --tier {source.tier.name}"
+        return f"fewheads build {source.bundle.path} --target {target}{tier}"
+
     def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
         """Return the file that it uses of a tier; None is the full tier.
 

@@ -61,13 +61,11 @@ class TensorRt(TensorRtEngines):
         Raises:
             BackendError: there is no engine for this device, or TensorRT or the device refuses it.
         """
-        command = f"Build it on this device: fewheads build {source.bundle.path} --target {self.name}"
-        if source.tier is not source.bundle.manifest.tiers[0]:
-            command += f" --tier {source.tier.name}"
+        rebuild = f"Build it on this device: {self.build_command(source)}"
         if built is None:
             given = Literally("no engine")
-            raise BackendError(source.subject, given=given, expected="one built on this device", fix=command)
-        return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=command)
+            raise BackendError(source.subject, given=given, expected="one built on this device", fix=rebuild)
+        return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=rebuild)
 
 
 def device_key(facts: cuda.DeviceFacts | None) -> dict[str, str]:
