@@ -65,7 +65,7 @@ class TensorRt(TensorRtEngines):
         if built is None:
             given = Literally("no engine")
             raise BackendError(source.subject, given=given, expected="one built on this device", fix=rebuild)
-        return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=rebuild)
+        return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=f"{rebuild} --replace")
 
 
 def device_key(facts: cuda.DeviceFacts | None) -> dict[str, str]:

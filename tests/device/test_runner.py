@@ -576,8 +576,11 @@ def test_a_machine_without_a_gpu_is_told_how_to_get_one(software: SoftwareDriver
     assert "expected an NVIDIA GPU. Start a container with the nvidia runtime" in line
 
 
-def test_a_runner_without_an_engine_names_the_command_that_builds_one() -> None:
+def test_a_runner_without_a_usable_engine_names_the_command_that_builds_one() -> None:
     bundle = Bundle.open(ORACLE_BUNDLE)
     source = Source.of(bundle, TensorRt())
-    with pytest.raises(BackendError, match=f"fewheads build {ORACLE_BUNDLE} --target tensorrt"):
+    command = f"fewheads build {ORACLE_BUNDLE} --target tensorrt"
+    with pytest.raises(BackendError, match=f"{command}$"):
         TensorRt().load(source, None)
+    with pytest.raises(BackendError, match=f"{command} --replace$"):  # the cache holds it, so only this builds again
+        TensorRt().load(source, b"no engine")
