@@ -247,6 +247,8 @@ class Engine:
         return TensorSpec(name, DATATYPES[datatype], tuple(self._engine.get_tensor_shape(name)))
 
     def _range(self, spec: TensorSpec, profile: int) -> Range:
+        if -1 not in spec.shape:  # a profile may leave such an input out
+            return Range(spec.shape, spec.shape)
         least, _, most = self._engine.get_tensor_profile_shape(spec.name, profile)
         return Range(tuple(least), tuple(most))
 

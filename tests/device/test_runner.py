@@ -112,6 +112,16 @@ def test_each_shape_takes_the_smallest_profile_that_admits_it() -> None:
         )
 
 
+def test_an_engine_of_fixed_shapes_has_no_profile_of_its_own() -> None:
+    nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
+    onnx = model(helper.make_graph(nodes, "fixed", [value("x", [2, 4])], [value("y", [2, 4])]))
+    with running(onnx) as runner:
+        for _ in range(3):
+            assert close_to(runner.infer({"x": some(2)}), reference(onnx)({"x": some(2)}))
+        with pytest.raises(InvalidRequest, match=r"got FP32 \[1, 4\], expected FP32 \[2, 4\]"):
+            runner.infer({"x": some(1)})
+
+
 def test_requests_that_do_not_fit_the_engine_are_refused() -> None:
     with running(affine(), rows(1, 2, 4)) as runner:
         for feeds in ({}, {"x": some(1), "z": some(1)}, {"x": some(1).astype(np.float64)}, {"x": some(1)[0]}):
