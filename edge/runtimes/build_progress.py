@@ -37,7 +37,7 @@ class Meter:
         self.at(progress.phase, progress.fraction * COMPILED)
 
     def at(self, phase: str, fraction: float) -> None:
-        """Take a position in the whole build; one that lies behind an earlier one counts as that."""
+        """Take a position in the whole build; the reported position never falls."""
         self._fraction = max(self._fraction, min(fraction, 1.0))
         now = time.monotonic()
         if not self._report or (now - self._reported < _INTERVAL and self._fraction < COMPILED):

@@ -133,7 +133,7 @@ class Device:
 
         Args:
             size_bytes: how much.
-            mapped: whether the device shall read and write it in place.
+            mapped: whether the device can read and write it in place.
 
         Raises:
             pycuda.driver.MemoryError: there is not enough.
@@ -152,11 +152,11 @@ class Device:
         return self._driver.Event(self._driver.event_flags.BLOCKING_SYNC | self._driver.event_flags.DISABLE_TIMING)
 
     def copy_in(self, address: int, array: Array, stream: Any) -> None:
-        """Enqueue a copy to the device. The array is page-locked, and stays as it is until the stream has got there."""
+        """Enqueue a copy to the device. The array is page-locked, and must not change until the copy is done."""
         self._driver.memcpy_htod_async(address, array, stream)
 
     def copy_out(self, array: Array, address: int, stream: Any) -> None:
-        """Enqueue a copy to the host. The array is page-locked, and holds the copy once the stream has got there."""
+        """Enqueue a copy to the host. The array is page-locked, and holds the data when the copy is done."""
         self._driver.memcpy_dtoh_async(array, address, stream)
 
     def upload(self, address: int, array: Array) -> None:
@@ -193,7 +193,7 @@ class Device:
         return Graph(executable)
 
     def close(self) -> None:
-        """Give the context up, on the owning thread. What was made with it must be freed before."""
+        """Release the context, on the owning thread. Free everything that was created in it first."""
         with suppress(*self.errors):  # of a device that is lost
             self._context.push()
             self._context.detach()
@@ -202,7 +202,7 @@ class Device:
 
 @cache
 def facts() -> DeviceFacts:
-    """Return what CUDA says of the GPU, without a context.
+    """Return the properties of the GPU; no context is created.
 
     Raises:
         BackendError: pycuda is missing, or there is no GPU.

@@ -35,7 +35,7 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
         return Runtime.artifact(self, bundle, tier)
 
     def cache_key(self) -> dict[str, str]:
-        """Return what the engines in a build depend on; what only pycuda or TensorRT's package tells may be unknown."""
+        """Return what the engines in a build depend on; ``unknown`` is what needs pycuda or TensorRT's package."""
         try:
             facts = cuda.facts()
         except BackendError:

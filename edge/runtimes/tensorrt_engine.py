@@ -56,7 +56,7 @@ class Range(NamedTuple):
 
 
 class Enqueued(NamedTuple):
-    """What a run is made of, all of which its graph holds.
+    """The parameters of a run, all of which its graph holds.
 
     Attributes:
         profile: the index of the optimization profile.

@@ -1,4 +1,4 @@
-"""The half that TensorRT and TensorRT-RTX have in common: they build engines from the same files."""
+"""Base class of the TensorRT and TensorRT-RTX runtimes, which build engines from the same files."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class TensorRtRunner:
         engine: the serialized engine.
         flavor: the package of TensorRT that has built it.
         subject: the name of the model in errors.
-        rebuild: the sentence that tells how to build the engine again.
+        rebuild: the sentence that says how to build the engine again.
         mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for a GPU
             that shares the processor's memory, and 0 for others.
         graphs: whether to use CUDA graphs.
@@ -268,7 +268,7 @@ class TensorRtRunner:
 
     @contextmanager
     def _working(self) -> Iterator[tuple[SharedDevice, Engine]]:
-        """Let the block use the device. When it fails, nothing of it is under way any more."""
+        """Make the device current for the block. After an error nothing that the block enqueued is under way."""
         shared, engine = self._shared, self._engine
         if shared is None or engine is None:
             raise RuntimeError(f"{self._subject} is closed")
@@ -304,7 +304,7 @@ class TensorRtRunner:
                     outputs[spec.name] = TensorRtHandle(self, memory, spec.datatype, shape)
                     addresses.append(memory.address)
                     continue
-                raw = slot.raw(spec, shape)  # which finds out whether there is room for it
+                raw = slot.raw(spec, shape)  # raises if the buffer is too small
                 outputs[spec.name] = shape
                 addresses.append(slot.addresses[spec.name])
                 if spec.name not in slot.mapped:

@@ -1,4 +1,4 @@
-"""What TensorRT computes and refuses. With ``-m gpu`` NVIDIA's own has to agree with the double; README.md."""
+"""Results and refusals of the double; with ``-m gpu`` the same tests run on NVIDIA's TensorRT. See README.md."""
 
 import ctypes
 import gc

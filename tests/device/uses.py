@@ -1,4 +1,4 @@
-"""What a program uses of TensorRT, found in its source: names of the module, enum members, methods and properties.
+"""Uses of TensorRT in a program's source: names of the module, enum members, methods and properties.
 
 The class of an expression follows from the signatures of the bindings, through assignments, loops, arguments and
 results of functions in the same file. :data:`PARAMETERS` has what comes from other files.

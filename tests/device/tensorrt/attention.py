@@ -1,4 +1,4 @@
-"""Which attention of a network is fused, by the rules that NVIDIA documents and those that TensorRT-RTX follows.
+"""Fusion of attention, by the rules that NVIDIA documents and those that TensorRT-RTX follows.
 
 Documented for SM 7.5 and later: products in FP16 or BF16 with heads of 16 to 256 features, or in INT8 with heads of
 16, 32 or 64 features and at most 512 tokens. Measured with TensorRT-RTX: queries and values need the same number of
