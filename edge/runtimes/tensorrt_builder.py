@@ -22,7 +22,7 @@ from edge.runtimes.tensorrt_attention import attention_blocks, describe, unexpla
 from edge.runtimes.tensorrt_log import BuilderLog
 from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of
 from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
-from edge.runtimes.tensorrt_progress import monitor
+from edge.runtimes.tensorrt_progress import interruptible, monitor
 from edge.runtimes.tensorrt_timing import attach, keep
 
 log = logging.getLogger(__name__)
@@ -159,10 +159,10 @@ class _Job:
         timing, timed = self.options.timing_cache, "off"
         if timing and self.compute_capability is None:  # a cache for another GPU would need that GPU
             timed = attach(config, timing)
-        if self.progress:
-            progress = monitor(trt, self.progress)
-            config.progress_monitor = progress
-        engine = builder.build_serialized_network(network, config)
+        watcher = monitor(trt, self.progress or (lambda position: None))
+        config.progress_monitor = watcher
+        with interruptible(watcher):
+            engine = builder.build_serialized_network(network, config)
         if engine is None:
             raise self._failed()
         if timed != "off" and timing:

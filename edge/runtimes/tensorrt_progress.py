@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edge.runtimes.runtime import BuildProgress, Progress
@@ -49,6 +53,9 @@ class Phases:
 def monitor(trt: Any, progress: Progress) -> Any:
     """Return a monitor for a builder's configuration, which has to outlive the build.
 
+    TensorRT swallows the exceptions of callbacks. So the monitor keeps the first one as ``error``, for the caller to
+    raise, and cancels the build at its next step.
+
     Args:
         trt: the package of TensorRT.
         progress: called for each step.
@@ -58,18 +65,55 @@ def monitor(trt: Any, progress: Progress) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.phases = Phases()
+            self.error: BaseException | None = None
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-            self.phases.start(phase, parent, steps)
-            progress(BuildProgress(phase, self.phases.fraction()))
+            self._report(phase, lambda: self.phases.start(phase, parent, steps))
 
         def step_complete(self, phase: str, step: int) -> bool:
-            self.phases.step(phase, step + 1)
-            progress(BuildProgress(phase, self.phases.fraction()))
-            return True
+            self._report(phase, lambda: self.phases.step(phase, step + 1))
+            return self.error is None
 
         def phase_finish(self, phase: str) -> None:
-            self.phases.finish(phase)
-            progress(BuildProgress(phase, self.phases.fraction()))
+            self._report(phase, lambda: self.phases.finish(phase))
+
+        def _report(self, phase: str, change: Callable[[], None]) -> None:
+            if self.error:  # TensorRT finishes the phases of a build that is cancelled, too
+                return
+            try:
+                change()
+                progress(BuildProgress(phase, self.phases.fraction()))
+            except BaseException as error:
+                self.error = error
 
     return Monitor()
+
+
+@contextmanager
+def interruptible(watcher: Any) -> Iterator[None]:
+    """Let Ctrl-C cancel a build in this thread.
+
+    Python would raise KeyboardInterrupt in whatever callback of TensorRT comes next, where it is lost.
+
+    Args:
+        watcher: the monitor of the build.
+
+    Raises:
+        BaseException: the ``error`` of the monitor, after the build.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        watcher.error = watcher.error or KeyboardInterrupt()
+
+    # Only the main thread may set a handler, and a program that has its own keeps it.
+    own = threading.current_thread() is threading.main_thread()
+    own = own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if own:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if watcher.error:
+        raise watcher.error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from onnx import TensorProto, helper
@@ -97,6 +99,25 @@ def test_progress():
     assert fractions[0] == 0
     assert fractions[-1] == 1
     assert len(set(fractions)) > 5
+
+
+def test_interrupt_cancels_the_build():
+    reported: list[BuildProgress] = []
+
+    def interrupted_once(position: BuildProgress) -> None:
+        if not reported:
+            signal.raise_signal(signal.SIGINT)
+        reported.append(position)
+
+    with pytest.raises(KeyboardInterrupt):
+        compiled(oracle_onnx(), progress=interrupted_once)
+    assert len(reported) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_error_of_the_progress_is_not_lost():
+    with pytest.raises(BrokenPipeError):
+        compiled(oracle_onnx(), progress=Mock(side_effect=BrokenPipeError))
 
 
 def test_broken_model():
