@@ -172,8 +172,8 @@ class Server:
         """Return the state of a model and its reason; empty while the server does not know it, or does not answer."""
         try:
             index = self._client.index()
-        except ServerError:
-            return "", "the server does not answer"
+        except ServerError as error:
+            return "", f"{error.subject} does not answer; is the server running, and its port forwarded to --url?"
         found = [one for one in index if (one["name"], one["version"]) == (name, str(version))]
         return (found[0]["state"], found[0]["reason"]) if found else ("", "the server does not know it")
 
@@ -191,6 +191,7 @@ class Server:
             self._board.run(f"{self._restart} 1>&2")
         if self._load:
             self._client.load(wanted.name, timeout_seconds=self._wait_seconds)
+        click.echo(f"  waiting up to {self._wait_seconds:g} s for the server to load it", err=True)
         until, shown = time.monotonic() + self._wait_seconds, ""
         while True:
             state, reason = self.state(wanted.name, wanted.version)

@@ -169,6 +169,7 @@ def test_a_server_that_does_not_come_back(tmp_path: Path, repository: Path) -> N
     new = bundle(tmp_path / "new", 2)
     code, log = push(new, "--to", repository, "--url", "127.0.0.1:1", "--wait-seconds=0.2")
     assert code == 6
+    assert "127.0.0.1:1 does not answer; is the server running, and its port forwarded to --url?" in log
     assert "expected READY within 0.2 s. Version 1 is in its place again, but the server does not serve it." in log
     assert names(repository) == {"oracle-1", "other"}
 
