@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at whether a build that waits for another one is to stop.
 _WAIT_SECONDS = 0.2
+#: Seconds between two lines of the log during a build.
+_LOG_SECONDS = 30.0
 
 
 def _ignore(progress: str) -> None:
@@ -127,8 +130,14 @@ class Loader:
             return  # it waits for no build of another model
         of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
 
+        logged = -_LOG_SECONDS
+
         def report(position: BuildProgress) -> None:
+            nonlocal logged
             progress(f"BUILDING {position}{of}")
+            if time.monotonic() - logged >= _LOG_SECONDS:
+                logged = time.monotonic()
+                log.info("%s: BUILDING %s%s for %s", bundle.path.name, position, of, runtime.name)
 
         while not self._building.acquire(timeout=_WAIT_SECONDS):
             progress(f"BUILDING waits for another build{of}")

@@ -62,7 +62,7 @@ def main() -> None:
     # Libraries print to stdout; that goes to stderr, and only messages go to the parent.
     channel = Channel(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
-    logging.basicConfig(level=logging.INFO, handlers=[channel])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[channel])
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:

@@ -14,6 +14,11 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
+def skips_a_tactic(message: str) -> bool:
+    """Return whether a warning of the builder is one of the two of a kernel that it did not try."""
+    return bool(_REQUESTED.search(message) or _SKIPPED.search(message))
+
+
 class BuilderLog:
     """Counts the builder's warnings about memory. Its ``hear`` is the listener of the logger."""
 
@@ -27,8 +32,8 @@ class BuilderLog:
         """How many kernels the builder did not try for lack of memory."""
         return max(self._skipped, len(self._requested_mib))
 
-    def hear(self, message: str) -> None:
-        """Take one warning or error of the builder."""
+    def hear(self, message: str) -> bool:
+        """Take one warning or error of the builder; return whether :meth:`warning` covers it."""
         requested = _REQUESTED.search(message)
         if requested:
             self._requested_mib.append(int(requested[1]))
@@ -36,6 +41,7 @@ class BuilderLog:
             self._skipped += 1
         elif _OUT_OF_MEMORY.search(message):
             self.out_of_memory = message
+        return skips_a_tactic(message)
 
     def warning(self) -> str:
         """Return a warning for people; empty where no kernel was skipped."""

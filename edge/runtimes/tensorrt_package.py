@@ -49,7 +49,8 @@ def import_tensorrt(flavor: Flavor) -> Any:
 def logger_of(flavor: Flavor) -> Any:
     """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other.
 
-    Its ``messages`` are the last warnings and errors; its ``listener``, where it has one, gets all of them.
+    Its ``messages`` are the last warnings and errors; its ``listener``, where it has one, gets all of them, and returns
+    True for those that the log is not to show.
     """
     trt: Any = import_tensorrt(flavor)
     levels = {
@@ -62,14 +63,14 @@ def logger_of(flavor: Flavor) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.messages: deque[str] = deque(maxlen=_KEPT_MESSAGES)
-            self.listener: Callable[[str], None] | None = None
+            self.listener: Callable[[str], bool] | None = None
 
         def log(self, severity: Any, message: str) -> None:
             level = levels.get(severity, logging.DEBUG)
-            log.log(level, "%s: %s", flavor, message)
             if level > logging.DEBUG:
                 self.messages.append(message)
-                if self.listener:
-                    self.listener(message)
+                if self.listener and self.listener(message):
+                    level = logging.DEBUG
+            log.log(level, "%s: %s", flavor, message)
 
     return Logger()

@@ -145,6 +145,8 @@ def test_skipped_tactics_are_recorded_and_reported_at_load(
     (note,) = engine.notes
     assert re.match(rf"{engine.skipped_tactics} tactics were skipped for lack of memory of up to \d+ MiB each, ", note)
     assert "raise --workspace-mib, and build it again with --replace" in note
+    assert engine.warnings
+    assert "insufficient" not in caplog.text  # the note counts them
     close(load_runner(bundle, TARGET, tmp_path / "cache"))
     assert f"the engine of attention-32 1 (tier full): {note}" in caplog.text
     again = build(bundle, TARGET, tmp_path / "cache", replace=True).record.engine
@@ -268,7 +270,9 @@ def test_server_builds_what_the_cache_lacks_before_it_is_ready(tmp_path: Path):
         value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
         np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
         server.process.terminate()
-        assert server.end()[0] == 0
+        status, log = server.end()
+        assert status == 0
+        assert f"oracle: BUILDING 0 % for {TARGET}" in log
     assert len([path for path in (tmp_path / "cache").iterdir() if path.name != "timing"]) == 2
     with served(tmp_path / "repository", f"--target={TARGET}", f"--cache={tmp_path / 'cache'}", "--no-build") as server:
         assert len(server.ready.ready) == 2
