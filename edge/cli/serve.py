@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 import msgspec
 
-from edge.runtimes.table import choose
+from edge.runtimes.table import choose_to_run
 from edge.settings import DECLARATIONS, Declaration, Settings, option_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     With --json, stdout gets one line of ports, transport and models as soon as requests are taken.
     """
     settings = Settings(metrics_port=None if no_metrics else metrics_port, **options)
-    choose(settings.target)  # a wrong one ends here, not in each bundle's reason
+    choose_to_run(settings.target)  # a wrong one ends here, not in each bundle's reason
     from edge import server  # it imports the transports, which `--help` does without
 
     gc.freeze()  # modules live as long as the process, so no collection has to look at them

@@ -20,7 +20,7 @@ from edge.profiling.timing import compared_above, times_in_turns
 from edge.runner import Runner
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Runtime
-from edge.runtimes.table import choose
+from edge.runtimes.table import choose_to_run
 
 #: How often a shape is timed where the device throttles, before the timing is kept and marked.
 _ATTEMPTS = 3
@@ -75,10 +75,7 @@ def profile(
     conditions = conditions or Conditions()
     shapes = ShapeSet.read(directory)
     lengths = shapes.check_lengths(lengths)
-    runtime = choose(target)
-    if runtime.build_only:
-        given, expected = f"{runtime.name}:{runtime.device}", "a target that computes"
-        raise UsageError("--target", given=given, expected=expected, fix="Take auto.")
+    runtime = choose_to_run(target)
     dense = open_bundle(directory, shapes.dense.name)
     precision = tier_of(dense, runtime, precision)[1]
     key = {

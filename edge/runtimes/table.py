@@ -45,6 +45,20 @@ def choose(target: str = "auto") -> Runtime:
     return next(candidates(target))
 
 
+def choose_to_run(target: str = "auto") -> Runtime:
+    """Return the runtime for a target as :func:`choose` does; it must run models, not only build them.
+
+    Raises:
+        UsageError: as :func:`choose`, or the target only builds.
+        BackendError: as :func:`choose`.
+    """
+    runtime = choose(target)
+    if runtime.build_only:
+        fix = "Its engines only prove that a model compiles; take auto."
+        raise UsageError("--target", given=target, expected="a target that this program can run", fix=fix)
+    return runtime
+
+
 def candidates(target: str = "auto") -> Iterator[Runtime]:
     """Yield the runtimes for a target, the best first: one for a name, every suitable one for ``auto``.
 
