@@ -58,6 +58,9 @@ class Bundle:
             given = "a file" if path.exists() else "nothing there"
             fix = "Give the directory that holds manifest.json."
             raise BundleError(f"bundle {path}", given=Literally(given), expected="a bundle directory", fix=fix)
+        if inside := _bundles_in(path):
+            fix = f"Give one of its bundles, such as {inside[0]}."
+            raise BundleError(f"bundle {path}", given=Literally("a directory of bundles"), expected="a bundle", fix=fix)
         manifest = manifest_file.read(path, f"{path / MANIFEST_NAME}")
         stray = sorted(_names(path) - {MANIFEST_NAME, *manifest.files})
         if stray:
@@ -160,6 +163,16 @@ def write_bundle(
         expected = "a place with room to write it"
         raise BundleError(f"bundle {directory}", given=Literally(error), expected=expected, fix=fix) from None
     return Bundle.open(directory)
+
+
+def _bundles_in(path: Path) -> list[Path]:
+    """Return the bundles of a directory that is none itself."""
+    if (path / MANIFEST_NAME).exists():
+        return []
+    try:
+        return sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST_NAME}"))
+    except OSError:  # it is being replaced
+        return []
 
 
 def _names(directory: Path) -> set[str]:

@@ -10,6 +10,7 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
+from edge.runtimes.tensorrt_log import skips_a_tactic
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -61,9 +62,12 @@ def build(
         require_fused_attention=require_fused_attention,
         ignore_memory=ignore_memory,
     )
+    opened = [Bundle.open(path) for path in bundles]  # a wrong one is known before the work
+    for bundle in opened:
+        bundle.tier(tier)
     done = []
     with progress() as bar:
-        for path in bundles:
+        for path, bundle in zip(bundles, opened, strict=True):
             stderr.print(f"building {path} for {target}")
             task = bar.add_task(path.name, total=None, note="")
 
@@ -71,8 +75,7 @@ def build(
                 note = f"{position}: {position.phase}"
                 bar.update(task, completed=round(position.fraction * 100), total=100, note=note)
 
-            opened = Bundle.open(path)
-            done.append(build_bundle(opened, target, cache, tier=tier, options=options, replace=replace, progress=show))
+            done.append(build_bundle(bundle, target, cache, tier=tier, options=options, replace=replace, progress=show))
             bar.update(task, completed=100, total=100, note="done")
     if as_json:
         print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for one in done])
@@ -101,5 +104,6 @@ def _rows(built: Built) -> list[tuple[str, str]]:
         rows += [("profile", profile) for profile in engine.profiles]
         rows.append(("attention", engine.attention))
         rows.append(("timing cache", engine.timing_cache))
-        rows += [("warning", warning) for warning in (*engine.notes, *engine.warnings)]
+        shown = [warning for warning in engine.warnings if not skips_a_tactic(warning)]  # a note counts these
+        rows += [("warning", warning) for warning in (*engine.notes, *shown)]
     return rows

@@ -113,7 +113,7 @@ def build_with(
     directory = cache.entry(cache_dir, key)
     found = None if replace else cache.find(directory, key)
     if found:
-        check_fusion(source, found.record.engine, options)
+        check_fusion(runtime, source, found.record.engine, options)
         return Built(directory, found.record, reused=True)
     other = None if replace else cache.nearest(cache_dir, key)
     if other:

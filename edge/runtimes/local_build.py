@@ -64,7 +64,7 @@ def build_here(
                 preprocessor(source.bundle)  # a model that can take no request is not worth a build
             options = msgspec.structs.replace(options, timing_cache=cache.timing_cache(cache_dir, runtime))
             product = runtime.build(source, options, meter.compiled)
-            check_fusion(source, product.engine, options)
+            check_fusion(runtime, source, product.engine, options)
             # The bytes that are written are loaded later, so they are what has to pass.
             golden = None
             if not runtime.build_only:
@@ -98,19 +98,20 @@ def build_here(
     return Built(directory, record, reused=False)
 
 
-def check_fusion(source: Source, engine: EngineReport | None, options: BuildOptions) -> None:
-    """Check that the attention of an engine is fused where the options require it.
+def check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None, options: BuildOptions) -> None:
+    """Check that the attention of a build is fused where the options require it.
 
     Raises:
-        BackendError: it is not.
+        BackendError: it is not, or the runtime does not show its kernels.
     """
-    if options.require_fused_attention and engine and not engine.all_fused:
-        raise BackendError(
-            f"{source.subject} attention",
-            given=Literally(engine.attention),
-            expected="every block fused, as --require-fused-attention asks",
-            fix="Export FP16 heads of 16 to 256 features, as many for queries as for values, or leave the option out.",
-        )
+    if not options.require_fused_attention or (engine and engine.all_fused):
+        return
+    given = engine.attention if engine else f"a build for {runtime.name}, which does not show its kernels"
+    fix = "Export FP16 heads of 16 to 256 features, as many for queries as for values, or leave the option out."
+    if not engine:
+        fix = "Build with --target tensorrt, or leave the option out."
+    expected = "every block fused, as --require-fused-attention asks"
+    raise BackendError(f"{source.subject} attention", given=Literally(given), expected=expected, fix=fix)
 
 
 def load_checked(runtime: Runtime, source: Source, built: bytes | None) -> tuple[Runner, GoldenReport]:

@@ -17,6 +17,7 @@ from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import schema
 from tests.edge.commands import SECONDS, answer, fewheads, python, refusal
+from tests.edge.marks import with_rtx
 from tests.edge.models import ORACLE_BUNDLE, write_bundle_of_roles
 
 COMMANDS = ("train", "export", "build", "serve", "infer", "bench", "info", "doctor")
@@ -249,6 +250,32 @@ def test_build_and_build_again(tmp_path: Path) -> None:
     assert "0 s, it was there already" in answer(fewheads(*arguments[:-1]))
 
 
+def test_a_wrong_bundle_is_found_before_any_is_built(tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "repository" / "oracle").symlink_to(ORACLE_BUNDLE)
+    arguments = (
+        "build",
+        ORACLE_BUNDLE,
+        tmp_path / "repository",
+        "--target",
+        "onnxruntime",
+        "--cache",
+        tmp_path / "cache",
+    )
+    expected = (
+        f"got a directory of bundles, expected a bundle. Give one of its bundles, such as {tmp_path}/repository/oracle."
+    )
+    assert expected in refusal(fewheads(*arguments), 3)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_fused_attention_that_a_runtime_does_not_show_is_refused(tmp_path: Path) -> None:
+    arguments = ("build", ORACLE_BUNDLE, "--target", "onnxruntime", "--cache", tmp_path / "cache")
+    answer(fewheads(*arguments))
+    told = refusal(fewheads(*arguments, "--require-fused-attention"), 5)
+    assert "got a build for onnxruntime, which does not show its kernels, expected every block fused" in told
+
+
 def test_build_for_an_unknown_target() -> None:
     done = fewheads("build", ORACLE_BUNDLE, "--target", "zz")
     assert "--target: got 'zz'" in refusal(done, 2)
@@ -259,6 +286,12 @@ def test_build_for_an_unknown_target() -> None:
 
 def test_serve_a_missing_directory(tmp_path: Path) -> None:
     assert "which is not there" in refusal(fewheads("serve", tmp_path / "none"), 2)
+
+
+@with_rtx
+def test_serve_with_a_target_that_only_builds(tmp_path: Path) -> None:
+    told = refusal(fewheads("serve", tmp_path, "--target", "tensorrt-rtx:SM86"), 2)
+    assert "--target: got 'tensorrt-rtx:SM86', expected a target that this program can run" in told
 
 
 @pytest.mark.parametrize("option", ["--grpc-port", "--metrics-port"])
