@@ -138,7 +138,7 @@ def test_cpp(url: str, nobody: str, tmp_path: Path) -> None:
 
 PAGES = ("README.md", "edge/README.md")
 #: Options of other programs.
-FOREIGN = {"--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
+FOREIGN = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
