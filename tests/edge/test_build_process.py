@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -78,18 +79,27 @@ def process(asked: Request, *command: str) -> subprocess.Popen[bytes]:
     return child
 
 
-def test_build_in_a_child_equals_one_in_this_process(runtime: Runtime, oracle: Bundle, tmp_path: Path):
+def test_build_in_a_child_equals_one_in_this_process(
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     reported: list[BuildProgress] = []
-    pids: set[int] = set()
+    pids: list[int] = []
     scores: set[str] = set()
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            pids.append(self.pid)
 
     def progress(position: BuildProgress) -> None:
         reported.append(position)
-        pids.update(children())
-        # When memory runs out, the system kills the build and no server.
+        # When memory runs out, the system kills the build and no server. A child that has ended still has its score.
         scores.update(Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids)
 
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
     found = built(runtime, oracle, tmp_path / "child", progress=progress)
+    monkeypatch.undo()
+    monkeypatch.setattr(type(runtime), "isolated_build", False)
     assert not found.reused
     assert len(pids) == 1
     assert scores == {"800"}
@@ -97,7 +107,6 @@ def test_build_in_a_child_equals_one_in_this_process(runtime: Runtime, oracle: B
     assert found.record.reason == runtime.reason
     assert reported[-1] == BuildProgress("done", 1.0, 0.0)
     assert [one.fraction for one in reported] == sorted(one.fraction for one in reported)
-    type(runtime).isolated_build = False
     here = built(runtime, oracle, tmp_path / "here")
     assert here.record.key == found.record.key
     assert here.record.golden == found.record.golden
