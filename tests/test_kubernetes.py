@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edge.cli.serve import serve
 from edge.client import Client, text
 from edge.launch import serving
-from tests.edge.models import ORACLE_BUNDLE
+from tests.support.models import ORACLE_BUNDLE
 
 yaml = pytest.importorskip("yaml")
 DIRECTORY = Path(__file__).parents[1] / "deploy" / "kserve"

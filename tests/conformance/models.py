@@ -23,7 +23,7 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.datatypes import Array, TensorSpec
-from tests.edge.models import serialized
+from tests.support.models import serialized
 
 ROWS = 8
 QUEUE_SIZE = 32

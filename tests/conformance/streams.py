@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from edge.pb import inference_pb2 as pb
 from tests.conformance.case import Case
 from tests.conformance.peer import Peer, flat, mixed, parameter, request, slow, told
-from tests.edge.open_stream import Sender
+from tests.support.open_stream import Sender
 
 FINAL = "triton_final_response"
 

@@ -23,7 +23,7 @@ from onnx import TensorProto, external_data_helper, helper
 
 from edge.bundles.golden import Golden
 from edge.datatypes import Array
-from tests.edge.models import DATA, ORACLE_BUNDLE, oracle_golden, oracle_onnx
+from tests.support.models import DATA, ORACLE_BUNDLE, oracle_golden, oracle_onnx
 
 BROKEN_BUNDLES = DATA / "broken_bundles"
 #: A program, or a router of version 1, that names tiers which the oracle does not have.

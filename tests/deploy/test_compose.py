@@ -10,7 +10,7 @@ import pytest
 
 from edge.cli.serve import serve
 from tests.deploy.test_container import image_variables
-from tests.deploy.tools import DEPLOY, run, tool
+from tests.support.tools import DEPLOY, run, tool
 
 yaml = pytest.importorskip("yaml")
 FILE = DEPLOY / "compose.yaml"

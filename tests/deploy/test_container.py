@@ -20,8 +20,8 @@ from edge.instruments.board import Release
 from edge.launch import serving
 from edge.server import Ready
 from edge.settings import Settings
-from tests.deploy.tools import DEPLOY, ROOT, run, tool
-from tests.edge.models import ORACLE_BUNDLE
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.tools import DEPLOY, ROOT, run, tool
 
 DOCKERFILE = ROOT / "jetson.Dockerfile"
 ENTRYPOINT = DEPLOY / "container" / "entrypoint.sh"

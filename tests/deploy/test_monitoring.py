@@ -25,11 +25,11 @@ from edge.client.retries import ONCE
 from edge.errors import ServerError
 from edge.pb import inference_pb2 as pb
 from edge.settings import Settings
-from tests.deploy.tools import DEPLOY, run, tool
-from tests.edge.boards import orin_nano
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.processes import Served, served
-from tests.edge.sentiment import write_sentiment_bundle
+from tests.support.boards import orin_nano
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.server_processes import Served, served
+from tests.support.text_model import write_sentiment_bundle
+from tests.support.tools import DEPLOY, run, tool
 
 yaml = pytest.importorskip("yaml")
 INSTALL = "apt-get install prometheus"
@@ -186,7 +186,7 @@ def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
     (milliamperes,) = board.glob("sys/devices/**/curr1_input")  # of VDD_IN
     with (
         served(repository) as here,
-        served(repository, program=f"tests.deploy.on_board {board}") as there,
+        served(repository, program=f"tests.support.on_board {board}") as there,
         prometheus(tmp_path, [f"127.0.0.1:{one.ready.metrics_port}" for one in (here, there)]) as it,
     ):
         wait_for(lambda: it.values("fewheads_idle_power_watts"))

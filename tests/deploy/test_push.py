@@ -21,8 +21,8 @@ from edge.bundles.golden import Golden
 from edge.client import Client, text
 from edge.errors import ServerError
 from edge.launch import serving
-from tests.deploy.tools import DEPLOY, run, tool
-from tests.edge.models import ORACLE_BUNDLE, write_oracle_bundle
+from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
+from tests.support.tools import DEPLOY, run, tool
 
 PUSH = DEPLOY / "push.py"
 POLL = ("--model-control=poll", "--poll-seconds=0.1")

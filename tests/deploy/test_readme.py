@@ -7,7 +7,7 @@ import shlex
 from importlib.metadata import entry_points
 
 from deploy import push
-from tests.deploy.tools import DEPLOY, ROOT
+from tests.support.tools import DEPLOY, ROOT
 
 PAGE = (DEPLOY / "README.md").read_text()
 PROOFS = (DEPLOY / "JETSON.md").read_text()

@@ -19,9 +19,9 @@ from edge.runtimes.build import Loaded, build, load_runner
 from edge.runtimes.runtime import BuildOptions, BuildProgress
 from edge.runtimes.tensorrt_builder import compile_onnx
 from edge.runtimes.tensorrt_package import logger_of
-from tests.edge.builds import children
-from tests.edge.commands import answer, fewheads, refusal
-from tests.edge.models import (
+from tests.support.builds import children
+from tests.support.commands import answer, fewheads, refusal
+from tests.support.models import (
     ORACLE_BUNDLE,
     attention_onnx,
     oracle_golden,
@@ -30,7 +30,7 @@ from tests.edge.models import (
     write_attention_bundle,
     write_oracle_bundle,
 )
-from tests.edge.processes import served
+from tests.support.server_processes import served
 
 trt = pytest.importorskip("tensorrt")
 

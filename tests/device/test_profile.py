@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pycuda", reason="run `make test-device`", exc_type=ImportError)
 
 from edge.profiling.profile import profile
-from tests.edge.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
+from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 
 
 def test_every_shape_is_timed_on_the_device_and_a_second_run_times_nothing(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ from tests.device.engines import (
     value,
 )
 from tests.device.software import SoftwareDriver, library
-from tests.edge.commands import fewheads, refusal
-from tests.edge.models import ORACLE_BUNDLE
+from tests.support.commands import fewheads, refusal
+from tests.support.models import ORACLE_BUNDLE
 
 STICKY = (700, 719, 999)
 MIXED_PROFILE: Profile = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}

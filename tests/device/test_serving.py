@@ -25,10 +25,10 @@ from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_device import shared_device
 from tests.device.software import SoftwareDriver
-from tests.edge import sentiment
-from tests.edge.in_process import running_here
-from tests.edge.models import oracle_golden, write_attention_bundle, write_oracle_bundle
-from tests.edge.processes import Served, served
+from tests.support import text_model
+from tests.support.in_process import running_here
+from tests.support.models import oracle_golden, write_attention_bundle, write_oracle_bundle
+from tests.support.server_processes import Served, served
 
 TARGET = "tensorrt"
 REQUESTS = 10_000
@@ -48,7 +48,7 @@ class Question(NamedTuple):
 
 def write_models(repository: Path) -> None:
     write_oracle_bundle(repository / "oracle")
-    sentiment.write_sentiment_bundle(repository / "sentiment")
+    text_model.write_sentiment_bundle(repository / "sentiment")
     write_attention_bundle(repository / "attention", 16)
 
 
@@ -95,8 +95,8 @@ def some_inputs(model: str, rows: int, random: np.random.Generator) -> dict[str,
     if model == "calculator-oracle":
         return {"x": oracle_golden().inputs["x"][random.integers(0, len(oracle_golden().inputs["x"]), rows)]}
     if model == "sentiment":
-        shape = rows, int(random.integers(1, sentiment.MAX_LENGTH + 1))
-        ids = random.integers(0, len(sentiment.WORDS), shape)
+        shape = rows, int(random.integers(1, text_model.MAX_LENGTH + 1))
+        ids = random.integers(0, len(text_model.WORDS), shape)
         return {"input_ids": ids, "attention_mask": random.integers(0, 2, shape)}
     width = 2 * 16
     return {"x": random.normal(size=(rows, 16, width)).astype(np.float16)}
@@ -249,13 +249,13 @@ def test_a_model_that_the_device_has_no_memory_for_leaves_the_others(
 
 async def test_shapes_outside_the_profile_are_the_clients_error(engines: Path, tmp_path: Path) -> None:
     def write(repository: Path) -> None:
-        sentiment.write_sentiment_bundle(repository / "sentiment")
+        text_model.write_sentiment_bundle(repository / "sentiment")
 
     async with (
         running_here(tmp_path, write, engines, target=TARGET) as ready,
         InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
-        ids = np.zeros((1, sentiment.MAX_LENGTH + 1), np.int64)
+        ids = np.zeros((1, text_model.MAX_LENGTH + 1), np.int64)
         question = Question("sentiment", "full", {"input_ids": ids, "attention_mask": ids}, {}, 0)
         with pytest.raises(InferenceServerException, match=r"expected between \[1, 1\] and \[8, 16\]"):
             await ask(client, question)

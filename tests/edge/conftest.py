@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -14,11 +15,9 @@ from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
-from tests.edge.models import ORACLE_BUNDLE, write_oracle_bundle
-from tests.edge.serving_models import write_busy_bundle, write_echo_bundle
-
-ORACLE = "calculator-oracle"
-VERSIONED = "versioned"
+from tests.support.busy_model import Stub, busy
+from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
+from tests.support.server_models import write_busy_bundle, write_echo_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +95,22 @@ def stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
 @pytest.fixture
 def telemetry(channel: grpc.Channel) -> telemetry_pb2_grpc.TelemetryStub:
     return telemetry_pb2_grpc.TelemetryStub(channel)
+
+
+@pytest.fixture(scope="module")
+def steps_per_second(url: str) -> float:
+    with grpc.insecure_channel(url) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return max(_steps_per_second(stub) for _ in range(5))  # the fastest: a neighbour may go away at any time
+
+
+def _steps_per_second(stub: Stub) -> float:
+    begun = time.perf_counter()
+    stub.ModelInfer(busy(200))
+    return 200 / (time.perf_counter() - begun)
+
+
+@pytest.fixture
+def take(steps_per_second: float) -> Callable[[float], int]:
+    """Return how many steps take about so many seconds."""
+    return lambda seconds: max(int(seconds * steps_per_second), 1)

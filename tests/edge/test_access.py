@@ -15,36 +15,18 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
 
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
-from edge.pb.pool import POOL
-from edge.protocol import INFERENCE, TELEMETRY
+from edge.protocol import INFERENCE
 from edge.security.scopes import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES
 from edge.server import Ready
 from edge.settings import TRANSPORTS
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.sample_requests import REGION, good
-from tests.edge.secured import bearer, tokens_file
-
-SERVICES = (INFERENCE, TELEMETRY, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
-HEALTH_NAME = health_pb2.HealthCheckRequest(service="")
-REFLECTION = reflection_pb2.ServerReflectionRequest(list_services="")
-#: Requests that a server with everything on answers; an empty message is one to all others.
-REQUESTS: dict[str, Any] = {
-    "ModelInfer": good(),
-    "ModelStreamInfer": good(),
-    "ModelReady": pb.ModelReadyRequest(name="calculator-oracle"),
-    "ModelMetadata": pb.ModelMetadataRequest(name="calculator-oracle"),
-    "ModelConfig": pb.ModelConfigRequest(name="calculator-oracle"),
-    "RepositoryModelLoad": pb.RepositoryModelLoadRequest(model_name="calculator-oracle"),
-    "SystemSharedMemoryRegister": REGION,
-    "ServerReflectionInfo": REFLECTION,
-    "Watch": telemetry_pb2.WatchRequest(interval_ms=100),
-}
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.rpcs import HEALTH_NAME, REQUESTS, methods
+from tests.support.sample_requests import good
+from tests.support.secured_servers import bearer, tokens_file
 
 
 class Guarded(NamedTuple):
@@ -90,11 +72,6 @@ def status(channel: grpc.Channel, rpc: str, token: str | None) -> tuple[grpc.Sta
     except grpc.RpcError as error:
         return error.code(), error.details()
     return grpc.StatusCode.OK, ""
-
-
-def methods() -> list[str]:
-    found = [POOL.FindServiceByName(service) for service in SERVICES]
-    return sorted(f"/{service.full_name}/{method.name}" for service in found for method in service.methods)
 
 
 def test_every_rpc_has_a_scope_and_nothing_else_has() -> None:

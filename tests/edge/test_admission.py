@@ -16,12 +16,12 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.edge import sentiment
-from tests.edge.conftest import ORACLE
-from tests.edge.models import EXPRESSIONS, evaluate, write_oracle_bundle
-from tests.edge.sample_requests import expression
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.test_overload import busy, wait_until
+from tests.edge.test_overload import wait_until
+from tests.support import text_model
+from tests.support.busy_model import busy
+from tests.support.models import EXPRESSIONS, ORACLE, evaluate, write_oracle_bundle
+from tests.support.sample_requests import expression
+from tests.support.server_models import write_busy_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 QUEUE_BYTES = 100
@@ -33,7 +33,7 @@ FASTEST: list[float] = []
 def predicting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     """A server with admission, which the one of all tests has not."""
     directory = tmp_path_factory.mktemp("admission")
-    sentiment.write_sentiment_bundle(directory / "sentiment")
+    text_model.write_sentiment_bundle(directory / "sentiment")
     write_busy_bundle(directory)
     write_oracle_bundle(directory / "oracle", ORACLE)
     arguments = [
@@ -243,7 +243,7 @@ def test_many_clients_get_their_own_answers(stub: Stub, tmp_path: Path) -> None:
         tier = ("full", "lean")[index % 2]
         response = stub.ModelInfer(text(chosen, tier=tier))
         got = np.frombuffer(response.raw_output_contents[0], np.float32)
-        return bool((got == sentiment.logits(chosen, tier)).all())
+        return bool((got == text_model.logits(chosen, tier)).all())
 
     with ThreadPoolExecutor(2) as pool:  # more would not fit into the queue
         assert all(pool.map(ask, range(60)))

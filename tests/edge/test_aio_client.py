@@ -16,9 +16,9 @@ from edge.client.aio import AsyncClient
 from edge.errors import ServerError, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready
-from tests.edge.conftest import ORACLE
-from tests.edge.gauges import is_at_rest
-from tests.edge.peers import doubled, peer, refusing, x
+from tests.support.metrics import is_at_rest
+from tests.support.models import ORACLE
+from tests.support.scripted_servers import doubled, peer, refusing, x
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

@@ -22,9 +22,8 @@ from edge.client import ONCE, Client, InferRequest, InferResult, Retries
 from edge.client.retries import DEFAULT_RETRIES
 from edge.errors import ServerError
 from edge.load.measure import Plan, Rate, measure
-from tests.edge.balanced import QUESTION, Board, balancer, boards, followed, no_namespaces, reload
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
+from tests.support.balanced_servers import QUESTION, Board, balancer, boards, followed, no_namespaces, reload
+from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 THREADS = 8
 #: Between a board's death and the moment at which nginx, and a client, have heard of it.

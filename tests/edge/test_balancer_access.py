@@ -12,10 +12,9 @@ import pytest
 from edge.client import Client, Credentials, text
 from edge.errors import ServerError
 from edge.security.credentials import channel_credentials
-from tests.edge.balanced import QUESTION, balancer, boards
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.secured import Authority, tokens_file
+from tests.support.balanced_servers import QUESTION, balancer, boards
+from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.secured_servers import Authority, tokens_file
 
 pytestmark = [
     pytest.mark.slow,

@@ -28,10 +28,10 @@ from edge.scheduling.job import Answer
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.responses import ResponseBuilder
-from tests.edge import sentiment
-from tests.edge.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, submitted
-from tests.edge.models import write_attention_bundle, write_oracle_bundle
-from tests.edge.serving_models import write_echo_bundle
+from tests.support import text_model as sentiment
+from tests.support.lanes import WAIT, Awaited, job_of, lane_of, occupied, output, submitted
+from tests.support.models import write_attention_bundle, write_oracle_bundle
+from tests.support.server_models import write_echo_bundle
 
 WORDS = st.sampled_from(["good", "bad", "fine", "poor", "neither"])
 #: Requests of 1 to 3 rows, each of 1 to 16 words.

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from edge.instruments.board import Board, Release, parse_release, read_board
-from tests.edge.boards import KERNELS, MODELS, POWER_MODE, POWER_MODES, RELEASES, in_container, link, orin_nano, write
+from tests.support.boards import (
+    KERNELS,
+    MODELS,
+    POWER_MODE,
+    POWER_MODES,
+    RELEASES,
+    in_container,
+    link,
+    orin_nano,
+    write,
+)
 
 JETPACKS = {5: ("35.4.1", "5.1.2"), 6: ("36.5.2", "6.2.2"), 7: ("39.2.1", "7.2.1")}
 

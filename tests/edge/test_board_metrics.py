@@ -20,7 +20,7 @@ from edge.instruments.sensors import Sensors
 from edge.instruments.statistics import ModelStatistics
 from edge.telemetry.board_metrics import board_metrics, power_metrics
 from edge.telemetry.metrics import families, metrics_app
-from tests.edge.boards import MODELS, orin_nano, write
+from tests.support.boards import MODELS, orin_nano, write
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

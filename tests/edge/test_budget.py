@@ -17,9 +17,9 @@ from edge.repository.loader import Loader
 from edge.runtimes.table import choose
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import served
-from tests.edge.tiered import write_tiered_bundle
+from tests.support.models import write_oracle_bundle
+from tests.support.server_processes import served
+from tests.support.tiered_model import write_tiered_bundle
 
 MIB = 1024**2
 RUNTIME = choose("onnxruntime")

@@ -23,8 +23,8 @@ from edge.runtimes.build import build, load_runner
 from edge.runtimes.cache import BuildRecord, Cached, cache_directory
 from edge.runtimes.runtime import Source
 from edge.runtimes.table import choose
-from tests.edge.marks import with_rtx
-from tests.edge.models import (
+from tests.support.marks import with_rtx
+from tests.support.models import (
     ORACLE_BUNDLE,
     oracle_golden,
     oracle_manifest,

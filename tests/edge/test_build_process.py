@@ -26,9 +26,9 @@ from edge.runtimes.local_build import Built
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
-from tests.edge.builds import ROOT, children, pause_builds
-from tests.edge.marks import with_rtx
-from tests.edge.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
+from tests.support.builds import ROOT, children, pause_builds
+from tests.support.marks import with_rtx
+from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
 
 RTX = "tensorrt-rtx:SM86"
 MIB = 1024**2

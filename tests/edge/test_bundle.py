@@ -28,9 +28,9 @@ from edge.errors import BundleError
 from edge.files import sha256
 from edge.runtimes.build import load_runner
 from tests.data.make_broken_bundles import HEAD, Good
-from tests.edge import sentiment
-from tests.edge.manifests import as_version_1, valid_manifests
-from tests.edge.models import (
+from tests.support import text_model
+from tests.support.manifests import as_version_1, valid_manifests
+from tests.support.models import (
     DATA,
     ORACLE_BUNDLE,
     oracle_golden,
@@ -86,7 +86,7 @@ def test_round_trip(tmp_path: Path):
     ("name", "expected", "encoded_sha256"),
     [
         ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
-        ("sentiment-1", sentiment.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
+        ("sentiment-1", text_model.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
     ],
 )
 def test_bundle_of_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_sha256: str, tmp_path: Path):
@@ -182,7 +182,7 @@ def test_place_that_cannot_be_written(tmp_path: Path):
         write_oracle_bundle(tmp_path / "file" / "oracle")
 
 
-WRITE = "from pathlib import Path; from tests.edge.models import write_oracle_bundle; target = Path({target!r});"
+WRITE = "from pathlib import Path; from tests.support.models import write_oracle_bundle; target = Path({target!r});"
 FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
 
 

@@ -14,7 +14,7 @@ import pytest
 from edge.errors import UsageError
 from edge.security.certificates import read_certificates
 from edge.security.credentials import ServerCertificates, call_metadata, channel_credentials, read_token
-from tests.edge.secured import Authority
+from tests.support.secured_servers import Authority
 
 NOW = datetime.now(timezone.utc)
 

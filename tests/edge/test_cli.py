@@ -16,9 +16,9 @@ import pytest
 from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import schema
-from tests.edge.commands import SECONDS, answer, fewheads, python, refusal
-from tests.edge.marks import with_rtx
-from tests.edge.models import ORACLE_BUNDLE, write_bundle_of_roles
+from tests.support.commands import SECONDS, answer, fewheads, python, refusal
+from tests.support.marks import with_rtx
+from tests.support.models import ORACLE_BUNDLE, write_bundle_of_roles
 
 COMMANDS = ("train", "export", "build", "serve", "infer", "bench", "info", "doctor")
 ROOT = Path(__file__).parent.parent.parent

@@ -21,10 +21,9 @@ import pytest
 from edge.bundles.expression import tokenize
 from edge.launch import running_server
 from edge.pb import inference_pb2, inference_pb2_grpc
-from tests.edge.commands import SECONDS, answer, fewheads, refusal
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.tiered import WIDTH, write_tiered_bundle
+from tests.support.commands import SECONDS, answer, fewheads, refusal
+from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
 # info
 

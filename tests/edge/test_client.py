@@ -25,11 +25,11 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from tests.edge.commands import answer, python
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.gauges import is_at_rest, wait_until
-from tests.edge.peers import doubled, peer, x
-from tests.edge.serving_models import echo_input, echo_output
+from tests.support.commands import answer, python
+from tests.support.metrics import is_at_rest, wait_until
+from tests.support.models import ORACLE, VERSIONED
+from tests.support.scripted_servers import doubled, peer, x
+from tests.support.server_models import echo_input, echo_output
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 

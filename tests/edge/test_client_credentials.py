@@ -19,10 +19,9 @@ from edge.client.aio import AsyncClient
 from edge.errors import ServerError, UsageError
 from edge.security.credentials import channel_credentials
 from edge.server import Ready
-from tests.edge.commands import answer, fewheads, refusal
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.secured import HOST, Authority, logging_server, tokens_file
+from tests.support.commands import answer, fewheads, refusal
+from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.secured_servers import HOST, Authority, logging_server, tokens_file
 
 QUESTION = {"expression": text(["3 - -4 + 2"])}
 

@@ -10,11 +10,10 @@ import pytest
 
 import edge
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import served
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.test_overload import busy
-from tests.edge.test_watchdog import is_ready, problems
+from tests.support.busy_model import busy
+from tests.support.models import write_oracle_bundle
+from tests.support.server_models import write_busy_bundle
+from tests.support.server_processes import is_ready, problems, served
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/faketime/libfaketimeMT.so.1"))
 #: Where the clock is read: only to tell people when something was, or whether a certificate holds.

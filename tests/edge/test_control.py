@@ -8,9 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,9 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from edge.errors import BundleError, ServerError
-from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.repository.control import ModelControl
@@ -34,16 +30,14 @@ from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
-from edge.server import Ready
-from tests.edge.gauges import wait_until
-from tests.edge.models import DATA, write_oracle_bundle
-from tests.edge.service import running_service
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.slopes import slope
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.growth import slope
+from tests.support.inference_service import running_service
+from tests.support.metrics import wait_until
+from tests.support.model_control import NAME, READY, UNAVAILABLE, ask, damage, explicit, is_healthy, served, states
+from tests.support.models import DATA, write_oracle_bundle
+from tests.support.server_models import write_busy_bundle
 
-NAME = "changing"
-READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 #: Growth that is no leak: allocator pools and arenas.
 ALLOWED_GROWTH_BYTES = 6 * 2**20
 
@@ -55,50 +49,10 @@ def repository(tmp_path: Path) -> Path:
     return directory
 
 
-@contextmanager
-def served(repository: Path, *arguments: str) -> Iterator[tuple[Ready, triton.InferenceServerClient]]:
-    cache = repository.parent / "cache"
-    with (
-        serving(repository, cache=cache, arguments=arguments) as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
-    ):
-        yield ready, client
-
-
-def explicit(repository: Path, *arguments: str) -> Any:
-    return served(repository, "--model-control=explicit", *arguments)
-
-
-def states(client: triton.InferenceServerClient) -> dict[tuple[str, str], tuple[str, str]]:
-    return {(m.name, m.version): (m.state, m.reason) for m in client.get_model_repository_index().models}
-
-
-def ask(client: triton.InferenceServerClient, name: str = NAME) -> str:
-    """Ask a model, check its answer, and return the version that gave it."""
-    tensor = triton.InferInput("expression", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[b"3 - -4 + 2"]], dtype=np.object_))
-    result = client.infer(name, [tensor])
-    assert result.as_numpy("value")[0, 0] == 9
-    return str(result.get_response().model_version)
-
-
 def refusal(client: triton.InferenceServerClient, name: str = NAME) -> str:
     with pytest.raises(InferenceServerException) as caught:
         ask(client, name)
     return str(caught.value.status())
-
-
-def is_healthy(ready: Ready, name: str = NAME) -> bool:
-    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name)).status
-    return bool(status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def damage(bundle: Path) -> None:
-    """Change a byte of the model, as a bad copy would."""
-    data = bytearray((bundle / "model.onnx").read_bytes())
-    data[-1] ^= 1
-    (bundle / "model.onnx").write_bytes(data)
 
 
 def test_load_and_unload(repository: Path) -> None:

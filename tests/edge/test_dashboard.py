@@ -14,12 +14,12 @@ from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.http import HttpServer
 from edge.telemetry.pages import LiveReading, Pages
-from tests.edge.browser import CHROMIUM, Browser, browser
-from tests.edge.gauges import wait_until
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.secured import tokens_file
-from tests.edge.tiered import write_tiered_bundle
-from tests.edge.viewed import ARGUMENTS, asked
+from tests.support.browser import CHROMIUM, Browser, browser
+from tests.support.dashboard_server import ARGUMENTS, asked
+from tests.support.metrics import wait_until
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.secured_servers import tokens_file
+from tests.support.tiered_model import write_tiered_bundle
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

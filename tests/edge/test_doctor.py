@@ -17,7 +17,7 @@ from edge.cli.checks import Check, driver_version, jetson_checks
 from edge.cli.doctor import runtime_checks
 from edge.instruments.board import read_board
 from edge.runtimes.table import RUNTIMES
-from tests.edge.boards import BUDDYINFO, MODELS, SWAPS, in_container, orin_nano, write
+from tests.support.boards import BUDDYINFO, MODELS, SWAPS, in_container, orin_nano, write
 
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 RELEASE = "etc/nv_tegra_release"

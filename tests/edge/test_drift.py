@@ -13,7 +13,7 @@ from edge.errors import DeadlineExceeded, Overloaded
 from edge.scheduling.drift import Drift, Promise
 from edge.scheduling.latency import LatencyTable
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.lanes import WAIT, job_of, lane_of, occupied, submitted
+from tests.support.lanes import WAIT, job_of, lane_of, occupied, submitted
 
 NEAR = Promise(at=0.0, seconds=0.9, left=1.0)
 

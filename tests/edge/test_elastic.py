@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge.errors import InvalidRequest
 from edge.scheduling.elastic import AUTO, Choice, Demand, Elastic, LoadLevel
 from edge.scheduling.lane import Lane
-from tests.edge.lanes import lane_of
+from tests.support.lanes import lane_of
 
 #: Seconds of a request, of the full tier and of leaner ones.
 COSTS = (0.008, 0.004, 0.002)

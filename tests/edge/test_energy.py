@@ -18,9 +18,9 @@ from edge.instruments.snapshot import TierRuns
 from edge.instruments.statistics import ModelStatistics
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from tests.edge.boards import RAILS, orin_nano, write
-from tests.edge.conftest import ORACLE
-from tests.edge.in_process import serving_here
+from tests.support.boards import RAILS, orin_nano, write
+from tests.support.in_process import serving_here
+from tests.support.models import ORACLE
 
 IDLE_WATTS = 5.0
 FULL = ModelTier("m", "1", "full")

@@ -22,8 +22,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.__main__ import cli
-from tests.edge.commands import SECONDS, Done
-from tests.edge.conftest import ORACLE
+from tests.support.commands import SECONDS, Done
+from tests.support.models import ORACLE
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "deploy" / "examples"

@@ -20,7 +20,7 @@ from edge.client.aio import AsyncClient
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.server import Ready
-from tests.edge.conftest import ORACLE
+from tests.support.models import ORACLE
 
 MANY = Retries(attempts=50, budget=10_000)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.edge.named import missing, names_tests, rows
+from tests.support.documents import missing, names_tests, rows
 
 PAGE = (Path(__file__).parent / "FAULTS.md").read_text()
 

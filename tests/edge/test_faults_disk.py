@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from edge.pb import inference_pb2 as pb
-from tests.edge.commands import Done, answer, fewheads, refusal
-from tests.edge.cramped import can_mount
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import Served, served
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.commands import Done, answer, fewheads, refusal
+from tests.support.full_disk import can_mount
+from tests.support.models import write_oracle_bundle
+from tests.support.server_models import write_busy_bundle
+from tests.support.server_processes import Served, served
 
 ROOT = Path(__file__).parents[2]
 mounting = pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a user's own")
@@ -39,11 +39,11 @@ def cache(tmp_path: Path) -> Path:
 
 
 def build(repository: Path, cache: Path, *before: object, **variables: str) -> Done[str]:
-    """``fewheads build`` in one of the places of :mod:`tests.edge.cramped`, or without further ado."""
+    """``fewheads build`` in one of the places of :mod:`tests.support.full_disk`, or without further ado."""
     arguments = ["build", repository / "busy-1", "--target=onnxruntime", f"--cache={cache}", "--json"]
     if not before:
         return fewheads(*arguments, **variables)
-    command = [sys.executable, "-m", "tests.edge.cramped", *map(str, before), *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.support.full_disk", *map(str, before), *map(str, arguments)]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **variables}
     )
@@ -61,7 +61,7 @@ def ended(server: Served) -> tuple[int, str]:
 
 def test_a_server_that_can_write_nothing_serves(repository: Path) -> None:
     """Neither a file nor a line of its log, of which it has much to write here."""
-    program = f"tests.edge.cramped no-room {repository}"
+    program = f"tests.support.full_disk no-room {repository}"
     with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
         assert is_served(one)
         with pytest.raises(grpc.RpcError) as caught:
@@ -93,12 +93,12 @@ def test_a_build_without_room(repository: Path, cache: Path, tmp_path: Path, pla
 def test_a_cache_that_may_only_be_read(repository: Path, cache: Path) -> None:
     line = refusal(build(repository, cache, "read-only", cache), 2)
     assert "Read-only file system" in line
-    with served(repository, f"--cache={cache}", program=f"tests.edge.cramped read-only {cache}") as server:
+    with served(repository, f"--cache={cache}", program=f"tests.support.full_disk read-only {cache}") as server:
         assert is_served(server)
         code, log = ended(server)
         assert (code, "was read from the bundle" in log) == (0, True)
     answer(build(repository, cache))
-    with served(repository, f"--cache={cache}", program=f"tests.edge.cramped read-only {cache}") as server:
+    with served(repository, f"--cache={cache}", program=f"tests.support.full_disk read-only {cache}") as server:
         assert is_served(server)
         code, log = ended(server)
         assert (code, "was read from the cache" in log) == (0, True)

@@ -16,10 +16,9 @@ from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame, RstStre
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from tests.edge.gauges import gauges, is_at_rest, wait_until
-from tests.edge.http2_client import RawClient, raw
-from tests.edge.test_limits import PREFACE
-from tests.edge.test_overload import busy, failures
+from tests.support.busy_model import busy, failures
+from tests.support.http2_client import OPENING, RawClient, raw
+from tests.support.metrics import gauges, is_at_rest, wait_until
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True
@@ -127,9 +126,9 @@ def frame(source: random.Random) -> bytes:
     "say",
     [
         noise,
-        lambda source: PREFACE + noise(source),
-        lambda source: PREFACE + b"".join(frame(source) for _ in range(6)),
-        lambda source: PREFACE[: source.randrange(len(PREFACE))],
+        lambda source: OPENING + noise(source),
+        lambda source: OPENING + b"".join(frame(source) for _ in range(6)),
+        lambda source: OPENING[: source.randrange(len(OPENING))],
         lambda source: b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + noise(source),
         lambda source: b"\x16\x03\x01" + noise(source),
     ],

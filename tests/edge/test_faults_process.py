@@ -19,10 +19,10 @@ import pytest
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from tests.edge.gauges import wait_until
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import Served, served
-from tests.edge.sample_requests import expression
+from tests.support.metrics import wait_until
+from tests.support.models import write_oracle_bundle
+from tests.support.sample_requests import expression
+from tests.support.server_processes import Served, served
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

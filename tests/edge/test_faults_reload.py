@@ -13,9 +13,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.edge.gauges import wait_until
-from tests.edge.models import DATA, write_oracle_bundle
-from tests.edge.test_control import NAME, READY, ask, damage, explicit, is_healthy, served, states
+from tests.support.metrics import wait_until
+from tests.support.model_control import NAME, READY, ask, damage, explicit, is_healthy, served, states
+from tests.support.models import DATA, write_oracle_bundle
 
 ASKERS = 3
 

@@ -18,10 +18,10 @@ from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.edge.gauges import gauge, gauges, wait_until
-from tests.edge.http2_client import RawClient
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.http2_client import RawClient
+from tests.support.metrics import gauge, gauges, wait_until
+from tests.support.server_models import write_busy_bundle
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

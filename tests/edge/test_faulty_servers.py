@@ -11,12 +11,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.expression import TOKENS
 from edge.pb import inference_pb2 as pb
-from tests.edge.faulty import ILLEGAL
-from tests.edge.gauges import wait_until
-from tests.edge.models import serialized, write_oracle_bundle
-from tests.edge.processes import Served, served
-from tests.edge.serving_models import write_bundle_of
-from tests.edge.test_watchdog import NOT_SERVING, SERVING, health, is_ready, model_states, problems
+from tests.support.faulty_runners import ILLEGAL
+from tests.support.metrics import wait_until
+from tests.support.models import serialized, write_oracle_bundle
+from tests.support.server_models import write_bundle_of
+from tests.support.server_processes import (
+    NOT_SERVING,
+    SERVING,
+    Served,
+    health,
+    is_ready,
+    model_states,
+    problems,
+    served,
+)
 
 NAME = "oracle"
 
@@ -37,7 +45,7 @@ def request(number: float = 1.0) -> pb.ModelInferRequest:
 
 
 def test_a_lost_device_is_told_to_everyone_and_ends_the_process(repository: Path) -> None:
-    with served(repository, program="tests.edge.faulty lost") as server:
+    with served(repository, program="tests.support.faulty_runners lost") as server:
         server.stub.ModelInfer(request())
         assert is_ready(server)
         with pytest.raises(grpc.RpcError) as caught:
@@ -62,7 +70,7 @@ def fail(server: Served, number: float, times: int) -> None:
 
 
 def test_a_model_that_fails_on_what_it_was_checked_with_is_not_ready_until_it_answers(repository: Path) -> None:
-    with served(repository, program="tests.edge.faulty worn-out") as server:
+    with served(repository, program="tests.support.faulty_runners worn-out") as server:
         fail(server, -20_000, 2)
         assert is_ready(server)
         fail(server, -20_000, 1)

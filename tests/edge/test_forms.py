@@ -24,15 +24,14 @@ from edge.security.rate import RateLimit, parse_rate
 from edge.serving import forms, inference
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
 from edge.settings import TRANSPORTS
-from tests.edge import sentiment
-from tests.edge.conftest import ORACLE
-from tests.edge.in_process import serving_here
-from tests.edge.lanes import occupied
-from tests.edge.models import write_oracle_bundle
-from tests.edge.sample_requests import changed, expression, good, parameter, shaped, typed
-from tests.edge.secured import bearer, tokens_file
-from tests.edge.service import Running, running_service
-from tests.edge.serving_models import write_echo_bundle
+from tests.support import text_model
+from tests.support.in_process import serving_here
+from tests.support.inference_service import Running, running_service
+from tests.support.lanes import occupied
+from tests.support.models import ORACLE, write_oracle_bundle
+from tests.support.sample_requests import changed, expression, good, parameter, shaped, typed
+from tests.support.secured_servers import bearer, tokens_file
+from tests.support.server_models import write_echo_bundle
 
 
 class Checks:
@@ -257,7 +256,7 @@ async def test_a_known_form_keeps_its_timeout(running: Running, checks: Checks) 
 
 async def test_tiers_of_known_forms_stay_apart(tmp_path: Path, checks: Checks) -> None:
     text = "fine fine bad"  # of which the lean tier knows the last word alone
-    ids = np.array([[sentiment.WORDS.index(word) for word in text.split()]], np.int64)
+    ids = np.array([[text_model.WORDS.index(word) for word in text.split()]], np.int64)
 
     def tokens(tier: str) -> pb.ModelInferRequest:
         request = pb.ModelInferRequest(model_name="sentiment")
@@ -268,14 +267,14 @@ async def test_tiers_of_known_forms_stay_apart(tmp_path: Path, checks: Checks) -
         request.parameters["tier"].string_param = tier
         return request
 
-    write = sentiment.write_sentiment_bundle
+    write = text_model.write_sentiment_bundle
     async with running_service(tmp_path, lambda repository: write(repository / "sentiment")) as running:
         for _ in range(3):
-            for tier in sentiment.TIERS:
+            for tier in text_model.TIERS:
                 answer = await running.infer(tokens(tier))
                 assert answer.parameters["tier"].string_param == tier
                 logits = np.frombuffer(answer.raw_output_contents[0], np.float32)
-                assert logits.tolist() == sentiment.logits(text, tier).tolist()
+                assert logits.tolist() == text_model.logits(text, tier).tolist()
             with pytest.raises(InvalidRequest, match="got 'zz'"):
                 await running.infer(tokens("zz"))
         assert checks.count == 3

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import grpc
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.sample_requests import good
 from tests.edge.test_status_codes import ROWS
+from tests.support.fuzzing import mutated, requests
+from tests.support.sample_requests import good
 
 EXAMPLES = 5000  # of each of the two kinds
 #: Growth that is no leak: allocator pools, and counters of error kinds.
@@ -29,80 +27,7 @@ ALLOWED = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
-integers = st.one_of(
-    st.integers(-2, 16),
-    st.sampled_from([0, 15, 64, 65, 2**31, 2**62, 2**63 - 1, -(2**63)]),
-    st.integers(-(2**63), 2**63 - 1),
-)
-names = st.one_of(st.sampled_from(["x", "expression", "value", "in_int8", "steps", ""]), st.text(max_size=8))
-datatypes = st.one_of(st.sampled_from(["FP32", "BYTES", "INT8", "FP16", "BF16", "BOOL", ""]), st.text(max_size=6))
-parameters = st.dictionaries(
-    st.one_of(
-        st.sampled_from(
-            ["timeout", "priority", "timings", "sequence_id", "triton_x", "shared_memory_region", "classification"]
-        ),
-        st.text(max_size=6),
-    ),
-    st.one_of(
-        st.builds(pb.InferParameter, int64_param=st.integers(-(2**63), 2**63 - 1)),
-        st.builds(pb.InferParameter, bool_param=st.booleans()),
-        st.builds(pb.InferParameter, string_param=st.text(max_size=8)),
-        st.builds(pb.InferParameter, uint64_param=st.integers(0, 2**64 - 1)),
-        st.builds(pb.InferParameter, double_param=st.floats()),
-        st.just(pb.InferParameter()),
-    ),
-    max_size=2,
-)
-contents = st.builds(
-    pb.InferTensorContents,
-    bool_contents=st.lists(st.booleans(), max_size=3),
-    int_contents=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
-    fp32_contents=st.one_of(
-        st.lists(st.floats(width=32), max_size=3), st.lists(st.floats(width=32), min_size=15, max_size=15)
-    ),
-    bytes_contents=st.lists(st.binary(max_size=8), max_size=3),
-)
-inputs = st.builds(
-    pb.ModelInferRequest.InferInputTensor,
-    name=names,
-    datatype=datatypes,
-    shape=st.lists(integers, max_size=4),
-    parameters=parameters,
-    contents=st.one_of(st.none(), contents),
-)
-requests = st.builds(
-    pb.ModelInferRequest,
-    model_name=st.one_of(
-        st.sampled_from([ORACLE, VERSIONED, "echo-int8", "echo-bytes", "broken", ""]), st.text(max_size=8)
-    ),
-    model_version=st.one_of(st.sampled_from(["", "1", "3", "0", "-1", "abc"]), st.text(max_size=4)),
-    id=st.text(max_size=8),
-    parameters=parameters,
-    inputs=st.lists(inputs, max_size=3),
-    outputs=st.lists(
-        st.builds(pb.ModelInferRequest.InferRequestedOutputTensor, name=names, parameters=parameters), max_size=2
-    ),
-    raw_input_contents=st.lists(st.one_of(st.binary(max_size=64), st.binary(min_size=60, max_size=60)), max_size=3),
-)
 SEEDS = [row.request.SerializeToString() for row in ROWS if row.method == "ModelInfer"]
-
-
-@st.composite
-def mutated(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
-    """The bytes of a request with some of them changed, removed or added."""
-    data = bytearray(draw(st.sampled_from(seeds)))
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(data)))
-        kind = draw(st.sampled_from(["change", "remove", "insert", "cut"]))
-        if kind == "change" and at < len(data):
-            data[at] = draw(st.integers(0, 255))
-        elif kind == "remove":
-            del data[at : at + draw(st.integers(1, 8))]
-        elif kind == "insert":
-            data[at:at] = draw(st.binary(max_size=8))
-        elif kind == "cut":
-            del data[at:]
-    return bytes(data)
 
 
 @pytest.mark.timeout(600)

@@ -19,13 +19,12 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from tests.edge.conftest import ORACLE
-from tests.edge.gauges import is_at_rest, wait_until
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.sample_requests import good
-from tests.edge.test_fuzz import mutated
-from tests.edge.test_fuzz import requests as infer_requests
 from tests.edge.test_status_codes import ROWS
+from tests.support.fuzzing import mutated
+from tests.support.fuzzing import requests as infer_requests
+from tests.support.metrics import is_at_rest, wait_until
+from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.sample_requests import good
 
 EXAMPLES = 150  # of each of the three kinds
 ALLOWED_GROWTH_BYTES = 24 * 2**20

@@ -22,13 +22,13 @@ from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.server import Ready
 from tests.edge import test_fuzz_extensions
-from tests.edge.asking import ask
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.gauges import is_at_rest, wait_until
-from tests.edge.test_access import methods
-from tests.edge.test_fuzz import mutated
 from tests.edge.test_rest_fuzz import ALLOWED as ALLOWED_OVER_HTTP
 from tests.edge.test_rest_fuzz import changes, profile
+from tests.support.fuzzing import mutated
+from tests.support.http_requests import ask
+from tests.support.metrics import is_at_rest, wait_until
+from tests.support.models import ORACLE, VERSIONED
+from tests.support.rpcs import methods
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

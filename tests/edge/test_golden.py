@@ -13,7 +13,7 @@ from edge.bundles.golden import Golden, check_runner, compare, decode
 from edge.bundles.manifest import Tolerance
 from edge.errors import BundleError, GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from tests.edge.models import oracle_golden, oracle_manifest, oracle_onnx
+from tests.support.models import oracle_golden, oracle_manifest, oracle_onnx
 
 EXACT = Tolerance(atol=0, rtol=0)
 ENCODED = oracle_golden().encode()

@@ -9,8 +9,8 @@ import pytest
 
 from edge.errors import UsageError
 from edge.load.goodput import goodput
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.tiered import write_tiered_bundle
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.tiered_model import write_tiered_bundle
 
 POLICIES = ("pinned", "load", "deadline")
 

@@ -14,9 +14,9 @@ from edge.cli.serve import serve
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.named import missing, names_tests, rows
-from tests.edge.sample_requests import LOAD, REGION, UNLOAD, log_setting, trace_setting
+from tests.support.documents import missing, names_tests, rows
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import LOAD, REGION, UNLOAD, log_setting, trace_setting
 
 ROOT = Path(edge.__file__).parent.parent
 PAGE = (ROOT / "deploy" / "THREATS.md").read_text()

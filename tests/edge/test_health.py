@@ -20,10 +20,10 @@ from edge.repository.repository import Repository
 from edge.scheduling.failure_tracker import SUSPECT_AFTER
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.faulty import ILLEGAL, Faulty
-from tests.edge.gauges import wait_until
-from tests.edge.lanes import WAIT, job_of, lane_of, occupied, output, submitted
-from tests.edge.models import write_oracle_bundle
+from tests.support.faulty_runners import ILLEGAL, Faulty
+from tests.support.lanes import WAIT, job_of, lane_of, occupied, output, submitted
+from tests.support.metrics import wait_until
+from tests.support.models import write_oracle_bundle
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFr
 
 from edge.http2.messages import prefix
 from edge.rpc.limits import Limits
-from tests.edge.http2_client import LARGE, RawClient, Subject, serving, shared
+from tests.support.http2_client import LARGE, RawClient, Subject, serving, shared
 
 CANCEL = 8
 OK, DEADLINE, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 4, 8, 12, 13

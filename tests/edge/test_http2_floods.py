@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge.http2.messages import prefix
-from tests.edge.http2_client import RawClient, Subject, raw, reached, serving, shared
+from tests.support.http2_client import RawClient, Subject, raw, reached, serving, shared
 
 CANCEL, CALM = 8, 11
 OK, UNAVAILABLE = 0, 14

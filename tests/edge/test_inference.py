@@ -14,9 +14,9 @@ import pytest
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Computed, Options, Program
-from tests.edge.lanes import WAIT, occupied
-from tests.edge.sample_requests import good
-from tests.edge.service import Running, running_service
+from tests.support.inference_service import Running, running_service
+from tests.support.lanes import WAIT, occupied
+from tests.support.sample_requests import good
 
 CALLS, CANCELLED = 6, 2
 NINE = np.float32(9).tobytes()

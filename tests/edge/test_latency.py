@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.scheduling.latency import LatencyTable
-from tests.edge.lanes import lane_of
+from tests.support.lanes import lane_of
 
 SIZES = st.integers(1, 10**6)
 

@@ -24,9 +24,9 @@ from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.serving.inference import InferenceService
 from edge.settings import TRANSPORTS
-from tests.edge.in_process import serving_here
-from tests.edge.sample_requests import good
-from tests.edge.test_access import REQUESTS, methods
+from tests.support.in_process import serving_here
+from tests.support.rpcs import REQUESTS, methods
+from tests.support.sample_requests import good
 
 SECRET = "/etc/a-path-that-no-client-should-see"
 OURS = [rpc for rpc in methods() if rpc.split("/")[1] in (INFERENCE, TELEMETRY)]

@@ -15,12 +15,11 @@ import pytest
 
 from edge.rpc.limits import Limits
 from edge.server import Ready
-from tests.edge.http2_client import Subject, serving
+from tests.support.http2_client import OPENING, Subject, serving
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 PING, GOAWAY = 6, 7
 TOO_MANY_PINGS = b"too_many_pings"
 
@@ -65,7 +64,7 @@ def conversation(
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(seconds)
         try:
-            connection.sendall(PREFACE)
+            connection.sendall(OPENING)
             say(connection)
             while data := connection.recv(65536):
                 received += data
@@ -113,7 +112,7 @@ async def test_connections_are_bounded(transport: str) -> None:
 
         def greeted(connection: socket.socket) -> bool:
             try:
-                connection.sendall(PREFACE)
+                connection.sendall(OPENING)
                 return bool(connection.recv(1000))
             except OSError:
                 return False

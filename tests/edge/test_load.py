@@ -23,10 +23,9 @@ from edge.launch import running_server
 from edge.load.measure import Plan, Rate, measure
 from edge.load.report import LoadReport
 from edge.load.workload import Shares, Workload, read_texts
-from tests.edge.commands import SECONDS, answer, fewheads
-from tests.edge.conftest import ORACLE
-from tests.edge.models import EXPRESSIONS, ORACLE_BUNDLE
-from tests.edge.serving_models import write_busy_bundle
+from tests.support.commands import SECONDS, answer, fewheads
+from tests.support.models import EXPRESSIONS, ORACLE, ORACLE_BUNDLE
+from tests.support.server_models import write_busy_bundle
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,9 @@ from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.runtimes.runtime import Source
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.builds import children, pause_builds, wait_for_no_children
-from tests.edge.models import DATA, oracle_golden, write_oracle_bundle
-from tests.edge.sentiment import write_sentiment_bundle
+from tests.support.builds import children, pause_builds, wait_for_no_children
+from tests.support.models import DATA, oracle_golden, write_oracle_bundle
+from tests.support.text_model import write_sentiment_bundle
 
 
 class Recorder:

@@ -20,8 +20,8 @@ from tritonclient.utils import InferenceServerException
 from edge.errors import InvalidRequest, Unsupported
 from edge.instruments.logs import ABOUT, LEVELS, About, Logs
 from edge.server import Ready
-from tests.edge.commands import SECONDS
-from tests.edge.gauges import wait_until
+from tests.support.commands import SECONDS
+from tests.support.metrics import wait_until
 
 OURS, OTHERS = logging.getLogger("edge.of.this.test"), logging.getLogger("another.library")
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.instruments.memory import MemorySampler
-from tests.edge.boards import BUDDYINFO, write
+from tests.support.boards import BUDDYINFO, write
 
 PROCESS = 4321
 MEMINFO = """\

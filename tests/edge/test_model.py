@@ -16,8 +16,8 @@ from edge.errors import InvalidRequest
 from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
-from tests.edge.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
-from tests.edge.serving_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
+from tests.support.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
+from tests.support.server_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
 
 
 def loaded(bundle: Bundle, cache: Path) -> Model:

@@ -20,11 +20,11 @@ from edge.load.bench import direct_inputs
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, Plan
 from edge.load.on_device import measure_on_device, served_elsewhere
-from tests.edge.boards import orin_nano, write
-from tests.edge.commands import answer, fewheads, refusal
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.sentiment import write_sentiment_bundle
-from tests.edge.serving_models import echo_input, write_echo_bundle
+from tests.support.boards import orin_nano, write
+from tests.support.commands import answer, fewheads, refusal
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.server_models import echo_input, write_echo_bundle
+from tests.support.text_model import write_sentiment_bundle
 
 QUICK = Plan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
 ALARM = "sys/class/hwmon/hwmon3/oc2_event_cnt"

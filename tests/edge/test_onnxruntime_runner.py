@@ -16,8 +16,8 @@ from edge.errors import BackendError, BundleError, InvalidRequest, RunnerError
 from edge.runner import Tensor
 from edge.runtimes.onnxruntime_runner import CPU, CUDA, OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
-from tests.edge.models import oracle_golden, oracle_onnx, serialized
-from tests.edge.serving_models import write_echo_bundle
+from tests.support.models import oracle_golden, oracle_onnx, serialized
+from tests.support.server_models import write_echo_bundle
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from edge.programs.program import Computed, Options, Program
 from edge.scheduling.batching import Joiner
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.lanes import VALUES, WAIT, Awaited, job_of, occupied, output, submitted
+from tests.support.lanes import VALUES, WAIT, Awaited, job_of, occupied, output, submitted
 
 RUN_SECONDS = 0.02
 

@@ -9,48 +9,12 @@ import grpc
 import numpy as np
 import pytest
 
-from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from tests.edge.gauges import wait_until
+from edge.pb import telemetry_pb2, telemetry_pb2_grpc
+from tests.support.busy_model import QUEUE_SIZE, Stub, busy, failures
+from tests.support.metrics import wait_until
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True
-
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-QUEUE_SIZE = 32
-
-
-def busy(steps: int, timeout_us: int = 0) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name="busy")
-    request.inputs.add(name="steps", datatype="INT64", shape=[1])
-    request.raw_input_contents.append(np.int64(steps).tobytes())
-    if timeout_us:
-        request.parameters["timeout"].int64_param = timeout_us
-    return request
-
-
-@pytest.fixture(scope="module")
-def steps_per_second(url: str) -> float:
-    with grpc.insecure_channel(url) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        return max(_steps_per_second(stub) for _ in range(5))  # the fastest: a neighbour may go away at any time
-
-
-def _steps_per_second(stub: Stub) -> float:
-    begun = time.perf_counter()
-    stub.ModelInfer(busy(200))
-    return 200 / (time.perf_counter() - begun)
-
-
-@pytest.fixture
-def take(steps_per_second: float) -> Callable[[float], int]:
-    """Return how many steps take about so many seconds."""
-    return lambda seconds: max(int(seconds * steps_per_second), 1)
-
-
-def failures(stub: Stub) -> int:
-    count: int = stub.ModelStatistics(pb.ModelStatisticsRequest(name="busy")).model_stats[0].inference_stats.fail.count
-    return count
 
 
 def test_a_full_queue_refuses_and_recovers(

@@ -20,8 +20,8 @@ from edge.pb import telemetry_pb2 as pb
 from edge.server import Ready
 from edge.telemetry.http import HttpServer
 from edge.telemetry.pages import LiveReading
-from tests.edge.conftest import ORACLE
-from tests.edge.gauges import wait_until
+from tests.support.metrics import wait_until
+from tests.support.models import ORACLE
 
 PATHS = ("/", "/telemetry.json", "/metrics")
 

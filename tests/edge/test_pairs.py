@@ -23,9 +23,19 @@ from edge.cli.info import info
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
-from tests.edge import sentiment
-from tests.edge.pairs import INPUTS, NAME, PAIRS, files, golden, manifest, scores, tokenizer_json, write_pair_bundle
-from tests.edge.sentiment import with_preprocess
+from tests.support import text_model
+from tests.support.text_model import with_preprocess
+from tests.support.text_pair_model import (
+    INPUTS,
+    NAME,
+    PAIRS,
+    files,
+    golden,
+    manifest,
+    scores,
+    tokenizer_json,
+    write_pair_bundle,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +43,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with a model for pairs and one for single texts."""
     directory = tmp_path_factory.mktemp("pairs")
     write_pair_bundle(directory / NAME)
-    sentiment.write_sentiment_bundle(directory / "sentiment")
+    text_model.write_sentiment_bundle(directory / "sentiment")
     with running_server([directory / NAME, directory / "sentiment"], cache=directory / "cache") as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
@@ -237,7 +247,7 @@ def test_info_shows_what_a_client_may_send_and_read(tmp_path: Path) -> None:
 
 def test_a_manifest_of_single_texts_says_nothing_of_pairs() -> None:
     """So bundles from before there were pairs are read, and those of today by what was there before."""
-    encoded = json.loads(manifest_file.encode(sentiment.manifest()))
+    encoded = json.loads(manifest_file.encode(text_model.manifest()))
     assert set(encoded["preprocess"]) == {
         *("type", "input", "file", "ids", "mask", "max_length", "pad_id", "max_text_bytes")
     }

@@ -16,7 +16,7 @@ from edge.bundles.manifest import ExpressionPreprocess, Preprocess
 from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest
-from tests.edge.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden
+from tests.support.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden
 
 STEP = ExpressionPreprocessor(ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0))
 

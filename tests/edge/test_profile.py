@@ -15,8 +15,8 @@ from edge.profiling import profile as profiling
 from edge.profiling.conditions import Conditions
 from edge.profiling.profile import profile
 from edge.profiling.table import LatencyTable
-from tests.edge.boards import MODELS, orin_nano, write
-from tests.edge.layer_shapes import LENGTHS, MODEL, SHAPES, write_layer_shapes
+from tests.support.boards import MODELS, orin_nano, write
+from tests.support.layer_shapes import LENGTHS, MODEL, SHAPES, write_layer_shapes
 
 
 @pytest.fixture(scope="module")

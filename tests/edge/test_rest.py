@@ -23,14 +23,12 @@ from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.edge.asking import Heard, ask, busy, tensor
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.secured import Authority, tokens_file
-from tests.edge.test_overload import busy as busy_message
-from tests.edge.test_overload import failures, steps_per_second, take, wait_until
-
-__all__ = ["steps_per_second", "take"]  # fixtures
+from tests.edge.test_overload import wait_until
+from tests.support.busy_model import busy as busy_message
+from tests.support.busy_model import failures
+from tests.support.http_requests import Heard, ask, busy, tensor
+from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.secured_servers import Authority, tokens_file
 
 INFER = f"/v2/models/{ORACLE}/infer"
 BUSY = "/v2/models/busy/infer"

@@ -17,9 +17,8 @@ from tritonclient.utils import InferenceServerException, shared_memory, triton_t
 from edge.bundles.expression import evaluate, tokenize
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.launch import running_server, serving
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.serving_models import echo_input, echo_output
+from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
+from tests.support.server_models import echo_input, echo_output
 
 TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
 TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.edge.asking import JSON_LENGTH, ask
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.test_fuzz import mutated
 from tests.edge.test_rest_status import INFER, ROWS, good
+from tests.support.fuzzing import mutated
+from tests.support.http_requests import JSON_LENGTH, ask
+from tests.support.models import ORACLE, VERSIONED
 
 #: Of each kind; the long way is for those who change what reads JSON.
 EXAMPLES = pytest.mark.parametrize("examples", [100, pytest.param(3000, marks=pytest.mark.slow)])

@@ -10,10 +10,10 @@ import pytest
 from edge.bundles.expression import tokenize
 from edge.errors import RequestError
 from edge.serving.statuses import STATUSES
-from tests.edge.asking import JSON_LENGTH, ask, tensor
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.serving_models import echo_input, echo_output
 from tests.edge.test_errors import subclasses
+from tests.support.http_requests import JSON_LENGTH, ask, tensor
+from tests.support.models import ORACLE, VERSIONED
+from tests.support.server_models import echo_input, echo_output
 
 TOKENS = tokenize(["3 - -4 + 2"])
 INFER = f"/v2/models/{ORACLE}/infer"

@@ -16,8 +16,8 @@ from edge.client.refusals import Refusal
 from edge.client.retries import Budget
 from edge.client.round_robin import FIRST_OUT, LONGEST_OUT, MISSES, RoundRobin
 from edge.errors import ServerError, ServerRefused, UsageError
-from tests.edge.gauges import wait_until
-from tests.edge.peers import doubled, peer, refusing, x
+from tests.support.metrics import wait_until
+from tests.support.scripted_servers import doubled, peer, refusing, x
 
 QUICK = Retries(first_seconds=0.01)
 #: Statuses of calls that the server refused; the others are failures.

@@ -37,10 +37,10 @@ from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler
-from tests.edge.commands import fewheads, refusal
-from tests.edge.marks import with_rtx
-from tests.edge.models import oracle_golden, oracle_manifest, serialized, write_oracle_bundle
-from tests.edge.processes import served
+from tests.support.commands import fewheads, refusal
+from tests.support.marks import with_rtx
+from tests.support.models import oracle_golden, oracle_manifest, serialized, write_oracle_bundle
+from tests.support.server_processes import served
 
 # The installed ONNX Runtime decides between the two, on a Jetson as anywhere.
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()

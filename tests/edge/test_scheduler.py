@@ -23,8 +23,8 @@ from edge.scheduling.batching import Joiner
 from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.use_count import UseCount
-from tests.edge.gauges import wait_until
-from tests.edge.lanes import VALUES, WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
+from tests.support.lanes import VALUES, WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
+from tests.support.metrics import wait_until
 
 ROW_BYTES = 4
 until = partial(wait_until, seconds=10)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge.instruments import sensors as module
 from edge.instruments.sensors import SensorReading, Sensors
-from tests.edge.boards import (
+from tests.support.boards import (
     GPU_CLOCKS,
     RAILS,
     STAT,

@@ -26,9 +26,8 @@ from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

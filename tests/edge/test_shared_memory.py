@@ -27,10 +27,10 @@ from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
 from edge.serving.shared_memory import MAX_REGIONS, SharedMemory
-from tests.edge.conftest import ORACLE
-from tests.edge.gauges import wait_until
-from tests.edge.serving_models import ECHO_MAX
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.metrics import wait_until
+from tests.support.models import ORACLE
+from tests.support.server_models import ECHO_MAX
 
 TEXTS = ["3 - -4 + 2", "-5 + 1"]
 TRUTH = np.array([[9], [-4]], np.float32)

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from edge.pb import inference_pb2 as pb
-from tests.edge.gauges import gauges, wait_until
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import Served, served
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.slopes import slope
-from tests.edge.soaking import NAMES, Traffic
+from tests.support.growth import slope
+from tests.support.metrics import gauges, wait_until
+from tests.support.models import write_oracle_bundle
+from tests.support.server_models import write_busy_bundle
+from tests.support.server_processes import Served, served
+from tests.support.soak import NAMES, Traffic
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.sample_requests import (
+from tests.support.models import ORACLE, VERSIONED
+from tests.support.sample_requests import (
     LOAD,
     REGION,
     TOKENS,

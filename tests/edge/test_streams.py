@@ -24,12 +24,12 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
 from edge.serving.streams import MAX_IN_FLIGHT
-from tests.edge.conftest import ORACLE
-from tests.edge.gauges import gauge, is_at_rest, wait_until
-from tests.edge.open_stream import Sender
-from tests.edge.sample_requests import expression
-from tests.edge.serving_models import ECHO_MAX
-from tests.edge.test_overload import busy, failures
+from tests.support.busy_model import busy, failures
+from tests.support.metrics import gauge, is_at_rest, wait_until
+from tests.support.models import ORACLE
+from tests.support.open_stream import Sender
+from tests.support.sample_requests import expression
+from tests.support.server_models import ECHO_MAX
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

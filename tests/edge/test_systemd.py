@@ -18,11 +18,11 @@ import pytest
 from edge.cli.serve import serve
 from edge.health.systemd import Notifier
 from edge.settings import Settings
-from tests.edge.gauges import wait_until
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import served
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.metrics import wait_until
+from tests.support.models import write_oracle_bundle
+from tests.support.server_models import write_busy_bundle
+from tests.support.server_processes import served
 
 UNIT = Path(__file__).parents[2] / "deploy" / "fewheads.service"
 

@@ -30,12 +30,12 @@ from edge.serving.inference import InferenceService
 from edge.telemetry.board_metrics import BOARD_METRICS
 from edge.telemetry.metrics import SERVER_METRICS, families
 from edge.telemetry.telemetry import request_metrics
-from tests.edge.gauges import wait_until
-from tests.edge.sentiment import write_sentiment_bundle
-from tests.edge.serving_models import echo_input, write_busy_bundle, write_echo_bundle
 from tests.edge.test_admission import text
-from tests.edge.test_overload import busy
 from tests.edge.test_statistics import Request, reason_of
+from tests.support.busy_model import busy
+from tests.support.metrics import wait_until
+from tests.support.server_models import echo_input, write_busy_bundle, write_echo_bundle
+from tests.support.text_model import write_sentiment_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 Telemetry = telemetry_pb2_grpc.TelemetryStub

@@ -15,8 +15,8 @@ from edge.errors import BackendError, BundleError
 from edge.runtimes.runtime import BuildProgress
 from edge.runtimes.tensorrt_builder import CompiledEngine, compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator, external_data
-from tests.edge.marks import with_rtx
-from tests.edge.models import (
+from tests.support.marks import with_rtx
+from tests.support.models import (
     ATTENTION_HEADS,
     ATTENTION_SEQUENCE,
     attention_onnx,

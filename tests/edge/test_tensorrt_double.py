@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 from edge.runtimes.tensorrt_attention import attention_blocks
 from tests.device.doubles import double as trt_double
 from tests.device.networks import classifier, serialized
-from tests.edge.marks import with_rtx
+from tests.support.marks import with_rtx
 
 node = helper.make_node
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16

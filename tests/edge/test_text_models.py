@@ -27,14 +27,24 @@ from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.runtimes.build import build, load_runner
 from edge.scheduling.scheduler import Scheduler
-from tests.edge import sentiment
-from tests.edge.sentiment import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json, with_preprocess
+from tests.support import text_model
+from tests.support.text_model import (
+    LABELS,
+    TEXTS,
+    TIERS,
+    golden,
+    logits,
+    manifest,
+    model,
+    tokenizer_json,
+    with_preprocess,
+)
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
     directory = tmp_path_factory.mktemp("text")
-    sentiment.write_sentiment_bundle(directory / "sentiment")
+    text_model.write_sentiment_bundle(directory / "sentiment")
     serving = running_server([directory / "sentiment"], cache=directory / "cache")
     with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
         yield client
@@ -130,7 +140,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(client: triton.InferenceServerCl
 
 def test_long_text_is_cut_to_the_longest_sequence(client: triton.InferenceServerClient) -> None:
     result = client.infer("sentiment", [text(" ".join(["good"] * 20))])
-    assert result.as_numpy("logits")[0].tolist() == [0, sentiment.MAX_LENGTH]
+    assert result.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]
 
 
 def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
@@ -241,7 +251,7 @@ class ReadingBundle(Bundle):
 async def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sentiment.write_sentiment_bundle(tmp_path / "models" / "sentiment")
+    text_model.write_sentiment_bundle(tmp_path / "models" / "sentiment")
     monkeypatch.setattr("edge.repository.directory.Bundle", ReadingBundle)
     device = Scheduler(max_queue_size=1)
     repository = Repository(tmp_path / "models", device, target="onnxruntime", cache=tmp_path / "cache")

@@ -20,11 +20,11 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from edge.settings import TRANSPORTS
-from tests.edge.commands import fewheads, refusal
-from tests.edge.gauges import values
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.sample_requests import expression, good
-from tests.edge.secured import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
+from tests.support.commands import fewheads, refusal
+from tests.support.metrics import values
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import expression, good
+from tests.support.secured_servers import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
 
 DAY = timedelta(days=1)
 

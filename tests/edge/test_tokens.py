@@ -16,8 +16,8 @@ from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_GET
 from edge.security.tokens import MAX_TOKENS, Token, holder, new_token, read_tokens
 from edge.security.watched import Watched
-from tests.edge.commands import answer, fewheads, refusal
-from tests.edge.secured import tokens_file, write_tokens
+from tests.support.commands import answer, fewheads, refusal
+from tests.support.secured_servers import tokens_file, write_tokens
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"

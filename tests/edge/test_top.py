@@ -28,9 +28,8 @@ from edge.client import Client, text
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import between
-from tests.edge.commands import SECONDS, answer, fewheads, refusal
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
+from tests.support.commands import SECONDS, answer, fewheads, refusal
+from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from edge.bundles.expression import evaluate, tokenize
 from edge.datatypes import NUMPY_TYPES, Array
-from tests.edge.conftest import ORACLE, VERSIONED
-from tests.edge.serving_models import echo_input, echo_output
+from tests.support.models import ORACLE, VERSIONED
+from tests.support.server_models import echo_input, echo_output
 
 #: What it says concerns the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

@@ -13,8 +13,8 @@ import pytest
 
 import edge
 from edge.protocol import INFERENCE
-from tests.edge.in_process import serving_here
-from tests.edge.sample_requests import good
+from tests.support.in_process import serving_here
+from tests.support.sample_requests import good
 
 HOUSE = str(Path(edge.__file__).parent)
 #: The most files that a batched request enters, by transport: where its form is known, and the first time. Before all

@@ -15,14 +15,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.edge.gauges import gauge, wait_until
-from tests.edge.models import write_oracle_bundle
-from tests.edge.processes import Served, served
-from tests.edge.serving_models import write_busy_bundle
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.metrics import gauge, wait_until
+from tests.support.models import write_oracle_bundle
+from tests.support.server_models import write_busy_bundle
+from tests.support.server_processes import (
+    NOT_SERVING,
+    SERVING,
+    health,
+    is_ready,
+    model_states,
+    problems,
+    served,
+)
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 #: Between 0.8 s and 4 s; nothing longer may come before, since what a tier usually takes raises its limit.
 LONG = 4000
 #: Many minutes on any machine.
@@ -36,23 +42,6 @@ def repository(tmp_path: Path) -> Path:
     write_busy_bundle(directory)
     write_oracle_bundle(directory / "oracle", "oracle", 1)
     return directory
-
-
-def health(server: Served, name: str) -> int:
-    stub = health_pb2_grpc.HealthStub(server.channel)
-    return int(stub.Check(health_pb2.HealthCheckRequest(service=name)).status)
-
-
-def problems(server: Served) -> list[str]:
-    return list(telemetry_pb2_grpc.TelemetryStub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
-
-
-def is_ready(server: Served) -> bool:
-    return bool(server.stub.ServerReady(pb.ServerReadyRequest()).ready)
-
-
-def model_states(server: Served) -> dict[str, tuple[str, str]]:
-    return {m.name: (m.state, m.reason) for m in server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}
 
 
 def test_a_run_that_takes_long_makes_the_server_unready_until_it_ends(repository: Path) -> None:

@@ -6,7 +6,7 @@ from export.adaptive.budget import SHARE, Budget, CostCurve, mac_curve, measured
 from export.attention import MultiHeadAttention, soft_keep
 from export.reduction.plan import macs_per_token
 from export.transformer import LayerShape
-from tests.export.reduction_data import config
+from tests.support.reduction_data import config
 
 CURVE = CostCurve((0.0, 0.25, 0.5, 1.0), (0.5, 0.55, 0.7, 1.0))
 

@@ -8,7 +8,7 @@ from export.errors import ReductionError
 from export.reduction.states import layers_of
 from export.tasks.objectives import outputs_of
 from export.tasks.predictions import predict
-from tests.export.reduction_data import batches, inputs, model
+from tests.support.reduction_data import batches, inputs, model
 
 
 @pytest.fixture(scope="module")

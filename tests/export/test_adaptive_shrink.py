@@ -8,7 +8,7 @@ from export.adaptive.shrink import GroupedAttention, shrunk_model
 from export.attention import MultiHeadAttention
 from export.errors import ReductionError
 from export.tasks.predictions import predict
-from tests.export.reduction_data import batches, inputs, model
+from tests.support.reduction_data import batches, inputs, model
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from export.tasks.finetune import fine_tune
 from export.tasks.objectives import outputs_of
 from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
-from tests.export.task_data import make_classifier, make_sentiment
 from tests.export.test_tasks_finetune import accuracy_on, rows_of
+from tests.support.task_data import make_classifier, make_sentiment
 
 RECIPE = Recipe(epochs=2, batch_size=32, peak_learning_rate=2e-3)
 

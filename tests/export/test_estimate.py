@@ -25,7 +25,7 @@ from export.reduction.plan import macs_per_token
 from export.reduction.shapes import write_shapes
 from export.reduction.timing import feeds_of
 from export.transformer import LayerShape, Transformer, TransformerConfig
-from tests.export.task_data import invoke, make_transformer, write_model
+from tests.support.task_data import invoke, make_transformer, write_model
 
 NANO, SUPER = DEVICES["orin-nano"].modes["15W"], DEVICES["orin-nano-super"].modes["MAXN_SUPER"]
 BASE, TINY = (768, 3072, 12), (192, 768, 12)

@@ -24,8 +24,8 @@ from export.tasks.cli import finetune
 from export.tasks.metrics import accuracy, interval
 from export.tasks.objectives import outputs_of, task_loss
 from export.tasks.predictions import Predictions, predict
-from tests.export.reduction_data import inputs, model
-from tests.export.task_data import invoke, make_transformer, write_model, write_sst2
+from tests.support.reduction_data import inputs, model
+from tests.support.task_data import invoke, make_transformer, write_model, write_sst2
 
 ALL = MECHANISMS | ABLATIONS
 #: What changes nothing until it is trained.

@@ -17,7 +17,7 @@ from export.experiments.attention.baselines import (
 from export.experiments.attention.ground import Ground
 from export.experiments.attention.reductions import attention_plan, pruned_by_gradient
 from export.tasks.predictions import predict
-from tests.export.reduction_data import inputs, model
+from tests.support.reduction_data import inputs, model
 
 DIM, HEADS, WIDTH, POSITIONS = 16, 2, 8, 32
 

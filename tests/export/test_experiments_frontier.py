@@ -28,8 +28,8 @@ from export.tasks.predictions import Predictions, encode_predictions, read_predi
 from export.tasks.registry import TASKS
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
-from tests.export.marks import with_minilm
-from tests.export.task_data import invoke, make_transformer, real, write_model, write_sst2
+from tests.support.marks import with_minilm
+from tests.support.task_data import invoke, make_transformer, real, write_model, write_sst2
 
 ITEMS = 200
 

@@ -9,7 +9,7 @@ from export.errors import CheckpointError
 from export.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
 from export.huggingface_names import NAMES
 from export.transformer import Transformer
-from tests.export.marks import with_minilm, with_transformers
+from tests.support.marks import with_minilm, with_transformers
 
 LENGTH = 12
 CONFIGS = {

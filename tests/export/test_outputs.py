@@ -15,7 +15,7 @@ from export.experiments.frontier_cli import frontier
 from export.reduction.cli import reduce
 from export.routing.cli import route
 from export.tasks.cli import finetune
-from tests.export.task_data import make_transformer, write_model, write_sst2
+from tests.support.task_data import make_transformer, write_model, write_sst2
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from edge.launch import running_server
 from edge.runtimes.build import load_runner
 from export.cli import export
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
-from tests.edge import sentiment
-from tests.edge.models import oracle_onnx, serialized
+from tests.support import text_model
+from tests.support.models import oracle_onnx, serialized
 
 EXPRESSIONS = ("1 + 2", "3 - 4", "-5", "1 - 2 + 3")
 
@@ -116,7 +116,7 @@ def test_inputs_without_batch_keep_their_own_lengths(tmp_path: Path) -> None:
 
 
 def test_missing_shapes_are_suggested_one_by_one(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.onnx", sentiment.model("full"))
+    path = write(tmp_path / "model.onnx", text_model.model("full"))
     options: list[str] = []
     for name in ("input_ids", "attention_mask"):
         with pytest.raises(UsageError, match=f"--shape for input '{name}' .* got nothing") as caught:

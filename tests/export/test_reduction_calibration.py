@@ -9,7 +9,7 @@ from export.reduction.calibration import (
     feed_forward_statistics,
 )
 from export.reduction.states import embedded, head_gradients, layers_of, recorded, tokens_of
-from tests.export.reduction_data import batches, model
+from tests.support.reduction_data import batches, model
 
 
 def test_moments_of_parts_are_those_of_the_whole():

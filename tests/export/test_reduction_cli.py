@@ -18,7 +18,7 @@ from export.reduction.shapes_cli import shapes
 from export.runs import CONFIG
 from export.tasks.cli import finetune
 from export.tasks.models import find, find_tuned
-from tests.export.task_data import invoke, make_transformer, write_model, write_sst2
+from tests.support.task_data import invoke, make_transformer, write_model, write_sst2
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from export.reduction.plan import check_speedup, plan_of
 from export.reduction.search import Grid
 from export.reduction.timing import compare, feeds_of, measure_models
 from export.transformer import LayerShape, TransformerConfig
-from tests.export.reduction_data import config, model
+from tests.support.reduction_data import config, model
 
 DENSE, QUARTER = LayerShape(4, 32, 1024), LayerShape(1, 32, 256)
 SETTINGS = TransformerConfig(architecture="bert", dim=256, layers=(DENSE,), vocab_size=9)

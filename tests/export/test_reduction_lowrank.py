@@ -5,7 +5,7 @@ from export.reduction.calibration import attention_statistics
 from export.reduction.lowrank import blocks, query_key_factors, value_output_factors
 from export.reduction.states import embedded, layers_of, relative_error
 from export.reduction.sublayers import AttentionReducer, with_attention
-from tests.export.reduction_data import batches, model
+from tests.support.reduction_data import batches, model
 
 
 @pytest.fixture(scope="module")

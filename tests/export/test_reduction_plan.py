@@ -5,7 +5,7 @@ import torch
 from export.errors import PlanError
 from export.reduction.plan import LayerPlan, amdahl_bound, check_speedup, decode, macs_per_token, plan_of
 from export.transformer import Layer, LayerShape
-from tests.export.reduction_data import config
+from tests.support.reduction_data import config
 
 BERT = LayerShape(12, 64, 3072)
 

@@ -12,7 +12,7 @@ from export.reduction.reduce import apply_plan, reduce_model
 from export.reduction.search import Grid, mac_times
 from export.runs import RunConfig, RunMetrics
 from export.transformer import LayerShape, Transformer, TransformerConfig
-from tests.export.reduction_data import config, inputs, model
+from tests.support.reduction_data import config, inputs, model
 
 GRID = Grid(((4, 8), (4, 4), (2, 8), (2, 4), (0, 0)), (48, 24, 8, 0))
 TARGET = 1.7

@@ -10,7 +10,7 @@ from export.reduction.lowrank import blocks, regularised
 from export.reduction.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
 from export.reduction.states import embedded, head_gradients, layers_of, relative_error
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
-from tests.export.reduction_data import batches, model
+from tests.support.reduction_data import batches, model
 
 
 def covariance(width, seed=0):

@@ -8,7 +8,7 @@ from export.errors import PlanError
 from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, grid_of, least_loss, mac_times
 from export.reduction.states import embedded
 from export.transformer import LayerShape
-from tests.export.reduction_data import batches, config, model
+from tests.support.reduction_data import batches, config, model
 
 DENSE = LayerShape(4, 8, 48)
 GRID = Grid(((4, 8), (2, 8), (2, 4), (0, 0)), (48, 24, 0))

@@ -31,7 +31,7 @@ from export.tasks.glue import TASKS, read
 from export.tasks.models import find_tuned
 from export.tasks.predictions import encode_predictions, read_predictions
 from export.tasks.tokens import encode, load_tokenizer
-from tests.export.task_data import make_transformer, write_model, write_sst2
+from tests.support.task_data import make_transformer, write_model, write_sst2
 
 RATIO = 0.4
 

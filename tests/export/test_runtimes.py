@@ -22,8 +22,7 @@ from export.huggingface import load_pretrained
 from export.precision import fused
 from export.runtimes import export_tier
 from export.transformer import LayerShape, Transformer, TransformerConfig
-from tests.edge.marks import with_rtx
-from tests.export.marks import with_minilm
+from tests.support.marks import with_minilm, with_rtx
 
 KINDS = [("onnxruntime", "fp32"), ("onnxruntime", "int8"), ("tensorrt", "fp16"), ("tensorrt", "int8")]
 TEXT = ("input_ids", "attention_mask")

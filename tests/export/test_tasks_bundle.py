@@ -19,8 +19,8 @@ from export.tasks.glue import TASKS
 from export.tasks.models import find_tuned
 from export.tasks.tiers import tier_names
 from export.tasks.tokens import load_tokenizer
-from tests.edge.marks import with_rtx
-from tests.export.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
+from tests.support.marks import with_rtx
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 

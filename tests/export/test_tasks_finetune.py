@@ -14,7 +14,7 @@ from export.tasks.objectives import corresponding_layers, hidden_loss, hidden_st
 from export.tasks.predictions import predict
 from export.tasks.recipe import Distillation, Recipe, learning_rate
 from export.tasks.tokens import Encoded, encode
-from tests.export.task_data import make_classifier, make_sentiment, make_tokenizer, make_transformer
+from tests.support.task_data import make_classifier, make_sentiment, make_tokenizer, make_transformer
 
 RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
 

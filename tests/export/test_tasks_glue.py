@@ -7,7 +7,7 @@ from export.errors import DataError
 from export.tasks import NAMES, registry
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.glue import TASKS, read
-from tests.export.task_data import real
+from tests.support.task_data import real
 
 SIZES = {
     ("SST-2", "train"): 67_349,

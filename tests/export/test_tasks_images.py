@@ -11,7 +11,7 @@ from export.tasks.images import ImageFolder, Images, digits, mnist, read_idx, vi
 from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
 from export.transformer import Transformer
-from tests.export.task_data import real, write_idx
+from tests.support.task_data import real, write_idx
 
 
 def test_the_real_mnist():

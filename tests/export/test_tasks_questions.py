@@ -14,8 +14,8 @@ from export.tasks.predictions import read_predicted
 from export.tasks.questions import SQUAD
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
-from tests.export.marks import with_minilm
-from tests.export.task_data import NEUTRAL, invoke, make_tokenizer, make_transformer, real, write_model, write_sst2
+from tests.support.marks import with_minilm
+from tests.support.task_data import NEUTRAL, invoke, make_tokenizer, make_transformer, real, write_model, write_sst2
 
 LENGTH = 96
 OPTIONS = ("--lr", 2e-2, "--batch", 8, "--max-length", LENGTH)

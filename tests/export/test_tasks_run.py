@@ -19,7 +19,7 @@ from export.tasks.models import find, find_tuned
 from export.tasks.predictions import predict, read_predictions
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
-from tests.export.task_data import make_transformer, write_model, write_sst2
+from tests.support.task_data import make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 

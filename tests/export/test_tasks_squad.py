@@ -10,7 +10,7 @@ from export.tasks.answers import Answers, exact_match, extract, normalised, toke
 from export.tasks.finetune import fine_tune
 from export.tasks.recipe import Recipe
 from export.tasks.squad import Question, encode_windows, read, split_articles
-from tests.export.task_data import make_tokenizer, make_transformer, real
+from tests.support.task_data import make_tokenizer, make_transformer, real
 
 CONTEXT = "the film was good . the cat sat on the mat . the plot was bad"
 

@@ -7,7 +7,7 @@ from export.tasks.images import Images, vit
 from export.tasks.teacher import Teacher
 from export.tasks.tokens import Encoded
 from export.transformer import Transformer
-from tests.export.task_data import make_classifier, make_transformer
+from tests.support.task_data import make_classifier, make_transformer
 
 ROWS = np.array([3, 0, 4])
 #: What bfloat16 keeps of a hidden state: 8 bits.

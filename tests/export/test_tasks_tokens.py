@@ -4,7 +4,7 @@ import pytest
 from export.errors import CheckpointError
 from export.tasks.examples import Examples
 from export.tasks.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
-from tests.export.task_data import make_tokenizer
+from tests.support.task_data import make_tokenizer
 
 PAIR = ("good film", "the plot was bad")
 

@@ -12,8 +12,8 @@ from export.tasks.predictions import predict, read_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
-from tests.export.marks import with_transformers
-from tests.export.task_data import invoke, make_transformer, real, write_idx, write_model
+from tests.support.marks import with_transformers
+from tests.support.task_data import invoke, make_transformer, real, write_idx, write_model
 
 SHAPE = ("--dim", 16, "--depth", 2, "--heads", 2)
 OPTIONS = ("--lr", 1e-2, "--batch", 16)

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from edge.errors import BackendError, UsageError
-from tests.edge.sentiment import write_sentiment_bundle
+from tests.support.text_model import write_sentiment_bundle
 
 SCRIPTS = Path(__file__).parent.parent.parent / "deploy" / "aarch64"
 sys.path.append(str(SCRIPTS))

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from hyperframe.frame import DataFrame, Frame, HeadersFrame
 
 from edge.http2.messages import prefix
-from tests.edge.http2_client import RawClient
+from tests.support.http2_client import RawClient
 
 TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW, MAX_FRAME = 1, 2, 4, 5  # identifiers of settings
 

@@ -33,7 +33,7 @@ from tests.conformance.http2.case import (
     stream_error,
     watch,
 )
-from tests.edge.http2_client import PREFACE, RawClient, raw
+from tests.support.http2_client import PREFACE, RawClient, raw
 
 _SETTINGS = SettingsFrame(0).serialize()
 _PROTOCOL = connection_error("PROTOCOL_ERROR")

@@ -32,7 +32,7 @@ from tests.conformance.http2.case import (
     stream_error,
     watch,
 )
-from tests.edge.http2_client import RawClient, raw
+from tests.support.http2_client import RawClient, raw
 
 _PROTOCOL = connection_error("PROTOCOL_ERROR")
 _FRAME_SIZE = connection_error("FRAME_SIZE_ERROR")

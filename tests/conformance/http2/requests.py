@@ -5,7 +5,7 @@ from __future__ import annotations
 from hyperframe.frame import DataFrame, Frame, PushPromiseFrame
 
 from tests.conformance.http2.case import ANSWERED, LIVE, Case, Say, body, connection_error, head, stream_error
-from tests.edge.http2_client import Fields, RawClient
+from tests.support.http2_client import Fields, RawClient
 
 _MALFORMED = stream_error("PROTOCOL_ERROR")
 _METHOD, _SCHEME, _PATH, _AUTHORITY = (":method", "POST"), (":scheme", "http"), (":path", LIVE), (":authority", "test")

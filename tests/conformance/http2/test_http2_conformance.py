@@ -12,7 +12,7 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.conformance.http2.case import Case
 from tests.conformance.http2.page import CASES, PAGE, render
-from tests.edge.models import ORACLE_BUNDLE
+from tests.support.models import ORACLE_BUNDLE
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from edge.bundles.manifest import (
     Tolerance,
 )
 from edge.datatypes import Array, TensorSpec
-from tests.edge.models import serialized
+from tests.support.models import serialized
 
 NAME = "better"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad")

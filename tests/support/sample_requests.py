@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.bundles.expression import tokenize
 from edge.pb import inference_pb2 as pb
-from tests.edge.conftest import ORACLE
+from tests.support.models import ORACLE
 
 TOKENS = tokenize(["3 - -4 + 2"])
 

@@ -18,11 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.edge.asking import ask, tensor
-from tests.edge.models import write_oracle_bundle
-from tests.edge.sample_requests import expression
-from tests.edge.test_limits import PREFACE
-from tests.edge.test_overload import busy
+from tests.support.busy_model import busy
+from tests.support.http2_client import OPENING
+from tests.support.http_requests import ask, tensor
+from tests.support.models import write_oracle_bundle
+from tests.support.sample_requests import expression
 
 Code = grpc.StatusCode
 OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
@@ -190,7 +190,7 @@ class Traffic:
     def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> str:
         """Say nothing, something else, half of something; and go."""
         port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
-        said = chance.choice([b"", PREFACE, PREFACE[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
+        said = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
         with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
             connection.sendall(said)
         return "OK"

@@ -12,7 +12,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from tests.edge.models import serialized
+from tests.support.models import serialized
 
 _ELEMENTS = {
     "BOOL": TensorProto.BOOL,

@@ -19,7 +19,7 @@ import psutil
 from edge.client import Client, Credentials, Retries, text
 from edge.errors import ServerError
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.edge.conftest import ORACLE
+from tests.support.models import ORACLE
 
 _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"

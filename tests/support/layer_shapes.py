@@ -14,7 +14,7 @@ from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier,
 from edge.datatypes import TensorSpec
 from edge.profiling.shapes import ShapeSet
 from edge.profiling.table import Shape
-from tests.edge.models import serialized
+from tests.support.models import serialized
 
 DIM, LENGTHS = 16, (4, 8)
 SHAPES = (Shape(2, 8, 512), Shape(2, 8, 128), Shape(2, 8, 16))

@@ -1,6 +1,6 @@
 """A server whose tiers have enough to do that its page is worth a look.
 
-python -m tests.edge.viewed [PNG]      writes deploy/dashboard.png, or another picture, again
+python -m tests.support.dashboard_server [PNG]      writes deploy/dashboard.png, or another picture, again
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from edge.client import Client, text
 from edge.client.retries import ONCE
 from edge.errors import ServerError
 from edge.launch import running_server
-from tests.edge.browser import browser
-from tests.edge.conftest import ORACLE
-from tests.edge.models import ORACLE_BUNDLE
-from tests.edge.tiered import WIDTH, write_tiered_bundle
+from tests.support.browser import browser
+from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
 PICTURE = Path(__file__).parent.parent.parent / "deploy" / "dashboard.png"
 #: Tiers are chosen by the queue, which is short enough that some requests find no room.

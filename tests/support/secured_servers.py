@@ -17,7 +17,7 @@ import trustme
 from edge.security.credentials import call_metadata, channel_credentials
 from edge.security.tokens import new_token
 from edge.server import Ready
-from tests.edge.commands import SECONDS
+from tests.support.commands import SECONDS
 
 HOST = "127.0.0.1"
 

@@ -28,6 +28,8 @@ from edge.rpc.limits import Limits
 from edge.rpc.methods import Status
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+#: The preface and empty SETTINGS: a connection that is open.
+OPENING = PREFACE + b"\0\0\0\x04\0\0\0\0\0"
 SECONDS = 10.0
 LARGE = 1_000_000
 

@@ -26,7 +26,7 @@ from edge.bundles.manifest import (
 )
 from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array, TensorSpec
-from tests.edge.models import serialized
+from tests.support.models import serialized
 
 WORDS = ("[PAD]", "[UNK]", "good", "bad", "fine", "poor")
 #: What each word adds to the logits of the two labels. The lean tier knows only the first two.

@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parent.parent / "edge"
 _NAME = r"`(test_\w+\.py)(?:::(test_\w+))?`"
 
 

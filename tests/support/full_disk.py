@@ -1,6 +1,6 @@
 """Programs that find no room on the disk, or may not write there.
 
-python -m tests.edge.cramped KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
+python -m tests.support.full_disk KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
 
 - ``small``: DIRECTORY is a file system of 64 KiB of its own;
 - ``read-only``: DIRECTORY is as it was, and nobody may write there;

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import grpc
 import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge.pb import inference_pb2_grpc
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 
 SECONDS = 60
@@ -63,3 +65,25 @@ def served(repository: Path, *arguments: object, program: str = "edge", **variab
     finally:
         process.kill()
         process.communicate()
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health(server: Served, name: str) -> int:
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    return int(stub.Check(health_pb2.HealthCheckRequest(service=name)).status)
+
+
+def problems(server: Served) -> list[str]:
+    return list(telemetry_pb2_grpc.TelemetryStub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
+
+
+def is_ready(server: Served) -> bool:
+    return bool(server.stub.ServerReady(pb.ServerReadyRequest()).ready)
+
+
+def model_states(server: Served) -> dict[str, tuple[str, str]]:
+    return {m.name: (m.state, m.reason) for m in server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}

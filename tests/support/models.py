@@ -1,6 +1,6 @@
 """Tiny models and bundles for the tests, made without training and without torch.
 
-python -m tests.edge.models      writes tests/data/bundles/calculator-oracle-1 again
+python -m tests.support.models      writes tests/data/bundles/calculator-oracle-1 again
 """
 
 from __future__ import annotations
@@ -214,3 +214,8 @@ def _tier(precision: str, tolerance: Tolerance) -> Tier:
 if __name__ == "__main__":
     shutil.rmtree(ORACLE_BUNDLE, ignore_errors=True)
     write_oracle_bundle(ORACLE_BUNDLE)
+
+
+ORACLE = "calculator-oracle"
+
+VERSIONED = "versioned"

@@ -16,8 +16,7 @@ from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.inference import InferenceService
-from tests.edge.conftest import ORACLE
-from tests.edge.models import write_oracle_bundle
+from tests.support.models import ORACLE, write_oracle_bundle
 
 
 class Running(NamedTuple):

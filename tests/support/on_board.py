@@ -1,6 +1,6 @@
 """The command line on a machine whose files are those of a board.
 
-python -m tests.deploy.on_board ROOT serve REPOSITORY ...      `fewheads serve`, with the sensors below ROOT
+python -m tests.support.on_board ROOT serve REPOSITORY ...      `fewheads serve`, with the sensors below ROOT
 """
 
 from __future__ import annotations

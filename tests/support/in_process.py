@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.server import Ready, serve
 from edge.settings import Settings
-from tests.edge.models import ORACLE_BUNDLE, serialized
-from tests.edge.serving_models import write_bundle_of
+from tests.support.models import ORACLE_BUNDLE, serialized
+from tests.support.server_models import write_bundle_of
 
 
 def write_failing_bundle(directory: Path) -> None:

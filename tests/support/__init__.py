@@ -1,0 +1,1 @@
+"""Models, servers and clients that tests share."""
