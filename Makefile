@@ -12,7 +12,7 @@ PYTHON_HEADER = $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconf
 COMPILERS = $(and $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(shell command -v cc),$(shell command -v c++),$(PYTHON_HEADER))
 TESTS ?= tests/device
 
-.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check bench conformance aarch64 generate clean
+.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check bench conformance mutation aarch64 generate clean
 
 # Train, export, build and serve the calculators, and ask them with a stock client.
 demo: .venv/installed
@@ -77,6 +77,16 @@ bench: .venv/installed
 conformance: .venv/installed
 	$(BIN)/python -m pytest -m triton tests/conformance
 
+# Random small changes of the code, and whether the modules' own tests notice them: `make mutation MODULES=edge/scheduling`.
+MODULES ?= edge
+mutation: .venv/installed .venv-mutation/installed
+	.venv-mutation/bin/python tests/mutation.py $(MODULES)
+
+.venv-mutation/installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q 'cosmic-ray>=8.7'
+	touch $@
+
 # The service with a Jetson's wheels on an emulated aarch64, asked from here. About a minute; downloads are kept.
 aarch64: .venv/installed
 	$(BIN)/python deploy/aarch64/emulate.py
@@ -94,4 +104,4 @@ generate: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-device .venv-jetpack6 .venv-jetpack7 .aarch64 .demo runs
+	rm -rf .venv .venv-device .venv-jetpack6 .venv-jetpack7 .venv-mutation .aarch64 .demo runs
