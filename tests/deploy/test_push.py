@@ -178,11 +178,14 @@ def test_an_interrupted_wait_leaves_the_earlier_version(tmp_path: Path, reposito
     new = bundle(tmp_path / "new", 2)
     command = [sys.executable, str(PUSH), str(new), "--to", str(repository), "--url", "127.0.0.1:1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        assert any("127.0.0.1:1 does not answer" in line for line in process.stderr)
-        assert "oracle-2" in names(repository)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 1
+        try:
+            assert process.stderr
+            assert any("127.0.0.1:1 does not answer" in line for line in process.stderr)
+            assert "oracle-2" in names(repository)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 1
+        finally:
+            process.kill()
     assert names(repository) == {"oracle-1", "other", ".oracle-2.incoming"}
 
 
