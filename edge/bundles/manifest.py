@@ -1,4 +1,4 @@
-"""The manifest of a bundle: the fields of ``manifest.json``, version 2. The README's section on bundles gives reasons.
+"""The manifest of a bundle: the fields of ``manifest.json``, version 2. FORMAT.md beside it gives reasons.
 
 The types are the schema: ``msgspec`` checks every field, bound and pattern while it decodes. A decoded manifest must
 also pass :func:`edge.bundles.rules.check`, which holds the rules that span fields.
