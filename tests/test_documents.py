@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-DEPLOY = "".join((ROOT / "deploy" / name).read_text() for name in ("README.md", "JETSON.md"))
+OTHERS = "".join(
+    (ROOT / name).read_text() for name in ("deploy/README.md", "deploy/JETSON.md", "edge/bundles/FORMAT.md")
+)
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -34,9 +36,9 @@ def test_every_file_that_the_readme_names_exists() -> None:
         for name in re.findall(r"\b([a-z_0-9]+\.(?:py|proto))\b", line):
             found = (ROOT / section / name).exists() or (ROOT / name).exists()
             assert found or list(ROOT.glob(f"{section}**/{name}")), name
-    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README + SERVER + CONTRIBUTING + DEPLOY):
+    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README + SERVER + CONTRIBUTING + OTHERS):
         assert (ROOT / name).exists(), name
-    for name in re.findall(r"\btests/[\w/]+\.py\b", README + SERVER + CONTRIBUTING + DEPLOY):
+    for name in re.findall(r"\btests/[\w/]+\.py\b", README + SERVER + CONTRIBUTING + OTHERS):
         assert (ROOT / name).exists(), name
     for page, folder in ((README, ROOT), (SERVER, ROOT / "edge"), (CONTRIBUTING, ROOT)):
         for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page):
