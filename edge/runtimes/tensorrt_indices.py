@@ -11,9 +11,9 @@ _KEEPING = {"CAST", "IDENTITY", "SHUFFLE", "SQUEEZE", "UNSQUEEZE"}
 def index_limits(trt: Any, network: Any) -> dict[str, int]:
     """Return the smallest size of an axis that each input of a parsed network indexes, by the input's name.
 
-    TensorRT does not check indices: one that is negative, or not below the size, gives zeros (NVIDIA/TensorRT#4774) or
-    other memory. Not found are indices that the network computes, indices into an axis that the network does not fix,
-    and those of GatherND.
+    TensorRT takes indices from 0 to below the size (NVIDIA's operator reference, Gather), so not the negative ones of
+    ONNX, and checks none: one outside gives zeros (NVIDIA/TensorRT#4774) or reads other memory. Indices that the
+    network computes, those into an axis without a fixed size, and those of GatherND have no limit here.
     """
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     producers = {layer.get_output(index).name: layer for layer in layers for index in range(layer.num_outputs)}
