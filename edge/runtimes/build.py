@@ -179,7 +179,7 @@ def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier:
     found = find_build(runtime, source, cache_dir)
     if runtime.isolated_build and not found:
         raise _not_built(runtime, source, cache_dir)
-    runner, report = load_checked(runtime, source, found.data if found else None)
+    runner, report = load_checked(runtime, source, found.product if found else None)
     read_from: Literal["cache", "bundle"] = "cache" if found else "bundle"
     name = f"{bundle.manifest.name} {bundle.manifest.version}"
     log.info("%s was read from the %s. %s", name, read_from, runtime.reason)

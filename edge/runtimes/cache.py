@@ -17,11 +17,11 @@ from edge.bundles.golden import GoldenReport
 from edge.bundles.manifest_file import encode
 from edge.errors import BundleError, Literally, UsageError
 from edge.files import read_recorded, read_regular, remove_abandoned, sha256, write_durably
-from edge.runtimes.runtime import EngineReport, Runtime, Source
+from edge.runtimes.runtime import EngineReport, Product, Runtime, Source
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 RECORD_NAME = "build.json"
 _MAX_RECORD_BYTES = 256 * 1024
 _NAME_DIGITS = 16
@@ -79,6 +79,11 @@ class Cached(NamedTuple):
     directory: Path
     record: BuildRecord
     data: bytes
+
+    @property
+    def product(self) -> Product:
+        """The build as :meth:`Runtime.build` returned it."""
+        return Product(self.record.file, self.data, self.record.engine)
 
 
 def cache_directory(given: Path | None) -> Path:

@@ -18,7 +18,7 @@ from edge.runner import Runner
 from edge.runtimes import cache
 from edge.runtimes.build_progress import COMPILED, Meter
 from edge.runtimes.cache import BuildRecord
-from edge.runtimes.runtime import BuildOptions, EngineReport, Progress, Runtime, Source
+from edge.runtimes.runtime import BuildOptions, EngineReport, Product, Progress, Runtime, Source
 
 _EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
 
@@ -69,7 +69,7 @@ def build_here(
             golden = None
             if not runtime.build_only:
                 meter.at("golden check", COMPILED)
-                runner, golden = load_checked(runtime, source, product.data)
+                runner, golden = load_checked(runtime, source, product)
                 runner.close()
             record = BuildRecord(
                 name=source.bundle.manifest.name,
@@ -114,7 +114,7 @@ def check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None, 
     raise BackendError(f"{source.subject} attention", given=Literally(given), expected=expected, fix=fix)
 
 
-def load_checked(runtime: Runtime, source: Source, built: bytes | None) -> tuple[Runner, GoldenReport]:
+def load_checked(runtime: Runtime, source: Source, built: Product | None) -> tuple[Runner, GoldenReport]:
     """Load a model and check its tensors and its golden outputs.
 
     Args:

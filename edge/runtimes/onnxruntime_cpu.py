@@ -52,7 +52,7 @@ class OnnxRuntimeCpu(Runtime):
             ).close()
             return Product(path.name, path.read_bytes())
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         """Load the optimised graph, or the bundle's; see :meth:`Runtime.load`."""
-        model = source.read() if built is None else built
+        model = built.data if built else source.read()
         return OnnxRuntimeRunner(model, subject=source.subject, providers=self._providers)

@@ -64,9 +64,9 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
             ).close()
             return Product(path.name, path.read_bytes())
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         """Load the engines; see :meth:`Runtime.load`."""
-        model = source.read() if built is None else built
+        model = built.data if built else source.read()
         providers = self.providers(source, BuildOptions())
         return OnnxRuntimeRunner(model, subject=source.subject, providers=providers)
 

@@ -90,6 +90,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         workspace_bytes: the scratch memory that one layer may use.
         timing_cache: whether measured kernel times of earlier builds were ``reused``; ``new`` where there were none,
             ``off`` where none are kept.
+        index_limits: of each input whose values index a table of the model, the rows of its smallest table.
         notes: what makes the engine slower or less exact than it could be, and the way out; shown when it is loaded.
     """
 
@@ -107,6 +108,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     skipped_tactics: int = 0
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
     timing_cache: str = "off"
+    index_limits: dict[str, int] = {}
     notes: tuple[str, ...] = ()
 
     @property
@@ -277,12 +279,12 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         """Load a model on the calling thread.
 
         Args:
             source: the ONNX file.
-            built: the product of :meth:`build`; None where the cache has none, to load the ONNX file itself.
+            built: what :meth:`build` returned; None where the cache has none, to load the ONNX file itself.
 
         Raises:
             UsageError: this runtime only builds.

@@ -11,7 +11,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.runner import Handle, Runner, Tensor
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from edge.runtimes.runtime import Source, Suitability
+from edge.runtimes.runtime import Product, Source, Suitability
 
 _MAX_RUN_MS = 60_000.0
 
@@ -118,7 +118,7 @@ class Simulated(OnnxRuntimeCpu):
         """Return None: only ``--target`` chooses it."""
         return None
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         """Load the model for the CPU; see :meth:`edge.runtimes.runtime.Runtime.load`."""
         return SimulatedRunner(super().load(source, built), self._run_ms)
 

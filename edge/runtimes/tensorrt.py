@@ -6,7 +6,7 @@ from edge.errors import BackendError, Literally
 from edge.instruments.board import read_board
 from edge.runner import Runner
 from edge.runtimes import cuda
-from edge.runtimes.runtime import Source, Suitability
+from edge.runtimes.runtime import Product, Source, Suitability
 from edge.runtimes.tensorrt_engines import TensorRtEngines
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 
@@ -55,7 +55,7 @@ class TensorRt(TensorRtEngines):
         """Return the runtime, the GPU, and the releases of L4T and CUDA, all of which an engine depends on."""
         return super().cache_key() | device_key(cuda.facts())
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         """Load an engine; see :meth:`Runtime.load`.
 
         Raises:
@@ -65,7 +65,13 @@ class TensorRt(TensorRtEngines):
         if built is None:
             given = Literally("no engine")
             raise BackendError(source.subject, given=given, expected="one built on this device", fix=rebuild)
-        return TensorRtRunner(built, self.flavor, subject=source.subject, rebuild=f"{rebuild} --replace")
+        return TensorRtRunner(
+            built.data,
+            self.flavor,
+            subject=source.subject,
+            rebuild=f"{rebuild} --replace",
+            index_limits=built.engine.index_limits if built.engine else {},
+        )
 
 
 def device_key(facts: cuda.DeviceFacts | None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from edge.errors import BackendError, Literally
 from edge.runtimes.build_memory import MORE_MEMORY
 from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Progress
 from edge.runtimes.tensorrt_attention import attention_blocks, describe, unexplained
+from edge.runtimes.tensorrt_indices import index_limits
 from edge.runtimes.tensorrt_log import BuilderLog
 from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of
 from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
@@ -152,6 +153,7 @@ class _Job:
         _parse(trt, self.model, network, self.logger, self.subject)
         # Taken before the build: it may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
+        limits = index_limits(trt, network)
         profiles = buckets(self.profile)
         config = _config(trt, builder, profiles, len(self.model), self.compute_capability, self.subject, self.options)
         for flag in _PRECISION_FLAGS[self.precision] if weak else ():
@@ -186,6 +188,7 @@ class _Job:
             skipped_tactics=self.log.skipped_tactics,
             workspace_bytes=self.options.workspace_bytes,
             timing_cache=timed,
+            index_limits=limits,
             notes=tuple(filter(None, notes)),
         )
         return CompiledEngine(data, report)

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from edge.datatypes import TensorSpec, byte_size
-from edge.errors import BackendError, InvalidRequest, Literally
+from edge.errors import BackendError, InvalidRequest, Literally, shown
 from edge.runtimes.cuda import CudaError, Graph, Memory
 from edge.runtimes.tensorrt_device import SharedDevice
 
@@ -138,14 +138,19 @@ class Engine:
         """Return the bytes of each tensor at the largest shapes of any profile.
 
         Raises:
-            BackendError: the shape of an output depends on data, not only on the shapes of the inputs.
+            BackendError: the shape of an output depends on data, not only on the shapes of the inputs, or the largest
+                shapes of the inputs contradict each other.
         """
         sizes: dict[str, int] = {}
         for profile, ranges in enumerate(self.profiles):
             shapes = tuple(allowed.most for allowed in ranges)
-            for spec, shape in zip(
-                (*self.inputs, *self.outputs), (*shapes, *self.output_shapes(profile, shapes)), strict=True
-            ):
+            try:
+                outputs = self.output_shapes(profile, shapes)
+            except InvalidRequest as error:
+                fix = "Export the bundle with a profile whose largest shapes agree, and build it again."
+                subject = f"optimization profile {profile} of {self._subject}"
+                raise BackendError(subject, given=error.given, expected=error.expected, fix=fix) from None
+            for spec, shape in zip((*self.inputs, *self.outputs), (*shapes, *outputs), strict=True):
                 if min(shape, default=0) < 0:
                     raise BackendError(
                         f"output {spec.name!r} of {self._subject}",
@@ -177,15 +182,20 @@ class Engine:
             )
             for ranges in self.profiles
         )
-        given = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+        given = self._listed(shapes)
         fix = "Shorten or split the request, or export the bundle with a larger profile and build it again."
-        raise InvalidRequest(f"shapes for {self._subject}", given=Literally(given), expected=expected, fix=fix)
+        raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
     def output_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> list[Shape]:
-        """Return the shapes of the outputs for shapes of the inputs that a profile admits."""
+        """Return the shapes of the outputs for shapes of the inputs that a profile admits.
+
+        Raises:
+            InvalidRequest: the shapes contradict each other.
+        """
         found = self._output_shapes.get((profile, shapes))
         if found is None:
             self._set_shapes(self._context, profile, shapes)
+            self._infer_shapes(shapes)
             found = [tuple(self._context.get_tensor_shape(spec.name)) for spec in self.outputs]
             if len(self._output_shapes) >= _OUTPUT_SHAPES:
                 self._output_shapes.clear()
@@ -265,6 +275,28 @@ class Engine:
         for spec, shape, allowed in zip(self.inputs, shapes, self.profiles[profile], strict=True):
             done = context.set_input_shape(spec.name, shape)
             self._check(done, f"shape of {spec.name!r}", list(shape), f"{allowed.least} to {allowed.most}")
+
+    def _infer_shapes(self, shapes: tuple[Shape, ...]) -> None:
+        """Let TensorRT follow the shapes of the inputs through the network.
+
+        Raises:
+            InvalidRequest: they contradict each other.
+        """
+        self._logger.messages.clear()
+        try:
+            missing = self._context.infer_shapes()
+        except RuntimeError:
+            missing = None
+        if missing is None:  # outside the handler, whose frames may hold a context of TensorRT
+            reason = shown(Literally("; ".join(self._logger.messages) or "no reason"))
+            expected = f"shapes that agree with each other; TensorRT says: {reason}"
+            fix = "Send inputs of like shapes, such as a mask that is as long as its ids."
+            given = self._listed(shapes)
+            raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
+        self._check(not missing, "shapes", f"none of {missing}", "one of each input")
+
+    def _listed(self, shapes: tuple[Shape, ...]) -> Literally:
+        return Literally(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
 
     def _enqueue_with(self, context: Any, run: Enqueued) -> None:
         self._set_shapes(context, run.profile, run.shapes)

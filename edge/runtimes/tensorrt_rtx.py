@@ -7,7 +7,7 @@ from typing import ClassVar
 from edge.errors import Literally, UsageError
 from edge.runner import Runner
 from edge.runtimes import tensorrt_builder
-from edge.runtimes.runtime import BuildMemory, BuildOptions, Source
+from edge.runtimes.runtime import BuildMemory, BuildOptions, Product, Source
 from edge.runtimes.tensorrt_engines import TensorRtEngines
 from edge.runtimes.tensorrt_package import Flavor
 
@@ -38,7 +38,7 @@ class TensorRtRtx(TensorRtEngines):
         """Return None: it compiles on workstations; see :meth:`Runtime.build_memory`."""
         return None
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         """Refuse: no GPU that this runtime compiles for is driven by this program.
 
         Raises:

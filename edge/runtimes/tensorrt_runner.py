@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from traceback import clear_frames
+from types import MappingProxyType
 
 import numpy as np
 
@@ -120,6 +121,7 @@ class TensorRtRunner:
         mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for a GPU
             that shares the processor's memory, and 0 for others.
         graphs: whether to use CUDA graphs.
+        index_limits: of each input whose values index a table of the model, the rows of its smallest table.
 
     Raises:
         BackendError: pycuda or TensorRT is missing, there is no GPU, TensorRT refuses the engine, or there is not
@@ -138,8 +140,10 @@ class TensorRtRunner:
         rebuild: str,
         mapped_bytes: int | None = None,
         graphs: bool = True,
+        index_limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._subject = subject
+        self._index_limits = index_limits
         self._flavor = flavor
         self._logger = logger_of(flavor)
         self.dropped: deque[Memory] = deque()
@@ -177,7 +181,8 @@ class TensorRtRunner:
         """Compute all outputs; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: an input is missing or unknown, has the wrong datatype, or a shape outside every profile.
+            InvalidRequest: an input is missing or unknown, has the wrong datatype, a shape outside every profile or
+                one that contradicts another input's, or an index outside its table.
             RunnerError: the device or TensorRT failed; the text is in the log.
         """
         return self.start(feeds).result()
@@ -287,6 +292,7 @@ class TensorRtRunner:
 
     def _start(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> PendingRun:
         check_feeds(self, feeds, keep, self._subject)
+        self._check_indices(feeds)
         slot = next((slot for slot in self._slots if not slot.busy), None)
         if slot is None and self._slots:
             raise RuntimeError(f"{self._subject}: {SLOTS} runs are pending; take the result of one first")
@@ -295,10 +301,11 @@ class TensorRtRunner:
             self._logger.messages.clear()
             shapes = tuple(feeds[spec.name].shape for spec in self.inputs)
             profile = engine.profile_of(shapes)
+            output_shapes = engine.output_shapes(profile, shapes)
             addresses = self._feed(shared, slot, feeds)
             outputs: dict[str, Shape | TensorRtHandle] = {}
             copies: list[tuple[Array, int]] = []
-            for spec, shape in zip(self.outputs, engine.output_shapes(profile, shapes), strict=True):
+            for spec, shape in zip(self.outputs, output_shapes, strict=True):
                 if spec.name in keep:
                     memory = self._buffer(shared, byte_size(spec.datatype, shape))
                     outputs[spec.name] = TensorRtHandle(self, memory, spec.datatype, shape)
@@ -315,6 +322,25 @@ class TensorRtRunner:
             slot.done.record(shared.compute)
             slot.busy = True
             return PendingRun(self, slot, outputs)
+
+    def _check_indices(self, feeds: Mapping[str, Tensor]) -> None:
+        """Check the values that index tables of the model; those in handles were never on the host.
+
+        Raises:
+            InvalidRequest: one is outside its table.
+        """
+        for name, limit in self._index_limits.items():
+            values = feeds[name]
+            if not isinstance(values, np.ndarray) or not values.size:
+                continue
+            least, most = values.min(), values.max()
+            if not (least >= 0 and most < limit):  # a NaN is in no range
+                raise InvalidRequest(
+                    f"input {name!r} of {self._subject}",
+                    given=(most if least >= 0 else least).item(),
+                    expected=f"values from 0 to {limit - 1}, the rows of a table of the model",
+                    fix="Send the token ids of this model's own tokenizer.",
+                )
 
     def _feed(self, shared: SharedDevice, slot: _Slot, feeds: Mapping[str, Tensor]) -> list[int]:
         """Bring the inputs to the device, and return their addresses there."""

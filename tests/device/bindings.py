@@ -31,6 +31,7 @@ CLASSES = (
     "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
+    "IGatherLayer",
     "IHostMemory",
     "ILayer",
     "ILogger",

@@ -102,7 +102,11 @@ def test_uses_are_found(tmp_path):
         "        self.context = self.engine.create_execution_context()\n"
         "    def run(self, stream):\n"
         "        return self.context.execute_async_v2(stream)\n"
+        "def axis(layer):\n"
+        "    layer.__class__ = trt.IGatherLayer\n"
+        "    return layer.dimension\n"
     )
+    assert Use("IGatherLayer", "dimension", "program.py:10") in uses(source, bindings.read("10.5.0"))
     assert Use("IExecutionContext", "execute_async_v2", "program.py:7") in uses(source, bindings.read("10.5.0"))
 
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
-from tests.device.networks import BATCHES, CLASSES, FEATURES, build, classifier, probabilities
+from tests.device.networks import BATCHES, CLASSES, FEATURES, build, classifier, probabilities, serialized
 
 cuda = pytest.importorskip("pycuda.driver")
 trt = pytest.importorskip("tensorrt")
@@ -136,6 +137,34 @@ def test_a_shape_outside_the_engine_is_refused(name, shape, context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     assert not run.context.set_input_shape(name, shape)
     assert LOGGER.errors
+
+
+@pytest.mark.parametrize(
+    ("labels", "shapes"), [("nn", (2, 1)), ("nm", (2, 3))], ids=["dimensions of one name", "a sum of two lengths"]
+)
+def test_shapes_that_contradict_each_other_are_refused_before_a_run(labels, shapes, context):
+    inputs = [(name, TensorProto.FLOAT, [label]) for name, label in zip("ab", labels, strict=True)]
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    profile = {name: ((1,), (2,), (4,)) for name in "ab"}
+    data = build(trt, LOGGER, serialized(nodes, inputs, [("y", TensorProto.FLOAT, ["k"])], {}), profile)
+    run = trt.Runtime(LOGGER).deserialize_cuda_engine(data).create_execution_context()
+    memory, stream = cuda.mem_alloc(1 << 10), cuda.Stream(1)
+    for index, name in enumerate("aby"):
+        assert run.set_tensor_address(name, int(memory) + 256 * index)
+    for name, size in zip("ab", shapes, strict=True):
+        assert run.set_input_shape(name, (size,))
+    with pytest.raises(RuntimeError):
+        run.infer_shapes()
+    assert "Error Code 7: Internal Error" in LOGGER.errors[-1]
+    with pytest.raises(ValueError, match="__len__"):
+        tuple(run.get_tensor_shape("y"))
+    LOGGER.errors.clear()
+    assert not run.execute_async_v3(stream.handle)
+    assert LOGGER.errors
+    assert run.set_input_shape("b", (2,))
+    assert not run.infer_shapes()
+    assert run.execute_async_v3(stream.handle)
+    stream.synchronize()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from edge.runtimes import cuda, tensorrt_engine
 from edge.runtimes.cuda import facts
 from edge.runtimes.device_errors import fatal
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.runtime import Source
+from edge.runtimes.runtime import Product, Source
 from edge.runtimes.tensorrt import TensorRt
 from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
@@ -40,6 +40,7 @@ from tests.device.engines import (
     value,
 )
 from tests.device.software import SoftwareDriver, library
+from tests.support import text_model
 from tests.support.commands import fewheads, refusal
 from tests.support.models import ORACLE_BUNDLE
 
@@ -132,6 +133,52 @@ def test_requests_that_do_not_fit_the_engine_are_refused() -> None:
         with pytest.raises(InvalidRequest, match="got 'float64', expected one of"):
             runner.upload(np.zeros(1))
         assert not shared_device().counts
+
+
+def test_shapes_that_contradict_each_other_are_refused_and_harm_no_run(software: SoftwareDriver) -> None:
+    onnx = text_model.model("full")
+    shapes = ((1, 1), (2, 8), (8, 16))
+    long, short = (np.ones((2, length), np.int64) for length in (16, 12))
+    with running(onnx, {"input_ids": shapes, "attention_mask": shapes}) as runner:
+        right = {"input_ids": short, "attention_mask": short}
+        wrong = {"input_ids": long, "attention_mask": short}
+        for _ in range(3):
+            pending = runner.start(right)
+            with pytest.raises(InvalidRequest) as error:
+                runner.infer(wrong)
+            assert close_to(pending.result(), reference(onnx)(right))
+            assert str(error.value).startswith(
+                "shapes for model m.onnx: got input_ids [2, 16], attention_mask [2, 12], expected shapes that agree "
+                "with each other; TensorRT says: IExecutionContext::inferShapes: Error Code 7"
+            )
+            assert "Condition '==' violated: 16 != 12" in str(error.value)
+        assert shared_device().counts == {"enqueues": 2, "captures": 1, "launches": 1}
+    data = engine(onnx, {"input_ids": shapes, "attention_mask": ((1, 1), (2, 8), (8, 12))})
+    before = software.live()
+    with pytest.raises(BackendError, match=r"optimization profile 0 of model m\.onnx: .*whose largest shapes agree"):
+        loaded(data)
+    assert software.live() == before
+
+
+@pytest.mark.parametrize("index", [-1, 6, 2**40])
+@pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
+def test_indices_outside_their_table_are_refused_before_they_reach_the_device(index: int, mapped_bytes: int) -> None:
+    onnx = text_model.model("full")
+    shapes = ((1, 1), (2, 8), (8, 16))
+    options = {"index_limits": {"input_ids": len(text_model.WORDS)}, "mapped_bytes": mapped_bytes}
+    with running(onnx, {"input_ids": shapes, "attention_mask": shapes}, **options) as runner:
+        feeds = {"input_ids": np.array([[0, 5]]), "attention_mask": np.array([[7, 7]])}
+        wrong = {**feeds, "input_ids": np.array([[0, index]])}
+        pending = runner.start(feeds)
+        with pytest.raises(InvalidRequest) as error:
+            runner.infer(wrong)
+        assert str(error.value) == (
+            f"input 'input_ids' of model m.onnx: got {index}, expected values from 0 to 5, the rows of a table of the "
+            "model. Send the token ids of this model's own tokenizer."
+        )
+        for result in (pending.result(), runner.infer(feeds)):
+            assert close_to(result, reference(onnx)(feeds))
+        assert shared_device().counts["enqueues"] == 2
 
 
 def test_graphs_are_for_shapes_that_come_again_soon_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,4 +640,4 @@ def test_a_runner_without_a_usable_engine_names_the_command_that_builds_one() ->
     with pytest.raises(BackendError, match=f"{command}$"):
         TensorRt().load(source, None)
     with pytest.raises(BackendError, match=f"{command} --replace$"):  # the cache holds it, so only this builds again
-        TensorRt().load(source, b"no engine")
+        TensorRt().load(source, Product("model.engine", b"no engine"))

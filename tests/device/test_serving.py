@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from edge.programs.program import Options, Program, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_device import shared_device
+from tests.device.engines import reference
 from tests.device.software import SoftwareDriver
 from tests.support import text_model
 from tests.support.in_process import running_here
@@ -247,15 +249,44 @@ def test_a_model_that_the_device_has_no_memory_for_leaves_the_others(
         assert server.end()[0] == 0
 
 
-async def test_shapes_outside_the_profile_are_the_clients_error(engines: Path, tmp_path: Path) -> None:
+def sentiment_question(ids: Array, mask: Array) -> Question:
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    outputs = reference(text_model.model("full"))(inputs) if ids.shape == mask.shape and (ids < 6).all() else {}
+    return Question("sentiment", "full", inputs, outputs, 1e-4)
+
+
+async def test_wrong_requests_fail_alone_and_leave_the_device_at_work(
+    engines: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shapes outside the profile or at odds with each other, and in shared runs token ids that the model lacks."""
+
     def write(repository: Path) -> None:
         text_model.write_sentiment_bundle(repository / "sentiment")
 
+    def ones(length: int) -> Array:
+        return np.ones((1, length), np.int64)
+
+    right = sentiment_question(np.array([[2, 3, 4, 2]]), ones(4))
+    wrong = {
+        r"expected between \[1, 1\] and \[8, 16\]": sentiment_question(ones(17), ones(17)),
+        "got input_ids .*, expected shapes that agree with each other": sentiment_question(ones(16), ones(12)),
+        "input 'input_ids' .*: got 6, expected values from 0 to 5": sentiment_question(
+            np.array([[2, 6, 2, 2]]), ones(4)
+        ),
+    }
     async with (
-        running_here(tmp_path, write, engines, target=TARGET) as ready,
+        running_here(tmp_path, write, engines, target=TARGET, max_queue_delay_us=100_000) as ready,
         InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
-        ids = np.zeros((1, text_model.MAX_LENGTH + 1), np.int64)
-        question = Question("sentiment", "full", {"input_ids": ids, "attention_mask": ids}, {}, 0)
-        with pytest.raises(InferenceServerException, match=r"expected between \[1, 1\] and \[8, 16\]"):
-            await ask(client, question)
+        for message, culprit in wrong.items():
+            asked = [ask(client, question) for question in [*[right] * 6, culprit, *[right] * 6]]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            (error,) = [answer for answer in answers if answer != "full"]
+            assert error is answers[6]
+            assert isinstance(error, InferenceServerException)
+            assert error.status() == "StatusCode.INVALID_ARGUMENT"
+            assert re.search(message, error.message())
+        assert "requests failed; each is tried alone" in caplog.text
+        statistics = await client.get_inference_statistics("sentiment", as_json=True)
+        assert int(statistics["model_stats"][0]["inference_stats"]["success"]["count"]) == 12 * len(wrong)
+        assert await client.is_model_ready("sentiment")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 #: The classes of parameters that other files pass, by file.
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
     "tensorrt_attention.py": {"network": "INetworkDefinition", "layer": "ILayer", "start": "ILayer"},
+    "tensorrt_indices.py": {"network": "INetworkDefinition"},
     "tensorrt_timing.py": {"config": "IBuilderConfig"},
 }
 _MODULE = "module"
@@ -60,7 +61,8 @@ class _Source:
             if isinstance(node, ast.ClassDef):
                 for owner in filter(None, map(self.kind, node.bases)):
                     for method in node.body:
-                        if owner.startswith(_CLASS) and isinstance(method, ast.FunctionDef):
+                        overrides = isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+                        if owner.startswith(_CLASS) and overrides:
                             yield Use(owner[len(_CLASS) :], method.name, f"{self.path.name}:{method.lineno}")
 
     def kind(self, node: ast.AST | None) -> str | None:
@@ -143,6 +145,8 @@ class _Source:
             pairs = list(zip(target.elts, values, strict=True))
         for one, source in pairs:
             kind = self.kind(source)
+            if kind and isinstance(one, ast.Attribute) and one.attr == "__class__":  # as NVIDIA's bindings convert
+                one, kind = one.value, kind.removeprefix(_CLASS)
             if kind and isinstance(one, ast.Name):
                 self.kinds[(self.scopes[one] or (None,))[-1], one.id] = kind
             elif kind and isinstance(one, ast.Attribute):

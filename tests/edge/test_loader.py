@@ -26,7 +26,7 @@ from edge.runner import Runner
 from edge.runtimes import table
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from edge.runtimes.runtime import Source
+from edge.runtimes.runtime import Product, Source
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
@@ -236,7 +236,7 @@ class Unable(OnnxRuntimeCpu):
 
     name = "unable"
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         raise BackendError(source.subject, given="this model", expected="another", fix="Take another runtime.")
 
 
@@ -245,7 +245,7 @@ class Wrong(OnnxRuntimeCpu):
 
     name = "wrong"
 
-    def load(self, source: Source, built: bytes | None) -> Runner:
+    def load(self, source: Source, built: Product | None) -> Runner:
         runner = super().load(source, built)
         infer = runner.infer
         runner.infer = lambda feeds: {name: array + 1 for name, array in infer(feeds).items()}  # type: ignore[method-assign]

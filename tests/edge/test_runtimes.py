@@ -253,8 +253,8 @@ class Reference(Runtime):
     ) -> Product:
         return Product("model.reference", source.read())
 
-    def load(self, source: Source, built: bytes | None) -> ReferenceRunner:
-        return ReferenceRunner(source.read() if built is None else built)
+    def load(self, source: Source, built: Product | None) -> ReferenceRunner:
+        return ReferenceRunner(built.data if built else source.read())
 
 
 async def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from edge.errors import BackendError, BundleError
 from edge.runtimes.runtime import BuildProgress
 from edge.runtimes.tensorrt_builder import CompiledEngine, compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator, external_data
+from tests.support import text_model
 from tests.support.marks import with_rtx
 from tests.support.models import (
     ATTENTION_HEADS,
@@ -77,6 +78,12 @@ def test_attention_that_is_not_fused_says_why(head_dim: int, datatype: str, why:
     assert KERNEL not in engine.data
     assert engine.report.attention_fused is False
     assert engine.report.attention == f"1 block, not fused: {why}"
+
+
+def test_the_report_has_the_sizes_of_tables_that_inputs_index():
+    report = compiled(text_model.model("full"), text_model.manifest().profile).report
+    assert report.index_limits == {"input_ids": len(text_model.WORDS)}
+    assert not compiled(oracle_onnx()).report.index_limits
 
 
 def test_softmax_at_the_end_is_no_attention():

@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.runtimes.tensorrt_attention import attention_blocks
+from edge.runtimes.tensorrt_indices import index_limits
 from tests.device.doubles import double as trt_double
 from tests.device.networks import classifier, serialized
 from tests.support.marks import with_rtx
@@ -105,6 +106,30 @@ def conditional(operator, shape):
     return serialized([node("If", ["c"], ["y"], name="if", **branches)], inputs, [("y", FLOAT, None)], {})
 
 
+def indices():
+    """Return a model whose inputs index a table of 7 rows and 5 columns; ``INDEX_LIMITS`` has the limits."""
+    names = ("both", "elements", "changed", "several", "dynamic")
+    nodes = [
+        node("Gather", ["table", "both"], ["rows"]),
+        node("Cast", ["both"], ["narrow"], to=TensorProto.INT32),
+        node("Unsqueeze", ["narrow", "last"], ["column"]),
+        node("Gather", ["table", "column"], ["columns"], axis=-1),
+        node("GatherElements", ["table", "elements"], ["each"], axis=0),
+        node("Add", ["changed", "last"], ["after"]),
+        node("Gather", ["table", "after"], ["shifted"]),
+        node("GatherND", ["table", "several"], ["points"]),
+        node("Gather", ["x", "dynamic"], ["parts"]),
+    ]
+    widths = {"elements": [5], "several": [2]}
+    inputs = [(name, TensorProto.INT64, ["n", *widths.get(name, [])]) for name in names] + [("x", FLOAT, ["m", 4])]
+    shapes = {"rows": 2, "columns": 3, "each": 2, "shifted": 2, "points": 1, "parts": 2}
+    outputs = [(name, FLOAT, [None] * rank) for name, rank in shapes.items()]
+    return serialized(nodes, inputs, outputs, {"table": np.zeros((7, 5), np.float32), "last": np.array([1])})
+
+
+INDEX_LIMITS = {"both": 5, "elements": 7}
+
+
 def one(operator, element=FLOAT, opset=17, **attributes):
     shape = [1, 4, 4]
     return serialized(
@@ -128,6 +153,7 @@ MODELS = {
     "unsupported": one("Det"),
     "Unique": one("Unique", axis=0),
     "text": serialized([node("Identity", ["x"], ["y"])], [("x", 8, [1])], [("y", 8, [1])], {}),
+    "indices": indices(),
     "dynamic int8": serialized(
         [
             node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="q"),
@@ -159,14 +185,16 @@ ATTENTION = {
 
 
 def parsed(trt, network, model):
-    """Return the parser's verdict, or else the tensors and the attention of the network."""
+    """Return the parser's verdict, or else the tensors, the attention and the indices of the network."""
     parser = trt.OnnxParser(network, network_logger(trt))
     if not parser.parse(model):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         return [(e.code().name, e.desc()[:60], e.node(), e.node_name(), e.node_operator()) for e in errors]
     ends = [network.get_input(index) for index in range(network.num_inputs)]
     ends += [network.get_output(index) for index in range(network.num_outputs)]
-    return [(end.name, end.dtype.name, tuple(end.shape)) for end in ends], attention_blocks(trt, network)
+    tensors = [(end.name, end.dtype.name, tuple(end.shape)) for end in ends]
+    names = [[end.get_dimension_name(axis) for axis in range(len(end.shape))] for end in ends if end.is_network_input]
+    return tensors, names, attention_blocks(trt, network), index_limits(trt, network)
 
 
 def network_logger(trt):
@@ -204,6 +232,12 @@ def networks():
 def test_the_double_parses_alike(name):
     rtx, _, real, double, copy = networks()
     assert parsed(double, copy, MODELS[name]) == parsed(rtx, real, MODELS[name])
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "10.16.2.10", "11.4.1"])
+def test_indices_are_found_in_every_version(version):
+    double, copy = copied(version)
+    assert parsed(double, copy, MODELS["indices"])[-1] == INDEX_LIMITS
 
 
 @with_rtx

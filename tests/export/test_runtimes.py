@@ -251,6 +251,10 @@ def causal_text():
     return SequenceClassifier(gpt2, 4), text, ["logits"]
 
 
+#: The sizes of the vocabularies.
+INDEX_LIMITS = {"images": {}, "causal_text": {"input_ids": 50}, "questions": {"input_ids": 50, "token_type_ids": 2}}
+
+
 def questions():
     bert = small("bert", vocab_size=50, max_positions=32, segments=2)
     random = np.random.default_rng(0)
@@ -284,7 +288,7 @@ def test_every_kind_of_model_is_fused_for_onnx_runtime(kind):
 
 @with_rtx
 def test_every_kind_of_model_is_fused_by_tensorrt(kind):
-    _, inputs, exported = kind
+    model, inputs, exported = kind
     files = {item.artifact.precision: item.data for item in exported if item.artifact.runtime == "tensorrt"}
     assert set(files) == {"fp16", "int8"}
     profile = {}
@@ -293,7 +297,9 @@ def test_every_kind_of_model_is_fused_by_tensorrt(kind):
         shortest, longest = ((1,), (32,)) if array.ndim == 2 else (rest, rest)
         profile[name] = Profile(min=(1, *shortest), opt=(1, *rest), max=(8, *longest))
     for data in files.values():
-        assert compiled(data, profile).attention == "2 blocks, fused"
+        report = compiled(data, profile)
+        assert report.attention == "2 blocks, fused"
+        assert report.index_limits == INDEX_LIMITS[model]
 
 
 @with_rtx

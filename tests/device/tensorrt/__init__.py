@@ -21,6 +21,7 @@ from .enums import (
     EngineCapability,
     ErrorCode,
     ExecutionContextAllocationStrategy,
+    GatherMode,
     HardwareCompatibilityLevel,
     LayerInformationFormat,
     LayerType,
@@ -38,7 +39,7 @@ from .enums import (
 )
 from .logger import ILogger, Logger
 from .memory import IHostMemory
-from .network import ILayer, INetworkDefinition, ITensor
+from .network import IGatherLayer, ILayer, INetworkDefinition, ITensor
 from .parser import OnnxParser, ParserError
 from .versions import VERSION_TEXT as __version__
 
@@ -61,10 +62,12 @@ __all__ = [
     "EngineInspector",
     "ErrorCode",
     "ExecutionContextAllocationStrategy",
+    "GatherMode",
     "HardwareCompatibilityLevel",
     "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
+    "IGatherLayer",
     "IHostMemory",
     "ILayer",
     "ILogger",

@@ -391,6 +391,7 @@ class _Build:
             "inputs": [_io(tensor) for tensor in self.network._inputs],
             "outputs": [_io(tensor) for tensor in self.network._outputs],
             "profiles": profiles,
+            "dimension_names": {tensor.name: tensor._dimension_names for tensor in self.network._inputs},
             "activation_bytes": activations,
         }
         return plan.write(SERIALIZATION_VERSION, description, self.network._model)

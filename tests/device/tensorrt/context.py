@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import device
-from .enums import Dims, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorIOMode
+from .enums import Dims, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorIOMode, UnknownDims
 from .versions import Native, instance, integer, only, setting
 
 _ALIGNMENT = 256
@@ -27,7 +27,7 @@ class IExecutionContext(Native):
     persistent_cache_limit = setting(0)
     engine = property(lambda self: self._engine)
     active_optimization_profile = property(lambda self: self._profile)
-    all_binding_shapes_specified = property(lambda self: not self.infer_shapes())
+    all_binding_shapes_specified = property(lambda self: not self._missing())
 
     @only(until=(11,))
     @property
@@ -68,12 +68,17 @@ class IExecutionContext(Native):
             return Dims()
         if name in self._shapes:
             return Dims(self._shapes[name])
-        if self._engine._tensors[name].mode == TensorIOMode.OUTPUT and not self.infer_shapes():
+        if self._engine._tensors[name].mode == TensorIOMode.OUTPUT and not self._missing():
+            if self._contradicts("getTensorShape"):
+                return UnknownDims()
             return Dims(self._output_shapes()[name])
         return Dims(self._engine._tensors[name].shape)
 
     def infer_shapes(self) -> list[str]:
-        return [name for name in self._named(TensorIOMode.INPUT) if name not in self._shapes]
+        missing = self._missing()
+        if not missing and self._contradicts("inferShapes"):
+            raise RuntimeError("infer_shapes error code: -1")
+        return missing
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         address = integer(memory)
@@ -103,7 +108,7 @@ class IExecutionContext(Native):
     device_memory = property(None, _set_unsized_memory)
 
     def update_device_memory_size_for_shapes(self) -> int:
-        if self.infer_shapes():
+        if self._missing():
             self._refuse("IExecutionContext::updateDeviceMemorySizeForShapes", "condition: all input shapes are set")
             return 0
         self._needed_bytes = self._engine.get_device_memory_size_for_profile_v2(self._profile)
@@ -132,10 +137,12 @@ class IExecutionContext(Native):
                     f"set for {kind} tensor {name}. Call set{kind.title()}TensorAddress or setTensorAddress before "
                     "enqueue/execute.",
                 )
-        if missing := self.infer_shapes():
+        if missing := self._missing():
             return self._refuse(
                 function, f"condition: allInputDimensionsSpecified(routine). {missing[0]} has no shape."
             )
+        if self._contradicts("enqueueV3"):
+            return False
         needed = self._engine.get_device_memory_size_for_profile_v2(self._profile)
         if needed and (self._arena is None or self._arena[1] < needed):
             return self._refuse(function, f"condition: device memory is set. Profile {self._profile} needs {needed}.")
@@ -187,6 +194,30 @@ class IExecutionContext(Native):
     def _refuse(self, function: str, reason: str) -> bool:
         self._engine._log.usage(function, reason)
         return False
+
+    def _missing(self) -> list[str]:
+        return [name for name in self._named(TensorIOMode.INPUT) if name not in self._shapes]
+
+    def _contradicts(self, function: str) -> bool:
+        """Return whether the shapes of the inputs contradict each other, and log why."""
+        sizes: dict[str, int] = {}
+        for name, labels in self._engine._description["dimension_names"].items():
+            for label, size in zip(labels, self._shapes[name], strict=True):
+                if label and sizes.setdefault(label, size) != size:
+                    return self._mismatch(
+                        function,
+                        f"Dimensions with name {label} must be equal. Condition '==' violated: {sizes[label]} != "
+                        f"{size}. Instruction: CHECK_EQUAL {sizes[label]} {size}.",
+                    )
+        try:
+            self._output_shapes()
+        except Exception as error:
+            return self._mismatch(function, f"dimensions not compatible: {error}")
+        return False
+
+    def _mismatch(self, function: str, reason: str) -> bool:
+        self._engine._log.error(f"IExecutionContext::{function}", 7, "Internal Error", reason)
+        return True
 
     def _output_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = self._engine._model.output_shapes(tuple(sorted(self._shapes.items())))

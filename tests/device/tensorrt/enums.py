@@ -60,6 +60,7 @@ DeviceType = _enum("DeviceType")
 EngineCapability = _enum("EngineCapability", _Ordered)
 ErrorCode = _enum("ErrorCode")
 ExecutionContextAllocationStrategy = _enum("ExecutionContextAllocationStrategy", _Ordered)
+GatherMode = _enum("GatherMode")
 HardwareCompatibilityLevel = _enum("HardwareCompatibilityLevel", _Ordered)
 LayerInformationFormat = _enum("LayerInformationFormat")
 LayerType = _enum("LayerType")
@@ -122,3 +123,10 @@ class Dims(Native):
 
     def __repr__(self) -> str:
         return str(self._shape)
+
+
+class UnknownDims(Dims):
+    """What stands for the shape of a tensor where that cannot be inferred: it has -1 dimensions."""
+
+    def __len__(self) -> int:
+        return -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .enums import DataType, Dims, LayerType, NetworkDefinitionCreationFlag, TensorLocation
+from .enums import DataType, Dims, GatherMode, LayerType, NetworkDefinitionCreationFlag, TensorLocation
 from .versions import VERSION, Native, integer, only, setting
 
 
@@ -20,6 +20,10 @@ class ITensor(Native):
     is_shape_tensor = property(lambda self: self._constant)
     is_execution_tensor = property(lambda self: not self._constant)
     _input = _output = _constant = False
+    _dimension_names: tuple[str, ...] = ()
+
+    def get_dimension_name(self, index: int) -> str | None:
+        return self._dimension_names[integer(index)] or None if index < len(self._dimension_names) else None
 
 
 class ILayer(Native):
@@ -43,6 +47,14 @@ class ILayer(Native):
 
     def get_output_type(self, index: int) -> Any:
         return self._outputs[integer(index)].dtype
+
+
+class IGatherLayer(ILayer):
+    """A layer that reads a table. A network returns it as :class:`ILayer`, until its class is set to this one."""
+
+    axis = setting(0)
+    mode = setting(GatherMode.DEFAULT)
+    num_elementwise_dims = setting(0)
 
 
 class INetworkDefinition(Native):

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.inliner import inline_local_functions
 
-from .enums import DataType, Dims, ErrorCode, OnnxParserFlag
+from .enums import DataType, Dims, ErrorCode, GatherMode, OnnxParserFlag
 from .logger import Log, checked
 from .network import INetworkDefinition, ITensor
 from .versions import VERSION, Native, instance, integer, only
@@ -71,6 +71,7 @@ _LAYERS = {
     }.items()
     for operator in operators.split()
 }
+_GATHER_MODES = {"Gather": "DEFAULT", "GatherElements": "ELEMENT", "GatherND": "ND"}
 _NOT_ELEMENTARY = {"MATRIX_MULTIPLY", "ELEMENTWISE", "SELECT"}
 
 
@@ -233,6 +234,7 @@ class _Import:
         kind = value.type.tensor_type
         tensor = _tensor(value.name, kind, "importInput")
         tensor._input = True
+        tensor._dimension_names = tuple(dim.dim_param for dim in kind.shape.dim)
         if tensor.dtype == DataType.INT64:
             self.log.warning(f"Make sure input {value.name} has Int64 binding.")
         self.tensors[value.name] = tensor
@@ -284,6 +286,11 @@ class _Import:
         elif kind == "SHAPE":
             self.network._add(kind, name, inputs, outputs)
             outputs[0]._constant = True
+        elif kind == "GATHER":
+            layer = self.network._add(kind, name, inputs, outputs, node.op_type)
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            layer._axis = axis % len(inputs[0].shape)
+            layer._mode = GatherMode[_GATHER_MODES[node.op_type]]
         else:
             self.network._add(kind, name, inputs, outputs, node.op_type)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from .shapes import tensor_shapes, weights_bytes
+from .shapes import weights_bytes
 
 _NUMPY = {
     "tensor(float)": np.float32,
@@ -38,19 +38,19 @@ class Model:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.session: Any = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self.outputs = [tensor.name for tensor in self.session.get_outputs()]
-        self._proto = onnx.load_model_from_string(content)
-        self.weights_bytes = weights_bytes(self._proto)
+        self.weights_bytes = weights_bytes(onnx.load_model_from_string(content))
         self.output_shapes = lru_cache(self._output_shapes)
 
     def _output_shapes(self, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the outputs for those of the inputs."""
-        found = tensor_shapes(self._proto, dict(inputs))
-        if not all(name in found for name in self.outputs):
-            # Inference cannot follow every computation of a shape. Zeros do, as no shape here depends on values.
-            dtypes = {tensor.name: _NUMPY[tensor.type] for tensor in self.session.get_inputs()}
-            values = self.session.run(None, {name: np.zeros(shape, dtypes[name]) for name, shape in inputs})
-            found = dict(zip(self.outputs, (value.shape for value in values), strict=True))
-        return {name: tuple(found[name]) for name in self.outputs}
+        """Return the shapes of the outputs for those of the inputs.
+
+        Raises:
+            Exception: those of the inputs contradict each other.
+        """
+        # ONNX's inference cannot follow every computation of a shape. Zeros do, as no shape here depends on values.
+        dtypes = {tensor.name: _NUMPY[tensor.type] for tensor in self.session.get_inputs()}
+        values = self.session.run(None, {name: np.zeros(shape, dtypes[name]) for name, shape in inputs})
+        return dict(zip(self.outputs, (value.shape for value in values), strict=True))
 
 
 @lru_cache(maxsize=_KEPT)
