@@ -31,7 +31,6 @@ from edge.scheduling.scheduler import Scheduler
 from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 from edge.security.rate import RateLimit
-from edge.security.scopes import TELEMETRY_GET
 from edge.serving.extensions import Extensions, extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
@@ -43,8 +42,6 @@ from edge.telemetry.sources import ServedWork, Sources
 from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
-
     from edge.http2.server import Http2Server
     from edge.rest.server import RestServer
     from edge.telemetry.http import HttpServer
@@ -303,14 +300,10 @@ def _pages(
 ) -> Callable[[], HttpServer] | None:
     if settings.metrics_port is None:
         return None
-    # Prometheus' client and the HTTP server of the standard library take 5 MB.
+    # Prometheus' client and the HTTP server of the standard library take 2 MB.
     from edge.telemetry.http import HttpServer
-    from edge.telemetry.http_access import GuardedPages
-    from edge.telemetry.metrics import ServerCollector, metrics_app
+    from edge.telemetry.metrics import ServerCollector, metrics_page
     from edge.telemetry.pages import LiveReading, Pages
 
-    access, certificates = security
-    pages: WSGIApplication = Pages(metrics_app(ServerCollector(sources)), LiveReading(telemetry.reading))
-    if access:
-        pages = GuardedPages(pages, access, TELEMETRY_GET)
-    return partial(HttpServer, pages, settings.host, settings.metrics_port, certificates)
+    pages = Pages(metrics_page(ServerCollector(sources)), LiveReading(telemetry.reading), security.access)
+    return partial(HttpServer, pages.answer, settings.host, settings.metrics_port, security.certificates)

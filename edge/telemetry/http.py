@@ -1,114 +1,120 @@
-"""The HTTP endpoint: a WSGI application on a port, a thread for each connection, and one request on each."""
+"""The metrics port: a thread for each connection, one request on each, and limits on both."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any
-from wsgiref.headers import Headers
-from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from edge.errors import INTERNAL, Literally, UsageError
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from email.message import Message
 
     from edge.security.credentials import ServerCertificates
 
 log = logging.getLogger(__name__)
 
-#: A connection without traffic for so long is closed.
-_IDLE_SECONDS = 10.0
-#: Further connections are closed at once, which bounds the threads.
-_MAX_CONNECTIONS = 64
-_MAX_LINE_BYTES = 64 * 1024
-#: A refusal is lost on a client whose request was not read, so as much of a body is.
-_MAX_BODY_BYTES = 64 * 1024
+#: A connection without traffic for this time is closed.
+_IDLE_SECONDS: Final = 10.0
+#: Further connections are closed at once, which limits the number of threads.
+_MAX_CONNECTIONS: Final = 64
+_MAX_LINE_BYTES: Final = 64 * 1024
+#: A client may lose the answer to a request that was not read, so this much of a body is read.
+_MAX_BODY_BYTES: Final = 64 * 1024
 
 
-class HttpServer:
-    """Serves an application over HTTP/1.1, closing each connection after its answer.
+class Response(NamedTuple):
+    """A response; ``Content-Length`` and ``Connection`` are added to its headers."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+#: Answers a request by its method, its path without the query, and its headers. HEAD is answered as GET is.
+Answer = Callable[[str, str, "Message[str, str]"], Response]
+
+
+class HttpServer(ThreadingMixIn, TCPServer):
+    """Serves HTTP/1.1 on threads of its own until it is closed, whatever the server's event loop does meanwhile.
 
     Args:
-        application: what answers; it has to give Content-Length.
+        answer: answers the requests; called from many threads.
         host: the address to listen on.
         port: 0 lets the system choose.
         certificates: for TLS; None serves without it.
 
     Attributes:
-        port: where it listens.
+        port: the port that it listens on.
 
     Raises:
         UsageError: the port cannot be taken.
     """
 
-    def __init__(
-        self, application: WSGIApplication, host: str, port: int, certificates: ServerCertificates | None = None
-    ) -> None:
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = _MAX_CONNECTIONS
+
+    def __init__(self, answer: Answer, host: str, port: int, certificates: ServerCertificates | None = None) -> None:
+        self.answer = answer
+        self._certificates = certificates
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         try:
-            self._server = _Server(host, port, certificates)
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            self.address_family = family
+            super().__init__((str(address[0]), port), _Connection)
         except OSError as error:
             fix = "Give another --metrics-port, or 0 for any free one."
             raise UsageError(
                 f"--metrics-port {port}", given=Literally(error), expected="a free port", fix=fix
             ) from None
-        self._server.set_app(application)
-        self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self.port: int = self.server_address[1]
+        self._thread = threading.Thread(target=self.serve_forever, name="http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
 
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = _MAX_CONNECTIONS
-
-    def __init__(self, host: str, port: int, certificates: ServerCertificates | None) -> None:
-        self._certificates = certificates
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self.address_family = family
-        super().__init__((str(address[0]), port), _Connection)
-
-    def server_bind(self) -> None:
-        # Not the parent's, which asks DNS for the name of this host and may wait for the answer.
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-        self.setup_environ()
-
     def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection."""
         connection, address = super().get_request()
         if self._certificates is None:
             return connection, address
-        # The handshake comes with the first read, in the connection's own thread and within its time.
+        # The handshake comes with the first read, in the connection's own thread and within its time limit.
         context = self._certificates.now.http
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection, or close the connection where there are too many."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log the end of a broken connection."""
         log.debug("an HTTP connection broke", exc_info=True)
 
 
-class _Connection(WSGIRequestHandler):
-    server: _Server
+class _Connection(BaseHTTPRequestHandler):
+    server: HttpServer
+    protocol_version = "HTTP/1.1"
     timeout = _IDLE_SECONDS
 
     def handle(self) -> None:
@@ -118,30 +124,29 @@ class _Connection(WSGIRequestHandler):
             self.send_error(414)
         elif self.raw_requestline and self.parse_request():
             self.rfile.read(min(_body_bytes(self.headers.get("Content-Length", "")), _MAX_BODY_BYTES))
-            exchange = _Exchange(self.rfile, self.wfile, self.get_stderr(), self.get_environ())  # type: ignore[arg-type]
-            exchange.request_handler = self
-            application = self.server.get_app()
-            assert application is not None
-            exchange.run(application)
+            self._answer()
+
+    def _answer(self) -> None:
+        try:
+            path = unquote(self.path.partition("?")[0])
+            response = self.server.answer(self.command, path, self.headers)
+        except Exception:
+            log.exception("an HTTP request failed")
+            response = Response(500, {"Content-Type": "text/plain"}, f"{INTERNAL}\n".encode())
+        self.send_response(response.status)
+        for header in response.headers.items():
+            self.send_header(*header)
+        self.send_header("Content-Length", str(len(response.body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(response.body)
+
+    def version_string(self) -> str:
+        return "fewheads"
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
-
-
-class _Exchange(ServerHandler):
-    http_version = "1.1"
-    server_software = "fewheads"
-    error_body = f"{INTERNAL}\n".encode()
-
-    headers: Headers
-    request_handler: WSGIRequestHandler
-
-    def cleanup_headers(self) -> None:
-        super().cleanup_headers()
-        self.headers["Connection"] = "close"
-
-    def log_exception(self, exc_info: Any) -> None:
-        log.error("an HTTP request failed", exc_info=exc_info)
 
 
 def _body_bytes(length: str) -> int:

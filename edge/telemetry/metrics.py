@@ -5,13 +5,14 @@ Those of the board are in :mod:`edge.telemetry.board_metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from edge import __version__
@@ -21,9 +22,6 @@ from edge.instruments.metrics import METRICS, PER_UNIT, Metric, ModelNow
 from edge.repository.entry import Entry
 from edge.telemetry.board_metrics import board_metrics, power_metrics, whole_sizes
 from edge.telemetry.sources import Sources
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 #: The gauges of the server, and where each is found.
 SERVER_METRICS: Final[dict[str, tuple[str, Callable[[Sources], float]]]] = {
@@ -89,17 +87,19 @@ def families(models: Sequence[ModelNow], metrics: Sequence[Metric] = METRICS) ->
         yield family
 
 
-def metrics_app(collector: Collector) -> WSGIApplication:
-    """Return the WSGI application that answers Prometheus."""
+def metrics_page(collector: Collector) -> Callable[[str], tuple[Mapping[str, str], bytes]]:
+    """Return the function that renders the page for Prometheus, in the format that a header ``Accept`` names.
+
+    It is never compressed: on a board, processor time costs more than bandwidth.
+    """
     registry = CollectorRegistry()
     registry.register(collector)
-    # On a board, processor time is dearer than the network's.
-    whole_page: WSGIApplication = make_wsgi_app(registry, disable_compression=True)
 
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return [whole_sizes(part) for part in whole_page(environ, start_response)]
+    def page(accept: str) -> tuple[Mapping[str, str], bytes]:
+        encoder, content_type = choose_encoder(accept)
+        return {"Content-Type": content_type}, whole_sizes(encoder(registry))
 
-    return application
+    return page
 
 
 def _buckets(histogram: Histogram, divisor: float) -> Iterable[tuple[str, int]]:

@@ -1,40 +1,49 @@
-"""The pages over HTTP: the web page, the readings that it draws, and the metrics for Prometheus."""
+"""The pages of the metrics port: the dashboard, the readings that it draws, and the metrics for Prometheus."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from edge.telemetry.window import Recent, document
+from edge.errors import PermissionDenied, Unauthenticated
+from edge.security.access import Access
+from edge.security.scopes import TELEMETRY_GET
+from edge.serving.statuses import STATUSES
+from edge.telemetry.http import Response
+from edge.telemetry.window import Reading, Recent, document
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from email.message import Message
 
-    from edge.telemetry.window import Reading
+log = logging.getLogger(__name__)
 
-#: Pages without data of this server. A browser sends no token with a typed address, so this page needs none, but asks
-#: for the token that its readings need.
-PUBLIC = frozenset({"/"})
+#: Pages without data of this server. A browser sends no token with a typed address, so this page needs none; its
+#: script sends the token that the readings need.
+PUBLIC: Final = frozenset({"/"})
 #: A reading is reused for this time, so that many viewers cost no more than one.
-_FRESH_SECONDS = 0.9
+_FRESH_SECONDS: Final = 0.9
 #: After such a pause, the difference to the last reading says little about the present.
-_STALE_SECONDS = 30.0
+_STALE_SECONDS: Final = 30.0
+#: In every response: for this origin only, not to be cached, and with a content type that browsers must not guess.
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
-#: In every answer: for this origin only, not to be cached, and with a content type that browsers must not guess.
-_HEADERS = [
-    ("Cache-Control", "no-store"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Referrer-Policy", "no-referrer"),
-    ("X-Content-Type-Options", "nosniff"),
-]
+#: Takes the header ``Accept`` and returns headers and body of a page.
+Page = Callable[[str], tuple[Mapping[str, str], bytes]]
 
 
 class LiveReading:
@@ -65,54 +74,43 @@ class LiveReading:
 
 
 class Pages:
-    """The WSGI application: ``/``, ``/telemetry.json`` and ``/metrics``, to be read and nothing else.
+    """Answers ``/``, ``/telemetry.json`` and ``/metrics``, to GET and HEAD.
 
     Args:
-        metrics: answers ``/metrics``.
-        live: what ``/telemetry.json`` holds.
+        metrics: renders ``/metrics``.
+        live: the content of ``/telemetry.json``.
+        access: checks the tokens of requests for data of this server; None lets everyone read it.
     """
 
-    def __init__(self, metrics: WSGIApplication, live: LiveReading) -> None:
-        page = (files("edge.telemetry") / "dashboard.html").read_bytes()
-        policy = ("Content-Security-Policy", _policy(page.decode()))
-        self._pages = {
-            "/": _answer("200 OK", "text/html; charset=utf-8", lambda: page, policy),
-            "/telemetry.json": _answer("200 OK", "application/json", live.json),
+    def __init__(self, metrics: Page, live: LiveReading, access: Access | None = None) -> None:
+        html = (files("edge.telemetry") / "dashboard.html").read_bytes()
+        of_html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": _policy(html.decode())}
+        self._pages: dict[str, Page] = {
+            "/": lambda _: (of_html, html),
+            "/telemetry.json": lambda _: ({"Content-Type": "application/json"}, live.json()),
             "/metrics": metrics,
         }
-        text = "text/plain; charset=utf-8"
-        there = f"There are {', '.join(self._pages)}.\n".encode()
-        self._unknown = _answer("404 Not Found", text, lambda: there)
-        self._refused = _answer("405 Method Not Allowed", text, lambda: b"GET or HEAD.\n", ("Allow", "GET, HEAD"))
+        self._access = access
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request; HEAD as GET, without the body."""
-        method = environ["REQUEST_METHOD"]
-        page = self._pages.get(environ["PATH_INFO"], self._unknown)
-        status, headers, body = _asked(page if method in ("GET", "HEAD") else self._refused, environ)
-        start_response(status, [*headers, *_HEADERS, ("Content-Length", str(len(body)))])
-        return [] if method == "HEAD" else [body]
-
-
-def _asked(page: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
-    """Return status, headers and body of what a page answers to GET."""
-    begun: list[Any] = []
-
-    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
-        begun.extend((status, headers))
-        return begun.append  # to write at once, as WSGI has it from old; none of ours does
-
-    body = b"".join(page({**environ, "REQUEST_METHOD": "GET"}, start_response))
-    status, headers = begun
-    return status, headers, body
+    def answer(self, method: str, path: str, headers: Message[str, str]) -> Response:
+        """Answer one request, as :data:`edge.telemetry.http.Answer`."""
+        try:
+            if self._access and path not in PUBLIC:
+                self._access.authorize(headers.get("Authorization"), TELEMETRY_GET)
+        except (Unauthenticated, PermissionDenied) as error:
+            log.debug("a request over HTTP: %s", error)
+            challenge = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
+            return _text(STATUSES[type(error)].http, f"{error}\n", challenge)
+        if method not in ("GET", "HEAD"):
+            return _text(405, "GET or HEAD.\n", {"Allow": "GET, HEAD"})
+        if path not in self._pages:
+            return _text(404, f"There are {', '.join(self._pages)}.\n")
+        own, body = self._pages[path](headers.get("Accept", ""))
+        return Response(200, {**own, **_HEADERS}, body)
 
 
-def _answer(status: str, content_type: str, body: Callable[[], bytes], *headers: tuple[str, str]) -> WSGIApplication:
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        start_response(status, [("Content-Type", content_type), *headers])
-        return [body()]
-
-    return application
+def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+    return Response(status, {"Content-Type": "text/plain; charset=utf-8", **headers, **_HEADERS}, text.encode())
 
 
 def _policy(page: str) -> str:

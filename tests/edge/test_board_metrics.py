@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-from wsgiref.util import setup_testing_defaults
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,11 +17,8 @@ from edge.instruments.metrics import ModelNow
 from edge.instruments.sensors import Sensors
 from edge.instruments.statistics import ModelStatistics
 from edge.telemetry.board_metrics import board_metrics, power_metrics
-from edge.telemetry.metrics import families, metrics_app
+from edge.telemetry.metrics import families, metrics_page
 from tests.support.boards import MODELS, orin_nano, write
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIEnvironment
 
 
 class Page(Collector):
@@ -35,12 +30,9 @@ class Page(Collector):
 
 
 def of_root(root: Path, accept: str = "*/*") -> str:
-    """The page that the server would give."""
-    environ: WSGIEnvironment = {"HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": "gzip"}
-    setup_testing_defaults(environ)
+    """Return the page of a board."""
     metrics = board_metrics(MemorySampler(root).sample(), Sensors(root).sample())
-    page = b"".join(metrics_app(Page(*metrics))(environ, lambda status, headers, *_: print))
-    return page.decode()
+    return metrics_page(Page(*metrics))(accept)[1].decode()
 
 
 def gpu_metrics(page: str) -> dict[str, float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +20,6 @@ from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.secured_servers import tokens_file
 from tests.support.tiered_model import write_tiered_bundle
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
@@ -104,10 +101,7 @@ def give(tab: Browser, token: str) -> None:
 def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
     """Show readings that a server of this machine would never give."""
 
-    def no_metrics(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        raise NotImplementedError
-
-    server = HttpServer(Pages(no_metrics, LiveReading(read)), "127.0.0.1", 0)
+    server = HttpServer(Pages(lambda accept: ({}, b""), LiveReading(read)).answer, "127.0.0.1", 0)
     try:
         tab.open(f"http://127.0.0.1:{server.port}/", **options)
         tab.wait(f"{STATUS} === 'live'")

@@ -1,15 +1,18 @@
-"""What a server shows over HTTP: the page, the readings, the metrics, and nothing else."""
+"""The metrics port: its pages, its headers, and its limits on connections."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import http.client
 import json
 import re
 import socket
+import ssl
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import ParseDict
@@ -17,57 +20,62 @@ from google.protobuf.json_format import ParseDict
 from edge.client import Client, text
 from edge.errors import UsageError
 from edge.pb import telemetry_pb2 as pb
+from edge.security.credentials import ServerCertificates
 from edge.server import Ready
+from edge.telemetry import http
 from edge.telemetry.http import HttpServer
-from edge.telemetry.pages import LiveReading
+from edge.telemetry.pages import LiveReading, Pages
+from tests.support.http_requests import ask
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE
-
-PATHS = ("/", "/telemetry.json", "/metrics")
-
-
-def asked(port: int | None, method: str, path: str, **options: object) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request(method, path, **options)  # type: ignore[arg-type]
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    return response, body
+from tests.support.secured_servers import Authority
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_head_is_get_without_the_body(server: Ready, path: str) -> None:
-    answer, body = asked(server.metrics_port, "GET", path)
-    assert (answer.status, answer.version) == (200, 11)
-    assert len(body) == int(answer.headers["Content-Length"]) > 100
-    head, nothing = asked(server.metrics_port, "HEAD", path)
-    assert (head.status, nothing) == (200, b"")
-    assert int(head.headers["Content-Length"]) > 100
-    assert head.headers["Content-Type"] == answer.headers["Content-Type"]
-    for response in (answer, head):
-        assert response.headers["Connection"] == "close"
-        assert response.headers["Cache-Control"] == "no-store"
-        assert response.headers["X-Content-Type-Options"] == "nosniff"
+@pytest.fixture
+def address(server: Ready) -> str:
+    return f"127.0.0.1:{server.metrics_port}"
 
 
-@pytest.mark.parametrize("path", ["/x", "/metrics/", "/..%2f..%2fetc/passwd", "/dashboard.html", "/favicon.ico"])
-def test_an_unknown_path(server: Ready, path: str) -> None:
-    answer, body = asked(server.metrics_port, "GET", path)
-    assert (answer.status, answer.headers["Content-Type"]) == (404, "text/plain; charset=utf-8")
-    assert body == b"There are /, /telemetry.json, /metrics.\n"
+@pytest.mark.parametrize("path", ["/", "/telemetry.json", "/metrics"])
+def test_head_returns_the_headers_of_get(address: str, path: str) -> None:
+    response, head = ask(address, path), ask(address, path, method="HEAD")
+    assert (response.status, head.status, head.body) == (200, 200, b"")
+    assert len(response.body) == int(response.headers["content-length"]) > 100
+    assert int(head.headers["content-length"]) > 100
+    changing = ("content-length", "date")
+    assert [{k: v for k, v in one.headers.items() if k not in changing} for one in (response, head)] == [
+        {
+            "content-type": response.headers["content-type"],
+            "connection": "close",
+            "cache-control": "no-store",
+            "cross-origin-resource-policy": "same-origin",
+            "referrer-policy": "no-referrer",
+            "server": "fewheads",
+            "x-content-type-options": "nosniff",
+            **({"content-security-policy": response.headers["content-security-policy"]} if path == "/" else {}),
+        }
+    ] * 2
+    assert response.headers["date"].endswith(" GMT")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "zz"])
-@pytest.mark.parametrize("path", ["/", "/metrics", "/x"])
-def test_another_method(server: Ready, method: str, path: str) -> None:
-    answer, body = asked(server.metrics_port, method, path, body=b"x" * 50_000)
-    assert (answer.status, answer.headers["Allow"], body) == (405, "GET, HEAD", b"GET or HEAD.\n")
+@pytest.mark.parametrize("path", ["/x", "/metrics/", "/..%2f..%2fetc/passwd", "/dashboard.html"])
+def test_unknown_path_is_404(address: str, path: str) -> None:
+    response = ask(address, path)
+    assert (response.status, response.headers["content-type"]) == (404, "text/plain; charset=utf-8")
+    assert response.body == b"There are /, /telemetry.json, /metrics.\n"
 
 
-def test_the_page_may_do_nothing_but_run_its_own_script(server: Ready) -> None:
-    answer, body = asked(server.metrics_port, "GET", "/")
-    page = body.decode()
-    rules = dict(rule.split(" ", 1) for rule in answer.headers["Content-Security-Policy"].split("; "))
+@pytest.mark.parametrize("method", ["POST", "OPTIONS", "TRACE", "zz"])
+@pytest.mark.parametrize("path", ["/metrics", "/x"])
+def test_other_methods_are_405(address: str, method: str, path: str) -> None:
+    response = ask(address, path, b"x" * 50_000, method=method)
+    assert (response.status, response.headers["allow"], response.body) == (405, "GET, HEAD", b"GET or HEAD.\n")
+
+
+def test_content_security_policy_allows_only_the_pages_own_script_and_style(address: str) -> None:
+    response = ask(address, "/")
+    page = response.body.decode()
+    rules = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
         (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
@@ -78,14 +86,18 @@ def test_the_page_may_do_nothing_but_run_its_own_script(server: Ready) -> None:
     assert not re.findall(r"\son\w+=|\sstyle=|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page)
 
 
-def test_the_readings_are_the_telemetrys(server: Ready, url: str) -> None:
+def test_telemetry_json_is_a_reading_with_its_window(address: str, url: str) -> None:
+    def answered() -> int:
+        (model,) = [model for model in ask(address, "/telemetry.json").json["models"] if model["name"] == ORACLE]
+        return int(model["success_count"])
+
     with Client(url) as client:
         for _ in range(3):
             client.infer(ORACLE, {"expression": text(["1 + 1"])})
-    assert wait_until(lambda: answered(server) >= 3)  # a reading may be a second old
-    answer, body = asked(server.metrics_port, "GET", "/telemetry.json")
-    assert answer.headers["Content-Type"] == "application/json"
-    fields = json.loads(body)
+    assert wait_until(lambda: answered() >= 3)  # a reading may be a second old
+    response = ask(address, "/telemetry.json")
+    assert response.headers["content-type"] == "application/json"
+    fields = response.json
     window = fields.pop("window")
     reading = ParseDict(fields, pb.Reading())
     models = {(model.name, model.version): model for model in reading.models}
@@ -94,12 +106,7 @@ def test_the_readings_are_the_telemetrys(server: Ready, url: str) -> None:
     assert {sample.kind for sample in reading.memory} >= {"process_rss", "process_pss", "system_total"}
 
 
-def answered(server: Ready) -> int:
-    _, body = asked(server.metrics_port, "GET", "/telemetry.json")
-    return int(next(model for model in json.loads(body)["models"] if model["name"] == ORACLE)["success_count"])
-
-
-def test_many_viewers_cost_one_reading() -> None:
+def test_concurrent_viewers_share_one_reading() -> None:
     taken = []
 
     def read() -> pb.Reading:
@@ -119,19 +126,31 @@ def test_many_viewers_cost_one_reading() -> None:
 # The port
 
 
+def metrics(accept: str) -> tuple[dict[str, str], bytes]:
+    """The page of metrics, which fails where the test says so."""
+    assert accept != "failure", "a secret"
+    return {"Content-Type": "text/plain"}, b"the page"
+
+
+def serve(certificates: ServerCertificates | None = None) -> HttpServer:
+    return HttpServer(Pages(metrics, LiveReading(pb.Reading)).answer, "127.0.0.1", 0, certificates)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_idle_time() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http._Connection, "timeout", 0.5)
+        yield
+
+
 @pytest.fixture(scope="module")
-def echo() -> Iterator[HttpServer]:
-    """A server that answers with the method and path, and fails on /wrong."""
-
-    def application(environ, start_response):  # type: ignore[no-untyped-def]
-        assert environ["PATH_INFO"] != "/wrong", "a secret"
-        body = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}".encode()
-        start_response("200 OK", [("Content-Length", str(len(body)))])
-        return [body]
-
-    server = HttpServer(application, "127.0.0.1", 0)
-    yield server
+def port(_short_idle_time: None) -> Iterator[int]:
+    server = serve()
+    yield server.port
     server.close()
+
+
+GOOD = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def raw(port: int, request: bytes) -> bytes:
@@ -143,59 +162,89 @@ def raw(port: int, request: bytes) -> bytes:
         return answer
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (b"\x16\x03\x01 no HTTP\r\n\r\n", b"400"),
-        (b"GET / HTTP/9.9\r\n\r\n", b"505"),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
-        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
-        (b"GET /a HTTP/1.1\r\nContent-Length: zz\r\n\r\n", b"200"),
-        (b"GET /a HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", b"200"),
-    ],
-    ids=["TLS", "version", "long line", "many headers", "no length", "endless length"],
-)
-def test_a_strange_request_harms_no_other(echo: HttpServer, request_: bytes, status: bytes) -> None:
-    assert status in raw(echo.port, request_).split(b"\r\n")[0]
-    assert raw(echo.port, b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n").endswith(b"GET /b")
-
-
-def test_an_error_tells_nothing(echo: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
-    answer, body = asked(echo.port, "GET", "/wrong")
-    assert (answer.status, body) == (500, b"internal error; the server's log tells more\n")
-    assert "a secret" in caplog.text
-
-
-def test_a_client_that_goes_is_no_error(echo: HttpServer, capfd: pytest.CaptureFixture[str]) -> None:
-    for request in (b"", b"GET", b"GET / HTTP/1.1\r\nContent-Length: 100\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", echo.port)) as connection:
-            connection.sendall(request)
-    assert raw(echo.port, b"GET /b HTTP/1.1\r\n\r\n").endswith(b"GET /b")
-    assert capfd.readouterr() == ("", "")
-
-
-def test_connections_without_end_make_no_threads_without_end(echo: HttpServer) -> None:
-    idle = [socket.create_connection(("127.0.0.1", echo.port), timeout=20) for _ in range(64)]
+def is_answered(port: int) -> bool:
     try:
-        threads = [thread for thread in threading.enumerate() if "process_request" in thread.name]
-        assert len(threads) <= 64
-        with socket.create_connection(("127.0.0.1", echo.port), timeout=20) as one_more:
-            assert one_more.recv(100) == b""
-    finally:
-        for connection in idle:
-            connection.close()
-    assert wait_until(lambda: answers(echo.port))  # their threads end soon
-
-
-def answers(port: int) -> bool:
-    try:
-        return raw(port, b"GET /b HTTP/1.1\r\n\r\n").endswith(b"GET /b")
-    except ConnectionResetError:
+        return raw(port, GOOD).endswith(b"the page")
+    except ConnectionError:
         return False
 
 
-def test_a_port_that_is_taken(echo: HttpServer) -> None:
-    with pytest.raises(UsageError, match=f"--metrics-port {echo.port}: got .*in use"):
-        HttpServer(lambda environ, start_response: [], "127.0.0.1", echo.port)
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"\x16\x03\x01 no HTTP\r\n\r\n", b" 400 "),
+        (b"GET /metrics HTTP/9.9\r\n\r\n", b" 505 "),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b" 414 "),
+        (b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b" 431 "),
+        (b"GET /metrics HTTP/1.1\r\nContent-Length: zz\r\n\r\n", b" 200 "),
+        (b"GET /metrics HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", b" 200 "),
+    ],
+    ids=["TLS", "version", "long line", "many headers", "no length", "endless length"],
+)
+def test_malformed_request_harms_no_other(port: int, request_: bytes, status: bytes) -> None:
+    assert status in raw(port, request_).split(b"\r\n")[0]
+    assert is_answered(port)
+
+
+def test_internal_error_is_logged_and_shows_nothing(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    response = ask(f"127.0.0.1:{port}", "/metrics", headers={"Accept": "failure"})
+    assert (response.status, response.body) == (500, b"internal error; the server's log tells more\n")
+    assert "a secret" in caplog.text
+
+
+def test_clients_that_disconnect_are_no_error(
+    port: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for request in (b"", b"GET", b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(request)
+    assert is_answered(port)
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("request_", [b"", GOOD[:-2], GOOD[:-2] + b"Content-Length: 9\r\n\r\nx"])
+def test_connection_without_a_whole_request_is_closed(port: int, request_: bytes) -> None:
+    begun = time.monotonic()
+    assert raw(port, request_) == b""
+    assert 0.4 < time.monotonic() - begun < 10
+
+
+def test_connection_without_a_tls_handshake_is_closed(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = serve(ServerCertificates(*authority.issue(), client_ca=None))
+    try:
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(64)]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as one_more:
+            assert one_more.recv(100) == b""
+        for connection in idle:
+            assert connection.recv(100) == b""
+            connection.close()
+        context = ssl.create_default_context(cafile=str(authority.file))
+        with urllib.request.urlopen(f"https://127.0.0.1:{server.port}/metrics", timeout=20, context=context) as page:
+            assert page.read() == b"the page"
+    finally:
+        server.close()
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(port: int) -> None:
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(64)]
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as one_more:
+            assert one_more.recv(100) == b""
+        assert all(connection.send(b"G") for connection in idle)
+    finally:
+        for connection in idle:
+            connection.close()
+    assert wait_until(lambda: is_answered(port))
+
+
+async def test_it_answers_while_the_event_loop_of_the_server_is_blocked(port: int) -> None:
+    assert is_answered(port)  # blocks the running loop
+
+
+def test_taken_port(port: int) -> None:
+    with pytest.raises(UsageError, match=f"--metrics-port {port}: got .*in use"):
+        HttpServer(Pages(metrics, LiveReading(pb.Reading)).answer, "127.0.0.1", port)
     with pytest.raises(UsageError, match="expected a free port"):
-        HttpServer(lambda environ, start_response: [], "nowhere.invalid", 0)
+        HttpServer(Pages(metrics, LiveReading(pb.Reading)).answer, "nowhere.invalid", 0)
