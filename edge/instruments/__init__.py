@@ -1,1 +1,1 @@
-"""Instruments: the metrics of models, memory, sensors and logs. They know nothing of the server."""
+"""Metrics of models, memory, sensors and logs, without any knowledge of the server."""

@@ -1,8 +1,8 @@
-"""Model, SoC, software release, power mode and firmware of a Jetson, from files alone: no program is run.
+"""Model, SoC, software release, power mode and firmware of a Jetson, read from files without running programs.
 
-In a container ``/proc/device-tree`` is masked. The kernel's release still shows that the machine is a Jetson, and the
-rest is known where ``/etc/nv_tegra_release``, ``/etc/nvpmodel.conf``, ``/etc/nvpmodel``, ``/var/lib/nvpmodel`` and
-``/etc/nv_boot_control.conf`` are mounted. A fact that cannot be read is None.
+In a container ``/proc/device-tree`` is masked. The kernel's release still identifies a Jetson; the other facts need
+mounts of ``/etc/nv_tegra_release``, ``/etc/nvpmodel.conf``, ``/etc/nvpmodel``, ``/var/lib/nvpmodel`` and
+``/etc/nv_boot_control.conf``. A fact that cannot be read is None.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from edge.instruments.kernel_files import read_name, read_text, whole
-from edge.instruments.sensor_files import gpu_devices
+from edge.instruments.sensors import gpu_devices
 
 _MODELS: Final = ("proc/device-tree/model", "sys/devices/soc0/machine", "tmp/nv_jetson_model")
 _ANY_MODEL: Final = "NVIDIA Jetson"
@@ -24,7 +24,7 @@ _LONGEST_FILE: Final = 256 * 1024
 _RELEASE_LINE: Final = re.compile(r"R(\d+)\s*\(release\),\s*REVISION:\s*(\d+)(?:\.(\d+))?", re.ASCII)
 _RELEASE_NUMBER: Final = re.compile(r"[rR]?(\d+)\.(\d+)(?:\.(\d+))?", re.ASCII)
 _POWER_MODEL: Final = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTILINE | re.ASCII)
-#: The first L4T release of each JetPack; later patches of the same major and minor number belong to it, too.
+#: The first L4T release of each JetPack, which later patches of the same major and minor number belong to.
 _JETPACKS: Final = {
     (35, 1, 0): "5.0.2",
     (35, 2, 1): "5.1",
@@ -42,11 +42,11 @@ _JETPACKS: Final = {
     (39, 2, 0): "7.2",
     (39, 2, 1): "7.2.1",
 }
-#: Major and minor number of the kernel to those of L4T's major numbers that it comes with.
+#: Major and minor number of the kernel to the major numbers of L4T that ship it.
 _KERNELS: Final = {"5.10": (35,), "5.15": (36,), "6.8": (38, 39)}
 #: The modules of the Orin Nano, by part number.
 _ORIN_NANO: Final = ("p3767-0003", "p3767-0004", "p3767-0005")
-#: The fastest GPU clock of an Orin Nano whose firmware is not Super. In the modes of Super firmware it is another one.
+#: The maximum GPU clock of an Orin Nano without Super firmware. No mode of Super firmware has this one.
 _GPU_WITHOUT_SUPER_HERTZ: Final = 624_750_000
 
 
@@ -62,28 +62,28 @@ class Release(NamedTuple):
 
     @property
     def jetpack(self) -> str | None:
-        """The JetPack that has this release, or the one before it; None where major and minor number are unknown."""
+        """The JetPack of this release, or of the patch before it; None for an unknown major or minor number."""
         names = {patch: name for (*family, patch), name in _JETPACKS.items() if tuple(family) == self[:2]}
         if self.patch is None:
             return next(iter(names.values())) if len(names) == 1 else None
         return names.get(max((patch for patch in names if patch <= self.patch), default=-1))
 
     def runs(self, image: Release) -> bool:
-        """Return whether a host of this release runs images of another one: r36.3 and r36.4 differ, as majors do."""
+        """Return whether a host of this release runs images of another one: same major, and r36.3 is not r36.4."""
         if self.major != image.major:
             return False
         return self.major != 36 or (self.minor >= 4) == (image.minor >= 4)
 
 
 class Board(msgspec.Struct, frozen=True):
-    """A Jetson. What could not be read is None.
+    """A Jetson. A fact that cannot be read is None.
 
     Attributes:
-        model: as the device tree has it, or ``NVIDIA Jetson`` where that is masked.
+        model: the model in the device tree, or ``NVIDIA Jetson`` where that is masked.
         soc: such as ``tegra234``.
-        l4t: the release such as ``36.4.3``; text that is no release is kept as it is.
-        jetpack: such as ``6.2``; None for a release that is unknown.
-        power_mode: the name of nvpmodel's mode such as ``MAXN_SUPER``, or ``mode 2`` where the names are missing.
+        l4t: the release such as ``36.4.3``, or the text of the file where it is not a release.
+        jetpack: such as ``6.2``; None for an unknown release.
+        power_mode: nvpmodel's mode such as ``MAXN_SUPER``, or ``mode 2`` where the names are missing.
         power_modes: the names of all modes.
         super_firmware: whether the firmware of an Orin Nano has the Super clocks.
         kernel: the release of the kernel.
@@ -104,7 +104,7 @@ class Board(msgspec.Struct, frozen=True):
         return parse_release(self.l4t or "")
 
     def runs(self, image: Release) -> bool | None:
-        """Return whether images of a release run here; None where that is unknown."""
+        """Return whether the board runs images of a release; None where that is unknown."""
         if self.release:
             return self.release.runs(image)
         majors = _KERNELS.get(".".join((self.kernel or "").split(".")[:2]))
@@ -112,10 +112,10 @@ class Board(msgspec.Struct, frozen=True):
 
 
 def read_board(root: Path = Path("/")) -> Board | None:
-    """Read the facts about the Jetson that this machine is; None on any other machine.
+    """Return the facts about this machine; None if it is not a Jetson.
 
     Args:
-        root: the root of the file system, another one in tests.
+        root: the root of the file system.
     """
     compatible = read_text(root / "proc/device-tree/compatible", _LONGEST_LINE).split("\0")
     kernel = read_name(root / "proc/sys/kernel/osrelease")
@@ -160,7 +160,7 @@ def _power_mode(root: Path, modes: dict[int, str]) -> str | None:
 
 
 def _super_firmware(root: Path, model: str, compatible: list[str], modes: dict[int, str]) -> bool | None:
-    """Return whether the firmware has the Super clocks: by the GPU's clocks, else the power modes, else names."""
+    """Decide by the GPU's clocks, else by the power modes, else by the names of model and board."""
     if "orin nano" not in model.lower() and not any(part in name for name in compatible for part in _ORIN_NANO):
         return None
     for device in gpu_devices(root):
@@ -169,7 +169,7 @@ def _super_firmware(root: Path, model: str, compatible: list[str], modes: dict[i
         if fastest is not None:
             return fastest > _GPU_WITHOUT_SUPER_HERTZ
         limit = whole(read_text(device / "max_freq"))
-        if limit is not None and limit >= _GPU_WITHOUT_SUPER_HERTZ:  # a lower one is that of a power mode
+        if limit is not None and limit >= _GPU_WITHOUT_SUPER_HERTZ:  # a lower one is a power mode's
             return limit > _GPU_WITHOUT_SUPER_HERTZ
     if modes:
         return any("SUPER" in name for name in modes.values())

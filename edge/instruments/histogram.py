@@ -6,19 +6,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-#: Upper bounds of the latency buckets in ns: 5 µs to 15 s, each √2 times the one before. A percentile that is read
-#: from them is therefore at most 41 % off, and usually far less, since it is interpolated.
+#: Upper bounds of the latency buckets in ns: 5 µs to 15 s, each √2 times the one before. A percentile estimated from
+#: them is at most 41 % off, and usually far less, because it is interpolated.
 BUCKETS_NS: tuple[int, ...] = tuple(round(5_000 * 2 ** (step / 2)) for step in range(44))
 
 
 class Histogram:
-    """A count, a sum and bucket counts of values.
+    """A count, a sum and bucket counts of values; of durations in ns by default.
 
     Args:
         bounds: the upper bounds of the buckets, ascending; a bound belongs to its bucket.
 
     Attributes:
-        bounds: as given.
         count: the number of values.
         total: their sum.
         counts: the number of values in each bucket; the last bucket holds those above every bound.
@@ -26,7 +25,7 @@ class Histogram:
 
     __slots__ = ("bounds", "count", "counts", "total")
 
-    def __init__(self, bounds: Sequence[int]) -> None:
+    def __init__(self, bounds: Sequence[int] = BUCKETS_NS) -> None:
         self.bounds = bounds
         self.count = 0
         self.total = 0
@@ -39,7 +38,7 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
 
     def percentile(self, percent: float) -> int:
-        """Estimate a percentile by interpolation inside its bucket; 0 when nothing was observed."""
+        """Estimate a percentile by interpolation inside its bucket; 0 without values."""
         rank = self.count * percent / 100
         for bucket, seen in enumerate(accumulate(self.counts)):
             if seen >= rank and self.counts[bucket]:
@@ -52,29 +51,5 @@ class Histogram:
     def copy(self) -> Histogram:
         """Return an independent copy."""
         other = Histogram(self.bounds)
-        other.count, other.total, other.counts = self.count, self.total, list(self.counts)
-        return other
-
-
-class Durations(Histogram):
-    """A histogram of durations in ns, with the buckets :data:`BUCKETS_NS`."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(BUCKETS_NS)
-
-    @property
-    def total_ns(self) -> int:
-        """The sum of the durations."""
-        return self.total
-
-    def percentile_ns(self, percent: float) -> int:
-        """Estimate a percentile in ns; see :meth:`Histogram.percentile`."""
-        return self.percentile(percent)
-
-    def copy(self) -> Durations:
-        """Return an independent copy."""
-        other = Durations()
         other.count, other.total, other.counts = self.count, self.total, list(self.counts)
         return other

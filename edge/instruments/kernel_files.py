@@ -1,4 +1,4 @@
-"""Small files of the kernel: one number, one name, or a few lines; whatever cannot be read is absent."""
+"""Readers of the kernel's small files: a number, a name, or a few lines. A file that cannot be read is empty."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _LONGEST = 64
 
 
 def read_text(path: Path, longest: int = _LONGEST) -> str:
-    """Return the text of a small file, without blanks and NULs around it; nothing if it cannot be read or is longer.
+    """Return the stripped text of a small file; empty if it cannot be read or is longer.
 
-    Python's own files fail with a TypeError where a sensor that is off answers EAGAIN; this does not.
+    Python's files raise a TypeError where a sensor that is off returns EAGAIN; this function does not.
     """
     data = b""
     try:
@@ -27,7 +27,7 @@ def read_text(path: Path, longest: int = _LONGEST) -> str:
 
 
 def read_name(path: Path, longest: int = _LONGEST) -> str:
-    """Return the name in a file; nothing if there is none that can be shown."""
+    """Return the name in a file; empty if it is not printable."""
     name = read_text(path, longest)
     return name if name.isprintable() else ""
 
@@ -39,7 +39,7 @@ def whole(text: str) -> int | None:
 
 
 def entries(directory: Path, prefix: str = "") -> list[Path]:
-    """Return the entries of a directory whose names have a prefix, by their number where they have one."""
+    """Return the entries of a directory whose names have a prefix, in the order of their numbers."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith(prefix)]
     except OSError:

@@ -18,21 +18,21 @@ _UTC = "%Y-%m-%dT%H:%M:%SZ"
 FORMATS: Final = {"default": None, "ISO8601": _UTC, "json": _UTC}
 LEVELS: Final = ("debug", "info", "warning", "error")
 Setting = bool | int | str
-#: What grpcio says, as an error and with a traceback, of a call whose client went while it was answered. That is no
-#: fault of the server's, and any client could fill the disk with it.
+#: grpcio logs this as an error with a traceback when a client disconnects during its call. The server is not at fault,
+#: and any client could fill the disk with it.
 _CORE: Final = "grpc._cython.cygrpc"
-_CLIENT_IS_GONE: Final = "ExecuteBatchError raised in core"
+_CLIENT_DISCONNECTED: Final = "ExecuteBatchError raised in core"
 _LOGGERS: Final = (logging.getLogger(), logging.getLogger("edge"))
 
 
 class About(NamedTuple):
-    """The request that a message is about: its model, and its id, which may be empty."""
+    """The request that a message is about; its id may be empty."""
 
     model: str
     request_id: str
 
 
-#: Set for each request, and inherited by whatever is done for it.
+#: Set for each request, and inherited by all of its tasks.
 ABOUT: ContextVar[About | None] = ContextVar("about", default=None)
 
 
@@ -40,15 +40,15 @@ class Logs:
     """Logging to stderr, with Triton's settings.
 
     - ``log_info``, ``log_warning``, ``log_error`` (bool): whether messages of that level are written.
-    - ``log_verbose_level`` (int): 0 writes no debug messages, 1 those of this program, which tell each refused
-      request; 2 and more those of its libraries too.
+    - ``log_verbose_level`` (int): 0 writes no debug messages, 1 those of this program, which include each refused
+      request, and 2 or more those of its libraries too.
     - ``log_format`` (str): a name in :data:`FORMATS`.
     - ``log_file`` (str): always empty, for stderr.
 
-    A message that belongs to a request names its model and, if it has one, its id.
+    A message about a request names its model and its id.
 
     Args:
-        level: the least level that is written, one of :data:`LEVELS`.
+        level: the lowest level that is written, one of :data:`LEVELS`.
         log_format: a name in :data:`FORMATS`.
     """
 
@@ -70,15 +70,15 @@ class Logs:
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """All settings as they are now."""
+        """The current settings."""
         return dict(self._settings)
 
     def change(self, settings: Mapping[str, object]) -> None:
-        """Change some settings; when one of them is wrong, none is changed.
+        """Change some settings, or none if one of them is wrong.
 
         Raises:
-            InvalidRequest: there is no such setting, or it cannot have such a value.
-            Unsupported: another log file, which no client may choose.
+            InvalidRequest: an unknown setting, or a wrong value.
+            Unsupported: a log file, which clients may not choose.
         """
         new = dict(self._settings)
         for name, value in settings.items():
@@ -87,7 +87,7 @@ class Logs:
         self._apply()
 
     def close(self) -> None:
-        """Stop writing, and leave the loggers as they were."""
+        """Stop writing, and restore the loggers."""
         logging.getLogger().removeHandler(self._handler)
         for logger, level in self._levels_before.items():
             logger.setLevel(level)
@@ -98,7 +98,7 @@ class Logs:
             expected = f"one of {', '.join(self._settings)}"
             raise InvalidRequest("log setting", given=name, expected=expected, fix="Choose one of these.")
         kind = type(self._settings[name])
-        if type(value) is not kind:  # a bool is no level, although Python takes it for an int
+        if type(value) is not kind:  # not isinstance, because a bool is an int
             given = Literally("no value") if value is None else value
             raise InvalidRequest(subject, given=given, expected=f"a value of type {kind.__name__}", fix="Send one.")
         assert isinstance(value, bool | int | str)
@@ -110,19 +110,19 @@ class Logs:
         return value
 
     def _is_wanted(self, record: logging.LogRecord) -> bool:
-        if record.name == _CORE and str(record.msg).startswith(_CLIENT_IS_GONE):
+        if record.name == _CORE and str(record.msg).startswith(_CLIENT_DISCONNECTED):
             return int(self._settings["log_verbose_level"]) > 1
         if record.levelno < logging.INFO:
-            return True  # the loggers' levels decide these, so that nobody pays for what is not written
+            return True  # the loggers' levels filter these, which costs less
         if record.levelno < logging.WARNING:
             return bool(self._settings["log_info"])
         return bool(self._settings["log_warning" if record.levelno < logging.ERROR else "log_error"])
 
     def _apply(self) -> None:
         verbose = int(self._settings["log_verbose_level"])
-        everything, ours = _LOGGERS
-        everything.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
-        ours.setLevel(logging.DEBUG if verbose else logging.NOTSET)
+        root, own = _LOGGERS
+        root.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
+        own.setLevel(logging.DEBUG if verbose else logging.NOTSET)
         name = str(self._settings["log_format"])
         formatter = (_Json if name == "json" else _Text)(_LINE, FORMATS[name])
         if FORMATS[name]:
@@ -131,7 +131,7 @@ class Logs:
 
 
 class _Text(logging.Formatter):
-    """A line for people. What comes from clients is quoted, so that it cannot pass for a line of its own."""
+    """A line for people. Text of clients is quoted, so that it cannot forge another line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         about = ABOUT.get()

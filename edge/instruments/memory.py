@@ -1,9 +1,8 @@
 """Memory of the process, the system and the device, each reading with its source.
 
-On a Jetson the GPU shares the system's DRAM: ``/proc/meminfo`` has what it takes as ``NvMapMemUsed``, what is free as
-``MemAvailable``, and all of it as ``MemTotal``. ``cudaMemGetInfo`` counts reclaimable page cache as
-used there, so it is not used. Swap cannot hold what the GPU uses, and the GPU needs blocks of adjacent pages: their
-largest size, and how many bytes are free in blocks of that size, show how fragmented the memory is.
+On a Jetson the GPU shares the system's DRAM. ``/proc/meminfo`` reports the GPU's part as ``NvMapMemUsed``;
+``cudaMemGetInfo`` would count reclaimable page cache as used. GPU memory cannot be swapped, and it needs blocks of
+adjacent pages: their largest size, and the bytes that are free in blocks of that size, show the fragmentation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _UNITS = {"B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 class MemoryReading(msgspec.Struct, frozen=True):
-    """One number: what it counts, how much, and where it was read."""
+    """A size, and the file that it was read from."""
 
     kind: str
     size_bytes: int
@@ -32,10 +31,10 @@ class MemoryReading(msgspec.Struct, frozen=True):
 
 
 class MemorySampler:
-    """Reads memory from procfs and sysfs; a reading that cannot be had is absent, never zero.
+    """Reads memory from procfs and sysfs; what cannot be read is absent, never zero.
 
     Args:
-        root: the root of the file system, another one in tests.
+        root: the root of the file system.
         process_id: the process to read; this one by default.
     """
 
@@ -44,14 +43,14 @@ class MemorySampler:
         self._process_id = os.getpid() if process_id is None else process_id
         self._device_peak: int | None = None
 
-    def note(self) -> None:
-        """Look at the device's use, for its high-water mark, which no file keeps: about once a second."""
-        self._note(self._kilobytes("proc/meminfo"))
+    def observe(self) -> None:
+        """Update the peak of the device's memory, which no file has; to be called about once a second."""
+        self._update_peak(self._kilobytes("proc/meminfo"))
 
     def sample(self) -> tuple[MemoryReading, ...]:
-        """Read everything there is. RSS counts shared pages in full, PSS its share of them."""
+        """Read all sizes. RSS counts shared pages in full, PSS counts the process's share of them."""
         meminfo = self._kilobytes("proc/meminfo")
-        self._note(meminfo)
+        self._update_peak(meminfo)
         has_device = "NvMapMemUsed" in meminfo
         device_total = meminfo.get("MemTotal") if has_device else None
         block, blocks = self._free_blocks() if has_device else (None, None)
@@ -79,7 +78,7 @@ class MemorySampler:
         return tuple(MemoryReading(kind, size, source) for kind, size, source in readings if size is not None)
 
     def available(self) -> MemoryReading | None:
-        """Return what can be had still, of the system or within the limits of this process, whichever is less."""
+        """Return the memory that the process can still allocate: the system's, or less within a limit."""
         return min(
             (reading for reading in self.sample() if reading.kind.endswith("_available")),
             key=lambda reading: reading.size_bytes,
@@ -87,10 +86,10 @@ class MemorySampler:
         )
 
     def process_rss_bytes(self) -> int:
-        """Return the resident size of the process, or 0 where procfs does not tell it."""
+        """Return the resident size of the process; 0 where it cannot be read."""
         return self._kilobytes(f"proc/{self._process_id}/status").get("VmRSS", 0)
 
-    def _note(self, meminfo: dict[str, int]) -> None:
+    def _update_peak(self, meminfo: dict[str, int]) -> None:
         used = meminfo.get("NvMapMemUsed")
         if used is not None:
             self._device_peak = max(used, self._device_peak or 0)
@@ -106,7 +105,7 @@ class MemorySampler:
         return sizes
 
     def _device_process(self) -> int | None:
-        """Return what NvMap holds for the process, if it may be asked. Lines end in a PID and a size like 184K."""
+        """Return the process's memory in NvMap, which only root may read. Lines end in a PID and a size like 184K."""
         total = None
         for line in self._lines(_CLIENTS):
             words = line.split()
@@ -117,14 +116,14 @@ class MemorySampler:
         return total
 
     def _device_allocated(self) -> int | None:
-        """Return what NvMap has allocated for all processes together, if it may be read."""
+        """Return the memory of all processes in NvMap, which only root may read."""
         size = whole(read_text(self._root / _ALLOCATED))
         return size if size is not None and size >= 0 else None
 
     def _free_blocks(self) -> tuple[int, int] | tuple[None, None]:
-        """Return the largest size of free blocks, and the bytes of all blocks of this size; tegrastats calls it lfb.
+        """Return the largest size of free blocks (lfb in tegrastats), and the bytes of all blocks of this size.
 
-        A line counts the free blocks of a zone, of 1, 2, 4 and so on pages.
+        A line counts a zone's free blocks of 1, 2, 4 and so on pages.
         """
         counts: dict[int, int] = {}
         for line in self._lines(_BUDDYINFO):
@@ -138,9 +137,9 @@ class MemorySampler:
         return size, counts[order] * size
 
     def _limit_available(self) -> int | None:
-        """Return what is left of the tightest limit on the control groups of the process, such as systemd's MemoryMax.
+        """Return the rest of the tightest limit on the process's control groups, such as systemd's MemoryMax.
 
-        Pages of files that were read count there, and are given up when memory is short, so they are taken for free.
+        Control groups count cached pages of files too; these count as free here, because the kernel can reclaim them.
         """
         group = next(
             (line[3:] for line in self._lines(f"proc/{self._process_id}/cgroup") if line.startswith("0::")), ""

@@ -1,7 +1,7 @@
-"""The table of the metrics of a model: a new metric is an entry in :data:`METRICS`, and nothing else.
+"""The table of a model's metrics: a new metric is one more entry in :data:`METRICS`.
 
-Every entry is on the Prometheus page. A :class:`RequestMetric` is also counted for each answer, sent in
-``ModelReading.metrics`` of the telemetry, and shown by ``fewheads top`` and the web page.
+Every entry is on the Prometheus page. A :class:`RequestMetric` is also counted for each successful request, part of
+``ModelReading.metrics`` in the telemetry, and shown by ``fewheads top`` and the web page.
 """
 
 from __future__ import annotations
@@ -12,72 +12,50 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
-from edge.datatypes import Array
 from edge.instruments.energy import TierEnergy
 from edge.instruments.histogram import Histogram
-from edge.instruments.snapshot import Labels, Snapshot, Stages, Timings
+from edge.instruments.snapshot import Labels, Snapshot, Timings
 
 #: The types of the Prometheus page. Triton's counters are ``unknown``, because their names lack the suffix ``_total``.
 Kind = Literal["counter", "gauge", "histogram", "unknown"]
-#: What counted values are divided by: durations are counted in whole ns, and reported in seconds.
+#: Divisors of counted values by their unit: durations are counted in whole ns and reported in seconds.
 PER_UNIT: Final = {"seconds": 1e9}
 #: The labels' values, and the number or histogram under them.
 Sample = tuple[Labels, float | Histogram]
 
 
-class Outputs(Protocol):
-    """The computed outputs of an answered request."""
-
-    @property
-    def outputs(self) -> Mapping[str, Array]:
-        """The outputs of the graph, by name."""
-
-
 class Answered(Protocol):
-    """The attributes of an answered request that metrics may read.
+    """The attributes of a successful request that metrics may read, which :class:`edge.serving.call.Call` has.
 
-    A call of the service has them. Its inputs are not among them, because they are released when its run ends.
+    Its inputs are not among them, because they are released when its run ends.
+
+    Attributes:
+        rows: the number of rows of its inputs.
+        size: rows times tokens where the model has a sequence axis, else rows.
+        batch_rows: the number of rows of the run that it was in.
+        timings: the time spent in each stage.
+        nonfinite: 1 where an output has a NaN or an infinity, else 0.
+        tier_reason: the reason for the choice of its tier.
     """
 
-    @property
-    def rows(self) -> int:
-        """The number of rows of its inputs."""
-
-    @property
-    def size(self) -> int:
-        """The product of the dimensions that it chose: rows times tokens of text, else rows."""
-
-    @property
-    def batch_rows(self) -> int:
-        """The number of rows of the run that answered it."""
-
-    @property
-    def timings(self) -> Timings:
-        """The time spent in each stage."""
-
-    @property
-    def answer(self) -> Outputs | None:
-        """The outputs."""
-
-    @property
-    def nonfinite(self) -> int:
-        """1 where an output holds a NaN or an infinity, else 0."""
-
-    @property
-    def tier_reason(self) -> str:
-        """Why its tier answered."""
+    rows: int
+    size: int
+    batch_rows: int
+    timings: Timings
+    nonfinite: int
+    tier_reason: str
 
 
 class ModelNow(NamedTuple):
     """One version of a model at one moment.
 
     Attributes:
-        name: the model's.
-        version: as the protocol writes it.
-        totals: what it has counted.
+        name: the name of the model.
+        version: its version, as the protocol writes it.
+        totals: its counters.
         ready: whether it accepts requests.
         load_memory_bytes: the growth of the process while it was loaded; None while it is not loaded.
-        energy: of its tiers, by name; empty on a machine that does not measure its power.
+        energy: the energy of its tiers; empty on a machine that does not measure its power.
     """
 
     name: str
@@ -90,15 +68,15 @@ class ModelNow(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelMetric:
-    """A metric that is read from the totals and the state of a model.
+    """A metric that is read from the counters and the state of a model.
 
     Attributes:
-        name: on the Prometheus page; it ends with the unit, and then ``_total`` in a counter.
+        name: its name on the Prometheus page, which ends with the unit, and then ``_total`` for a counter.
         help: one phrase.
         read: returns its samples.
         kind: its type.
-        unit: of its values; empty for a plain count. What is reported in ``seconds`` is read in ns.
-        labels: beside ``model`` and ``version``.
+        unit: the unit of its values; empty for a plain count. Values in ``seconds`` are read in ns.
+        labels: its labels beside ``model`` and ``version``.
     """
 
     name: str
@@ -111,18 +89,18 @@ class ModelMetric:
 
 @dataclass(frozen=True)
 class RequestMetric:
-    """A metric to which each answered request adds a value.
+    """A metric to which each successful request adds a value.
 
-    The functions run on the event loop for every answer, so they must be quick. A metric that raises is logged and not
-    counted any more; the answer is sent all the same.
+    The functions run on the event loop for every response, so they must be fast. A metric that raises is logged and no
+    longer counted; the response is sent nevertheless.
 
     Attributes:
-        name: on the Prometheus page; it ends with the unit, and then ``_total`` in a counter.
+        name: as in :class:`ModelMetric`.
         help: one phrase.
-        count: returns the value of a request, at least 0: its part of the counter, or what the histogram observes.
-        unit: of the values; empty for a plain count. What is reported in ``seconds`` is counted in ns.
-        labels: beside ``model`` and ``version``.
-        label: returns the values of ``labels``; needed where there are any.
+        count: returns the value of a request, at least 0.
+        unit: the unit of the values; empty for a plain count. Values in ``seconds`` are counted in ns.
+        labels: its labels beside ``model`` and ``version``.
+        label: returns the values of ``labels``; required where there are any.
         buckets: the upper bounds of a histogram, ascending; a metric without buckets is a counter.
     """
 
@@ -152,46 +130,43 @@ def _total(name: str, help: str, read: Callable[[Snapshot], int], unit: str = ""
     return ModelMetric(name, help, lambda model: [((), read(model.totals))], "unknown", unit)
 
 
-def _us(stage: str) -> Callable[[Snapshot], int]:
-    return lambda totals: totals.stages[stage].total_ns // 1000
+def _total_us(stage: str, help: str) -> ModelMetric:
+    name = f"nv_inference_{stage}_duration_us"
+    return _total(name, f"Total µs of {help}", lambda totals: totals.stages[stage].total // 1000, "us")
 
 
-def _durations(stages: Stages, names: Iterable[str], *labels: str) -> Iterable[Sample]:
-    return [((*labels, name), stages[name]) for name in names]
-
-
-#: The telemetry has a field of its own for it.
+#: It also has a field of its own in the telemetry.
 NONFINITE: Final = RequestMetric(
-    "fewheads_nonfinite_answers_total", "Answers that held a NaN or an infinity", attrgetter("nonfinite")
+    "fewheads_nonfinite_answers_total", "Responses with a NaN or an infinity", attrgetter("nonfinite")
 )
-#: The stages whose duration the tier determines: each is 47 lines on the page, and a model may have eight tiers.
+#: The stages whose duration depends on the tier. Each is 47 lines on the page, and a model may have eight tiers.
 _TIER_STAGES: Final = ("request", "compute_infer")
 
 METRICS: Final[tuple[Metric, ...]] = (
-    _total("nv_inference_request_success", "Answered requests", lambda totals: totals.success),
-    _total("nv_inference_count", "Inferences: rows of answered requests", lambda totals: totals.inference_count),
+    _total("nv_inference_request_success", "Successful requests", lambda totals: totals.success),
+    _total("nv_inference_count", "Inferences: rows of successful requests", lambda totals: totals.inference_count),
     _total("nv_inference_exec_count", "Calls of the runtime", lambda totals: totals.execution_count),
-    _total("nv_inference_request_duration_us", "Total µs of answered requests", _us("request"), "us"),
-    _total("nv_inference_queue_duration_us", "Total µs of waiting", _us("queue"), "us"),
-    _total("nv_inference_compute_input_duration_us", "Total µs of preparing inputs", _us("compute_input"), "us"),
-    _total("nv_inference_compute_infer_duration_us", "Total µs of the runtime", _us("compute_infer"), "us"),
-    _total("nv_inference_compute_output_duration_us", "Total µs of making outputs", _us("compute_output"), "us"),
+    _total_us("request", "successful requests"),
+    _total_us("queue", "waiting"),
+    _total_us("compute_input", "preparing inputs"),
+    _total_us("compute_infer", "the runtime"),
+    _total_us("compute_output", "making outputs"),
     ModelMetric(
         "nv_inference_request_failure",
-        "Requests without an answer, by reason",
+        "Failed requests, by reason",
         lambda model: [((reason,), count) for reason, count in model.totals.failures.items()],
         "unknown",
         labels=("reason",),
     ),
     ModelMetric(
         "fewheads_dropped_requests_total",
-        "Requests that were refused, by the bound, or given up, by where they were",
+        "Refused requests by the limit, and abandoned ones by their stage",
         lambda model: model.totals.drops.items(),
         labels=("reason", "place"),
     ),
     ModelMetric(
         "fewheads_tier_answers_total",
-        "Answers by tier, and why it was that",
+        "Responses by tier and the reason for its choice",
         lambda model: model.totals.tiers.items(),
         labels=("tier", "reason"),
     ),
@@ -204,7 +179,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ModelMetric(
         "fewheads_stage_duration_seconds",
         "Latency by stage",
-        lambda model: _durations(model.totals.stages, model.totals.stages),
+        lambda model: [((stage,), histogram) for stage, histogram in model.totals.stages.items()],
         "histogram",
         "seconds",
         ("stage",),
@@ -213,9 +188,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         "fewheads_tier_duration_seconds",
         "Latency by tier",
         lambda model: [
-            sample
+            ((tier, stage), stages[stage])
             for tier, stages in model.totals.tier_stages.items()
-            for sample in _durations(stages, _TIER_STAGES, tier)
+            for stage in _TIER_STAGES
         ],
         "histogram",
         "seconds",

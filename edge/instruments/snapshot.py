@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from edge.instruments.histogram import Durations, Histogram
+from edge.instruments.histogram import Histogram
 
-#: Triton's stages in the order in which a request passes them, after ``request``, which is all of them together.
+#: Triton's stages in the order in which a request passes them, after ``request``, which covers all of them.
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 
-#: A histogram for each of :data:`STAGES`.
-Stages = dict[str, Durations]
+#: A histogram of durations in ns for each of :data:`STAGES`.
+Stages = dict[str, Histogram]
 #: The values of a metric's labels.
 Labels = tuple[str, ...]
 #: A metric's numbers by its labels: a sum, or a histogram.
@@ -22,10 +22,10 @@ class Timings:
     """The time that one request spent in each stage, in ns of a monotonic clock.
 
     Attributes:
-        compute_input_ns: decoding, validation, preprocessing, and joining with other requests.
+        compute_input_ns: decoding, validation, preprocessing, and batching with other requests.
         queue_ns: waiting for a worker.
-        compute_infer_ns: the runtime's call, for all requests that shared it.
-        compute_output_ns: separation from the other requests, and encoding of the outputs.
+        compute_infer_ns: the call of the runtime, for all requests of the batch together.
+        compute_output_ns: separation from the other requests of the batch, and encoding of the outputs.
         request_ns: everything, including the hops between threads.
     """
 
@@ -38,16 +38,12 @@ class Timings:
 
 @dataclass(slots=True)
 class BatchTotals:
-    """Executions of one batch size: their number, their time, and that of all requests that took part in them."""
+    """Executions of one batch size: their number, their time, and the time of all requests in them."""
 
     count: int = 0
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
-
-    def copy(self) -> BatchTotals:
-        """Return an independent copy."""
-        return BatchTotals(self.count, self.compute_input_ns, self.compute_infer_ns, self.compute_output_ns)
 
 
 @dataclass(slots=True)
@@ -55,11 +51,11 @@ class TierRuns:
     """Successful runs of one tier.
 
     Attributes:
-        requests: that shared them.
-        rows: of the requests.
-        tokens: what the time of a run grows with: rows times tokens, padding included, where the model has a sequence
-            axis, else rows.
-        infer_ns: their time, once for all requests of a run.
+        requests: the requests that shared them.
+        rows: the rows of these requests.
+        tokens: rows times tokens, padding included, where the model has a sequence axis, else rows. The time of a run
+            grows with it.
+        infer_ns: the time of the runs.
     """
 
     requests: int = 0
@@ -70,7 +66,7 @@ class TierRuns:
 
 def new_stages() -> Stages:
     """Return an empty histogram for each stage."""
-    return {stage: Durations() for stage in STAGES}
+    return {stage: Histogram() for stage in STAGES}
 
 
 @dataclass(slots=True)
@@ -78,17 +74,17 @@ class Snapshot:
     """All numbers of a model at one moment, consistent with each other.
 
     Attributes:
-        success: answered requests.
-        failures: requests without an answer, by the class of the error.
-        fail_ns: their total time.
-        inference_count: rows of answered requests.
+        success: requests with a response.
+        failures: failed requests by the class of the error.
+        fail_ns: the total time of failed requests.
+        inference_count: rows of successful requests.
         execution_count: calls of the runtime.
-        last_inference_ms: time of the last answer, in ms since the epoch.
-        stages: times of answered requests.
-        tier_stages: the same by the tier that answered, for models with several tiers.
+        last_inference_ms: time of the last response, in ms since the epoch.
+        stages: times of successful requests.
+        tier_stages: the same by the tier that computed the response, for models with several tiers.
         batches: executions by their number of rows.
         drops: refused and abandoned requests, by reason and place.
-        tiers: answers by tier and reason, for models with several tiers.
+        tiers: responses by tier and reason, for models with several tiers.
         counted: the numbers of each :class:`edge.instruments.metrics.RequestMetric`, by its name.
     """
 
@@ -107,21 +103,17 @@ class Snapshot:
 
     @property
     def fail(self) -> int:
-        """Failed requests of every kind."""
+        """The number of failed requests."""
         return sum(self.failures.values())
 
     def copy(self) -> Snapshot:
         """Return an independent copy."""
-        return Snapshot(
-            success=self.success,
+        return replace(
+            self,
             failures=dict(self.failures),
-            fail_ns=self.fail_ns,
-            inference_count=self.inference_count,
-            execution_count=self.execution_count,
-            last_inference_ms=self.last_inference_ms,
             stages=_copy(self.stages),
             tier_stages={tier: _copy(stages) for tier, stages in self.tier_stages.items()},
-            batches={rows: totals.copy() for rows, totals in self.batches.items()},
+            batches={rows: replace(totals) for rows, totals in self.batches.items()},
             drops=dict(self.drops),
             tiers=dict(self.tiers),
             counted={

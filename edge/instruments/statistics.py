@@ -1,15 +1,14 @@
-"""Counters and histograms of one model: the single source of ModelStatistics, Prometheus and Telemetry."""
+"""Counters and histograms of one model, which ModelStatistics, Prometheus and Telemetry report."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edge.instruments.histogram import BUCKETS_NS, Histogram
+from edge.instruments.histogram import Histogram
 from edge.instruments.metrics import REQUEST_METRICS, Answered, RequestMetric
 from edge.instruments.snapshot import BatchTotals, Counted, Labels, Snapshot, Stages, TierRuns, Timings, new_stages
 
@@ -17,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class ModelStatistics:
-    """Thread-safe counters of one model. They live as long as the process, across reloads of the model.
+    """Thread-safe counters of one model. They outlive reloads of the model.
 
     Args:
-        metrics: what is counted of each answered request, beside the fields of the snapshot.
+        metrics: the metrics that each successful request adds to, beside the fields of the snapshot.
     """
 
     def __init__(self, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> None:
@@ -39,7 +38,7 @@ class ModelStatistics:
         return self._now.execution_count
 
     def runs(self) -> dict[str, TierRuns]:
-        """Return the runs of each tier that has run."""
+        """Return the runs of each tier."""
         with self._lock:
             return {tier: replace(runs) for tier, runs in self._runs.items()}
 
@@ -47,11 +46,12 @@ class ModelStatistics:
         """Count one call of the runtime.
 
         Args:
-            rows: of all requests that shared it.
+            rows: the rows of all requests in it.
             infer_ns: its time.
-            tier: that ran.
-            requests: that shared it.
-            size: of its inputs, as the joiner counts it: rows times tokens where the model has a sequence axis.
+            tier: the tier that ran.
+            requests: the number of requests in it.
+            size: the size of its inputs as batching counts it: rows times tokens where the model has a sequence axis;
+                0 is the number of rows.
         """
         with self._lock:
             runs = self._runs.get(tier) or self._runs.setdefault(tier, TierRuns())
@@ -65,11 +65,11 @@ class ModelStatistics:
             batch.compute_infer_ns += infer_ns
 
     def succeeded(self, request: Answered, tier: str = "") -> None:
-        """Count one answered request.
+        """Count one successful request.
 
         Args:
-            request: the request, with its answer.
-            tier: the tier that answered, or both of a cascade; empty for models with one tier.
+            request: the request.
+            tier: the tier that computed the response, or both of a cascade; empty for models with one tier.
         """
         timings = request.timings
         with self._lock:
@@ -92,17 +92,17 @@ class ModelStatistics:
                     value = count(request)
                     if value or metric.buckets:
                         _add(metric, values, value, metric.label(request) if metric.label else ())
-                except Exception:  # noqa: PERF203  # it must cost neither the answer nor other metrics
-                    log.exception("metric %s failed and is not counted any more", metric.name)
+                except Exception:  # noqa: PERF203  # a broken metric must affect neither the response nor other metrics
+                    log.exception("metric %s failed and is no longer counted", metric.name)
                     self._metrics = [each for each in self._metrics if each[0] is not metric]
 
     def failed(self, reason: str, duration_ns: int, place: str = "") -> None:
-        """Count one request without an answer, by the class of its error.
+        """Count one failed request.
 
         Args:
             reason: the class of the error.
-            duration_ns: since its arrival.
-            place: the limit that refused it, or where it was when it was abandoned; empty where it makes no difference.
+            duration_ns: the time since its arrival.
+            place: the limit that refused it, or its stage when it was abandoned; empty for other failures.
         """
         with self._lock:
             now = self._now
@@ -133,14 +133,12 @@ def _add(metric: RequestMetric, values: Counted, value: int, labels: Labels) -> 
 
 
 def _observe(stages: Stages, timings: Timings) -> None:
-    durations = (
+    durations_ns = (
         timings.request_ns,
         timings.queue_ns,
         timings.compute_input_ns,
         timings.compute_infer_ns,
         timings.compute_output_ns,
     )
-    for histogram, duration_ns in zip(stages.values(), durations, strict=True):  # in the order of STAGES
-        histogram.count += 1
-        histogram.total += duration_ns
-        histogram.counts[bisect_left(BUCKETS_NS, duration_ns)] += 1
+    for histogram, duration_ns in zip(stages.values(), durations_ns, strict=True):  # in the order of STAGES
+        histogram.observe(duration_ns)

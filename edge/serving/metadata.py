@@ -164,11 +164,11 @@ def _statistics(entry: Entry) -> pb.ModelStatistics:
         execution_count=now.execution_count,
     )
     durations = message.inference_stats
-    durations.success.count, durations.success.ns = stages["request"].count, stages["request"].total_ns
+    durations.success.count, durations.success.ns = stages["request"].count, stages["request"].total
     durations.fail.count, durations.fail.ns = now.fail, now.fail_ns
     for name in ("queue", "compute_input", "compute_infer", "compute_output"):
         duration = getattr(durations, name)
-        duration.count, duration.ns = stages[name].count, stages[name].total_ns
+        duration.count, duration.ns = stages[name].count, stages[name].total
     for rows, totals in sorted(now.batches.items()):
         batch = message.batch_stats.add(batch_size=rows)
         for name in ("compute_input", "compute_infer", "compute_output"):

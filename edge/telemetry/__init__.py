@@ -1,1 +1,1 @@
-"""Telemetry of the server: readings, the Prometheus page, and a web page."""
+"""Telemetry of the server: readings, metrics for Prometheus, and a live page."""

@@ -1,46 +1,68 @@
-"""The Prometheus page: the metrics of :mod:`edge.instruments.metrics`, and those of the server and its queue.
-
-Those of the board are in :mod:`edge.telemetry.board_metrics`.
-"""
+"""The Prometheus page: metrics of the models, the server and its board, the GPU's under Triton's names."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from edge import __version__
-from edge.instruments.board import read_board
+from edge.instruments.board import Board, read_board
 from edge.instruments.histogram import Histogram
+from edge.instruments.memory import MemoryReading
 from edge.instruments.metrics import METRICS, PER_UNIT, Metric, ModelNow
+from edge.instruments.sensors import SensorReading
 from edge.repository.entry import Entry
-from edge.telemetry.board_metrics import board_metrics, power_metrics, whole_sizes
 from edge.telemetry.sources import Sources
 
-#: The gauges of the server, and where each is found.
+#: The gauges of the server: name to help and value.
 SERVER_METRICS: Final[dict[str, tuple[str, Callable[[Sources], float]]]] = {
-    "fewheads_problems": ("Reasons why a part is not healthy; telemetry has the text", lambda of: len(of.problems())),
+    "fewheads_problems": ("Reasons why a part is unhealthy; the telemetry has the text", lambda of: len(of.problems())),
     "fewheads_queue_depth": ("Requests that wait for a worker", lambda of: of.scheduler.depth),
     "fewheads_queue_bytes": ("Bytes of their tensors", lambda of: of.scheduler.queued_bytes),
-    "fewheads_queue_depth_peak": ("Most that waited since the start", lambda of: of.scheduler.peak_depth),
-    "fewheads_queue_bytes_peak": ("Most of their bytes", lambda of: of.scheduler.peak_queued_bytes),
+    "fewheads_queue_depth_peak": ("Maximum queue depth since the start", lambda of: of.scheduler.peak_depth),
+    "fewheads_queue_bytes_peak": ("Maximum of their bytes since the start", lambda of: of.scheduler.peak_queued_bytes),
     "fewheads_streams": ("Open streams of requests", lambda of: of.streams.open),
     "fewheads_stream_requests": ("Requests of streams in progress", lambda of: of.streams.in_flight),
 }
+#: Kind and unit of a sensor to the name, the help and the label of its metric.
+_SENSORS: Final = {
+    ("temperature", "celsius"): ("fewheads_temperature_celsius", "Temperature of a thermal zone", "zone"),
+    ("power", "watts"): ("fewheads_power_watts", "Power of a rail; VDD_IN is the whole board", "rail"),
+    ("utilization", "ratio"): ("fewheads_utilization_ratio", "Load of a unit, 0 to 1", "unit"),
+    ("frequency", "hertz"): ("fewheads_frequency_hertz", "Frequency of a clock", "clock"),
+    ("frequency_limit", "hertz"): ("fewheads_frequency_limit_hertz", "Limit on the frequency of a clock", "clock"),
+    ("fan", "ratio"): ("fewheads_fan_ratio", "Power of a fan, 0 to 1", "fan"),
+    ("fan", "rpm"): ("fewheads_fan_speed_rpm", "Speed of a fan", "fan"),
+    ("throttling", "level"): ("fewheads_throttling_level", "Active throttling, 0 is none", "cause"),
+    ("throttling", "events"): ("fewheads_throttling_events_total", "Alarms of low voltage or high current", "cause"),
+}
+#: Triton's gauges of the GPU: name to help and the kind of sensor or memory.
+_TRITON: Final = {
+    "nv_gpu_utilization": ("GPU utilization, 0 to 1", "utilization"),
+    "nv_gpu_power_usage": ("Watts of the rail of the GPU, which others may share", "power"),
+    "nv_gpu_memory_used_bytes": ("Bytes of the GPU in the memory of the board", "device_used"),
+    "nv_gpu_memory_total_bytes": ("Bytes of the memory that it shares", "device_total"),
+}
+#: Triton's gauges have this label, and an integrated GPU has no UUID in the kernel.
+_GPU_UUID: Final = "integrated"
+_MEMORY: Final = "fewheads_memory_bytes"
+_IDLE: Final = "fewheads_idle_power_watts"
+_BOARD: Final = "fewheads_board"
+#: The names of all metrics of the board.
+BOARD_METRICS: Final = {_MEMORY, _IDLE, f"{_BOARD}_info", *_TRITON, *(name for name, *_ in _SENSORS.values())}
+_SIZES: Final = re.compile(rb"^(nv_gpu_memory_\w+\{[^}]*\}) (\S+)$", re.MULTILINE)
 
 
 class ServerCollector(Collector):
-    """Reads the server's own counters when Prometheus asks, so that a request pays for no metric.
-
-    Args:
-        sources: where everything is read.
-    """
+    """Reads the server's counters at each scrape, so that requests do no work for metrics."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -56,7 +78,7 @@ class ServerCollector(Collector):
         yield InfoMetricFamily("fewheads_build", "The release", {"version": __version__})
 
     def _model(self, entry: Entry) -> ModelNow:
-        model = entry.model  # once: it may be unloaded at any moment
+        model = entry.model  # read once, because it may be unloaded at any moment
         return ModelNow(
             entry.name,
             entry.version,
@@ -68,7 +90,7 @@ class ServerCollector(Collector):
 
 
 def families(models: Sequence[ModelNow], metrics: Sequence[Metric] = METRICS) -> Iterator[Family]:
-    """Yield a family for each metric of a table, with the samples of all models."""
+    """Yield the family of each metric, with the samples of all models."""
     for metric in metrics:
         names = ("model", "version", *metric.labels)
         divisor = PER_UNIT.get(metric.unit, 1)
@@ -87,6 +109,41 @@ def families(models: Sequence[ModelNow], metrics: Sequence[Metric] = METRICS) ->
         yield family
 
 
+def board_metrics(memory: Iterable[MemoryReading], sensors: Iterable[SensorReading]) -> Iterator[Family]:
+    """Yield the families of memory and sensors; a family without readings is absent."""
+    sizes = GaugeMetricFamily(_MEMORY, "Memory, by kind and source", labels=("kind", "source"))
+    gpu: dict[str, float] = {}
+    for size in memory:
+        sizes.add_metric([size.kind, size.source], size.size_bytes)
+        if size.kind.startswith("device_"):
+            gpu[size.kind] = size.size_bytes
+    yield sizes
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for sensor in sensors:
+        name, help, label = _SENSORS[sensor.kind, sensor.unit]
+        if name not in families:
+            new = CounterMetricFamily if sensor.unit == "events" else GaugeMetricFamily
+            families[name] = new(name, help, labels=(label,))
+        families[name].add_metric([sensor.name], sensor.value)
+        if sensor.name == "gpu" or (sensor.kind == "power" and "GPU" in sensor.name):
+            gpu.setdefault(sensor.kind, sensor.value)
+    yield from families.values()
+    for name, (help, kind) in _TRITON.items():
+        if kind in gpu:
+            family = GaugeMetricFamily(name, help, labels=("gpu_uuid",))
+            family.add_metric([_GPU_UUID], gpu[kind])
+            yield family
+
+
+def power_metrics(board: Board | None, idle_watts: float | None) -> Iterator[Family]:
+    """Yield the board as labels, and its power while nothing runs, where they are known."""
+    if board:
+        facts = {name: getattr(board, name) for name in ("model", "soc", "l4t", "jetpack", "power_mode")}
+        yield InfoMetricFamily(_BOARD, "The board and its software", {key: text for key, text in facts.items() if text})
+    if idle_watts is not None:
+        yield GaugeMetricFamily(_IDLE, "Power of the board while nothing runs, an estimate", idle_watts)
+
+
 def metrics_page(collector: Collector) -> Callable[[str], tuple[Mapping[str, str], bytes]]:
     """Return the function that renders the page for Prometheus, in the format that a header ``Accept`` names.
 
@@ -97,7 +154,10 @@ def metrics_page(collector: Collector) -> Callable[[str], tuple[Mapping[str, str
 
     def page(accept: str) -> tuple[Mapping[str, str], bytes]:
         encoder, content_type = choose_encoder(accept)
-        return {"Content-Type": content_type}, whole_sizes(encoder(registry))
+        # Triton's sizes become whole numbers, as Triton writes them: the library writes large numbers with an exponent,
+        # and perf_analyzer reads no further than the point.
+        text = _SIZES.sub(lambda found: b"%b %d" % (found[1], int(float(found[2]))), encoder(registry))
+        return {"Content-Type": content_type}, text
 
     return page
 

@@ -1,4 +1,4 @@
-"""Data sources of everything that reports on a server."""
+"""Data sources of the exporters of telemetry."""
 
 from __future__ import annotations
 
@@ -15,57 +15,51 @@ from edge.scheduling.scheduler import Scheduler
 from edge.serving.streams import Streams
 
 
-class ServedWork:
-    """The runs of a server, as :class:`edge.instruments.energy.Work`.
+class ServedWork(NamedTuple):
+    """The runs of a server, as :class:`edge.instruments.energy.Work`."""
 
-    Args:
-        repository: the models and their counters.
-        scheduler: knows the current runs.
-    """
-
-    def __init__(self, repository: Repository, scheduler: Scheduler) -> None:
-        self._repository = repository
-        self._now = scheduler.runs.now
+    repository: Repository
+    scheduler: Scheduler
 
     def running(self) -> bool:
         """Return whether a run is in progress."""
-        return any(run is not None for run in self._now)
+        return any(run is not None for run in self.scheduler.runs.now)
 
     def run_count(self) -> int:
         """Return a number that changes whenever a run ends."""
-        return sum(entry.statistics.execution_count for entry in self._repository)
+        return sum(entry.statistics.execution_count for entry in self.repository)
 
     def loading(self) -> bool:
-        """Return whether a model is being loaded."""
-        return any(entry.state == "LOADING" for entry in self._repository)
+        """Return whether a model is loading."""
+        return any(entry.state == "LOADING" for entry in self.repository)
 
     def runs(self) -> dict[ModelTier, TierRuns]:
-        """Return what ran since the start."""
+        """Return all runs since the start."""
         return {
             ModelTier(entry.name, entry.version, tier): runs
-            for entry in self._repository
+            for entry in self.repository
             for tier, runs in entry.statistics.runs().items()
         }
 
 
 class HasProblem(Protocol):
-    """A followed file, or a group of them, that may be wrong."""
+    """A watched file, or several."""
 
     @property
     def problem(self) -> str:
-        """The error, as a sentence; empty if there is none."""
+        """The error as a sentence; empty if there is none."""
 
 
 class Sources(NamedTuple):
-    """The parts of a server that have data.
+    """The parts of a server that have data to report.
 
     Attributes:
         repository: the models and their counters.
         scheduler: the queue.
-        health: of the server and its models.
-        memory: where memory is read.
-        sensors: those of the board.
-        streams: the streams that are open.
+        health: the health of the server and its models.
+        memory: reads memory.
+        sensors: the sensors of the board.
+        streams: the open streams.
         files: certificates and tokens, which are read again when they change.
         energy: measures the energy of runs; None on a machine that does not measure its power.
     """
@@ -80,10 +74,10 @@ class Sources(NamedTuple):
     energy: EnergyMeter | None = None
 
     def energy_of(self, name: str, version: str) -> dict[str, TierEnergy]:
-        """Return the energy of each tier of a model for which it is known."""
+        """Return the energy of each tier of a model, where it is known."""
         energy = self.energy.energy() if self.energy else {}
         return {key.tier: of for key, of in energy.items() if (key.model, key.version) == (name, version)}
 
     def problems(self) -> list[str]:
-        """Return why the server or a part of it is not healthy, one sentence each."""
+        """Return the reasons why the server or a part of it is unhealthy, one sentence each."""
         return [*self.health.problems(), *(file.problem for file in self.files if file.problem)]

@@ -1,4 +1,4 @@
-"""One reading of the whole server: memory, sensors, and latency by model, tier and stage."""
+"""Readings of the whole server: memory, sensors, and latency by model, tier and stage."""
 
 from __future__ import annotations
 
@@ -7,44 +7,41 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
+import msgspec
+
 from edge.instruments.board import read_board
 from edge.instruments.energy import TierEnergy
-from edge.instruments.histogram import Durations, Histogram
+from edge.instruments.histogram import Histogram
 from edge.instruments.metrics import NONFINITE, PER_UNIT, REQUEST_METRICS, RequestMetric
 from edge.instruments.snapshot import Snapshot, Stages
 from edge.pb import telemetry_pb2 as pb
 from edge.repository.entry import Entry
 from edge.telemetry.sources import Sources
 
-#: Between two samples of values that the kernel does not accumulate.
-_LOOK_SECONDS = 1.0
+#: Time between two samples of values that the kernel does not accumulate.
+_SAMPLE_SECONDS = 1.0
 
 
 class Telemetry:
-    """Composes readings for the Telemetry service; Prometheus reads the same counters.
-
-    Args:
-        sources: where everything is read.
-    """
+    """Composes readings for the Telemetry service, from the same counters as Prometheus' page."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._started = time.monotonic()
 
     async def watch(self) -> None:
-        """Sample every second what shows only over time: processor load, and the device's high-water mark.
+        """Measure energy, and sample the processors' load and the device's peak memory every second, until cancelled.
 
-        So all readers get the same values, whenever they read. Energy is measured meanwhile. Runs until it is
-        cancelled.
+        All readers get the values of these samples, whenever they read.
         """
         with self._sources.energy or nullcontext():
             while True:
-                self._sources.memory.note()
-                self._sources.sensors.note()
-                await asyncio.sleep(_LOOK_SECONDS)
+                self._sources.memory.observe()
+                self._sources.sensors.observe()
+                await asyncio.sleep(_SAMPLE_SECONDS)
 
     def reading(self) -> pb.Reading:
-        """Read everything now. It takes milliseconds, for PSS and power, so it must not run on the event loop."""
+        """Return a new reading. It takes milliseconds, for PSS and power: too long for the event loop."""
         reading = pb.Reading(
             time_ms=time.time_ns() // 1_000_000,
             uptime_seconds=time.monotonic() - self._started,
@@ -53,36 +50,24 @@ class Telemetry:
             queue_depth_peak=self._sources.scheduler.peak_depth,
             queue_bytes_peak=self._sources.scheduler.peak_queued_bytes,
             streams=self._sources.streams.open,
-            models=[self._model(entry) for entry in self._sources.repository],
+            models=[
+                _model(entry, self._sources.health.state(entry)[0], self._sources.energy_of(entry.name, entry.version))
+                for entry in self._sources.repository
+            ],
             problems=self._sources.problems(),
         )
         board = read_board()
         if board:
-            reading.board.CopyFrom(
-                pb.Board(
-                    model=board.model,
-                    soc=board.soc,
-                    l4t=board.l4t,
-                    jetpack=board.jetpack,
-                    power_mode=board.power_mode,
-                    super_firmware=board.super_firmware,
-                    kernel=board.kernel,
-                )
-            )
+            fields = ("model", "soc", "l4t", "jetpack", "power_mode", "super_firmware", "kernel")
+            reading.board.CopyFrom(pb.Board(**{name: getattr(board, name) for name in fields}))
         energy = self._sources.energy
         if energy and energy.idle_watts is not None:
             reading.idle_power_watts = energy.idle_watts
-        for sample in self._sources.memory.sample():
-            reading.memory.add(kind=sample.kind, size_bytes=sample.size_bytes, source=sample.source)
+        for size in self._sources.memory.sample():
+            reading.memory.add(**msgspec.structs.asdict(size))
         for sensor in self._sources.sensors.sample():
-            reading.sensors.add(
-                kind=sensor.kind, name=sensor.name, value=sensor.value, unit=sensor.unit, source=sensor.source
-            )
+            reading.sensors.add(**msgspec.structs.asdict(sensor))
         return reading
-
-    def _model(self, entry: Entry) -> pb.ModelReading:
-        energy = self._sources.energy_of(entry.name, entry.version)
-        return _model(entry, self._sources.health.state(entry)[0], energy)
 
 
 def _model(entry: Entry, state: str, energy: Mapping[str, TierEnergy]) -> pb.ModelReading:
@@ -107,7 +92,7 @@ def _model(entry: Entry, state: str, energy: Mapping[str, TierEnergy]) -> pb.Mod
     for tier, of in energy.items():
         tokens = of.tokens if of.tokens != of.rows else None
         message.energy.add(tier=tier, joules=of.joules, requests=of.requests, tokens=tokens)
-    model = entry.model  # once: it may be unloaded at any moment
+    model = entry.model  # read once, because it may be unloaded at any moment
     if model:
         message.platform = model.runner.platform
         message.device = model.runner.device
@@ -116,7 +101,7 @@ def _model(entry: Entry, state: str, energy: Mapping[str, TierEnergy]) -> pb.Mod
 
 
 def request_metrics(now: Snapshot, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> Iterator[pb.Metric]:
-    """Yield the samples of the metrics that answered requests add to."""
+    """Yield the samples of the metrics of requests."""
     for metric in metrics:
         divisor = PER_UNIT.get(metric.unit, 1)
         for values, value in now.counted[metric.name].items():
@@ -129,16 +114,15 @@ def request_metrics(now: Snapshot, metrics: Sequence[RequestMetric] = REQUEST_ME
 
 
 def _stages(stages: Stages) -> list[pb.StageReading]:
-    return [_stage(stage, histogram) for stage, histogram in stages.items()]
-
-
-def _stage(stage: str, histogram: Durations) -> pb.StageReading:
-    return pb.StageReading(
-        stage=stage,
-        count=histogram.count,
-        total_ns=histogram.total_ns,
-        p50_ns=histogram.percentile_ns(50),
-        p95_ns=histogram.percentile_ns(95),
-        p99_ns=histogram.percentile_ns(99),
-        bucket_counts=histogram.counts,
-    )
+    return [
+        pb.StageReading(
+            stage=stage,
+            count=durations.count,
+            total_ns=durations.total,
+            p50_ns=durations.percentile(50),
+            p95_ns=durations.percentile(95),
+            p99_ns=durations.percentile(99),
+            bucket_counts=durations.counts,
+        )
+        for stage, durations in stages.items()
+    ]

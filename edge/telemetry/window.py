@@ -1,7 +1,7 @@
 """Differences of two readings of one server: rates, percentiles, shares of tiers, and causes of failures.
 
-A reading counts from the start of the server. The command line and the web page show the present, so both take the
-difference of two readings from here.
+Readings accumulate from the start of the server. ``fewheads top`` and the web page show the present, which is the
+difference of two readings.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from edge.instruments.histogram import Durations
+from edge.instruments.histogram import Histogram
 from edge.pb import telemetry_pb2 as pb
 
-#: How far a window reaches back. In a single second so few requests may end that its percentiles would only jump.
+#: Length of a window. A single second may have too few requests for stable percentiles.
 WINDOW_SECONDS = 5.0
 
 #: The state of a server at one moment.
@@ -26,6 +26,7 @@ Reading = pb.Reading
 
 K = TypeVar("K")
 _Stages = Sequence[pb.StageReading]
+_NO_STAGE = pb.StageReading()
 
 
 class StageWindow(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class StageWindow(msgspec.Struct, frozen=True):
 
 
 class TierWindow(msgspec.Struct, frozen=True):
-    """Answers of one tier: their share of the model's, how many for each reason, and how long they took."""
+    """Responses of one tier: their number, their share of the model's, their reasons, and their durations."""
 
     tier: str
     count: int
@@ -49,7 +50,7 @@ class TierWindow(msgspec.Struct, frozen=True):
 
 
 class DropWindow(msgspec.Struct, frozen=True):
-    """Requests that were refused or given up, as in ``DropReading``."""
+    """Refused or abandoned requests, as in ``DropReading``."""
 
     reason: str
     place: str
@@ -57,7 +58,7 @@ class DropWindow(msgspec.Struct, frozen=True):
 
 
 class MetricWindow(msgspec.Struct, frozen=True):
-    """One sample of a metric: by how much it grew. ``unit`` is empty for a plain count."""
+    """Growth of one sample of a metric; ``unit`` is empty for a plain count."""
 
     name: str
     labels: dict[str, str]
@@ -67,7 +68,7 @@ class MetricWindow(msgspec.Struct, frozen=True):
 
 
 class EnergyWindow(msgspec.Struct, frozen=True):
-    """Energy of a tier above idle; a token's is None for a model without a sequence axis."""
+    """Energy of a tier above idle; ``joules_per_token`` is None for a model without a sequence axis."""
 
     tier: str
     joules: float
@@ -78,7 +79,7 @@ class EnergyWindow(msgspec.Struct, frozen=True):
 
 
 class ModelWindow(msgspec.Struct, frozen=True):
-    """One version of a model; ``rows_per_run`` is None when nothing ran, and stages without durations are absent."""
+    """One version of a model; ``rows_per_run`` is None without runs, and stages without durations are absent."""
 
     name: str
     version: str
@@ -96,9 +97,9 @@ class ModelWindow(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The whole server: ``stages`` are those of all models together.
+    """The whole server; ``stages`` combines all models.
 
-    ``since_start`` is true without an earlier reading; ``seconds`` is then the age of the server.
+    ``since_start`` is true without an earlier reading; ``seconds`` is then the uptime of the server.
     """
 
     seconds: float
@@ -110,15 +111,15 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Recent:
-    """The last readings of one server, up to :data:`WINDOW_SECONDS` back."""
+    """The last readings of one server, for :data:`WINDOW_SECONDS`."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque()
 
     def add(self, reading: Reading) -> Window:
-        """Take the newest reading and return the difference between it and the oldest one kept.
+        """Add the newest reading and return its difference to the oldest one.
 
-        A shorter uptime than before means that the server was started again; earlier readings are dropped.
+        A shorter uptime than before means that the server was restarted, which drops earlier readings.
         """
         readings = self._readings
         if readings and reading.uptime_seconds < readings[-1].uptime_seconds:
@@ -131,7 +132,7 @@ class Recent:
 
 
 def between(before: Reading | None, now: Reading) -> Window:
-    """Return what happened between two readings of one process; from its start where ``before`` is None."""
+    """Return the difference of two readings of one process; since its start where ``before`` is None."""
     since_start, before = before is None, before or pb.Reading()
     seconds = now.uptime_seconds - before.uptime_seconds
     earlier = {(model.name, model.version): model for model in before.models}
@@ -148,13 +149,8 @@ def between(before: Reading | None, now: Reading) -> Window:
 
 
 def document(reading: Reading, window: Window) -> dict[str, Any]:
-    """Return a reading as its JSON by protobuf's rules, with the window beside it and without the bucket counts."""
-    plain = pb.Reading()
-    plain.CopyFrom(reading)
-    for model in plain.models:
-        for stage in (*model.stages, *(stage for tier in model.tier_latencies for stage in tier.stages)):
-            stage.ClearField("bucket_counts")  # most of the message, and slow to write
-    fields = MessageToDict(plain, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    """Return a reading in protobuf's JSON, with the window and without the bucket counts, most of the message."""
+    fields = MessageToDict(reading, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     for model in fields["models"]:
         for stage in (*model["stages"], *(stage for tier in model["tier_latencies"] for stage in tier["stages"])):
             del stage["bucket_counts"]
@@ -237,35 +233,28 @@ def _tiers(before: pb.ModelReading, now: pb.ModelReading) -> list[TierWindow]:
 
 
 def _stages(pairs: Iterable[tuple[_Stages, _Stages]]) -> dict[str, StageWindow]:
-    """Return each stage with the durations of all pairs of readings together; stages without durations are absent."""
-    histograms: dict[str, Durations] = {}
+    """Return each stage with the durations of all pairs of readings; stages without durations are absent."""
+    histograms: dict[str, Histogram] = {}
     for before, now in pairs:
         earlier = {stage.stage: stage for stage in before}
         for stage in now:
-            _add(histograms.setdefault(stage.stage, Durations()), earlier.get(stage.stage, pb.StageReading()), stage)
+            histogram, then = histograms.setdefault(stage.stage, Histogram()), earlier.get(stage.stage, _NO_STAGE)
+            # A server of another release may have other buckets or none, and then there are no percentiles.
+            if len(stage.bucket_counts) == len(histogram.counts):
+                histogram.count += stage.count - then.count
+                histogram.total += stage.total_ns - then.total_ns
+                grown = map(sub, stage.bucket_counts, then.bucket_counts or repeat(0))
+                histogram.counts = list(map(add, histogram.counts, grown))
     return {stage: _stage(histogram) for stage, histogram in histograms.items() if histogram.count}
 
 
-def _add(histogram: Durations, before: pb.StageReading, now: pb.StageReading) -> None:
-    # A server of another release may have other buckets or none; then a window has no percentiles.
-    if now.count == before.count or len(now.bucket_counts) != len(histogram.counts):
-        return
-    histogram.count += now.count - before.count
-    histogram.total += now.total_ns - before.total_ns
-    grown = map(sub, now.bucket_counts, before.bucket_counts or repeat(0))
-    histogram.counts = list(map(add, histogram.counts, grown))
-
-
-def _stage(histogram: Durations) -> StageWindow:
-    return StageWindow(
-        histogram.count,
-        histogram.total_ns / histogram.count / 1e6,
-        *(histogram.percentile_ns(percent) / 1e6 for percent in (50, 95, 99)),
-    )
+def _stage(durations: Histogram) -> StageWindow:
+    percentiles = (durations.percentile(percent) / 1e6 for percent in (50, 95, 99))
+    return StageWindow(durations.count, durations.total / durations.count / 1e6, *percentiles)
 
 
 def _grown(before: Mapping[K, int], now: Mapping[K, int]) -> dict[K, int]:
-    """Return by how much each count grew, without those that did not."""
+    """Return the increase of each count that grew."""
     grown = {key: count - before.get(key, 0) for key, count in now.items()}
     return {key: count for key, count in grown.items() if count > 0}
 

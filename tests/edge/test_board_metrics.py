@@ -16,8 +16,7 @@ from edge.instruments.memory import MemorySampler
 from edge.instruments.metrics import ModelNow
 from edge.instruments.sensors import Sensors
 from edge.instruments.statistics import ModelStatistics
-from edge.telemetry.board_metrics import board_metrics, power_metrics
-from edge.telemetry.metrics import families, metrics_page
+from edge.telemetry.metrics import board_metrics, families, metrics_page, power_metrics
 from tests.support.boards import MODELS, orin_nano, write
 
 

@@ -78,7 +78,7 @@ class Machine:
             self.now = self._due
             self.current = running
             self.power(IDLE_WATTS + running * self.watts + self.noise())
-            self._due = self.now + self.meter.look(self.now)
+            self._due = self.now + self.meter.sample(self.now)
         self.now, self.current = until, False
 
     def run(self, seconds: float, tier: str = "full", requests: int = 1, tokens: int = 0) -> None:

@@ -70,7 +70,7 @@ OWNERS = {
     "grpc_health": ("edge/rpc/",),
     "grpc_reflection": ("edge/rpc/",),
     "ngh2": ("edge/settings.py", "edge/http2/"),
-    "prometheus_client": ("edge/telemetry/metrics.py", "edge/telemetry/board_metrics.py"),
+    "prometheus_client": ("edge/telemetry/metrics.py",),
     "opentelemetry": ("edge/serving/traces.py",),
     "onnxruntime": ("edge/runtimes/onnxruntime_runner.py",),
     "pycuda": ("edge/runtimes/cuda.py",),

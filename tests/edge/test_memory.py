@@ -131,11 +131,11 @@ def test_the_high_water_mark_of_the_device(tmp_path: Path) -> None:
     for kilobytes, note in ((300, True), (900, True), (200, False), (100, False)):
         write(tmp_path, {"proc/meminfo": f"NvMapMemUsed: {kilobytes} kB\n"})
         if note:
-            sampler.note()
+            sampler.observe()
         found = {reading.kind: reading.size_bytes // 1024 for reading in sampler.sample()}
         assert found == {"device_used": kilobytes, "device_peak_used": 300 if kilobytes == 300 else 900}
     (tmp_path / "proc/meminfo").unlink()
-    sampler.note()
+    sampler.observe()
     assert [reading.kind for reading in sampler.sample()] == ["device_peak_used"]
 
 
@@ -143,7 +143,7 @@ def test_a_peak_between_two_readings_is_noted(tmp_path: Path) -> None:
     sampler = MemorySampler(tmp_path, PROCESS)
     for kilobytes in (1, 50, 2):
         write(tmp_path, {"proc/meminfo": f"NvMapMemUsed: {kilobytes} kB\n"})
-        sampler.note()
+        sampler.observe()
     assert readings_of(sampler)["device_peak_used"] == 50 * 1024
 
 

@@ -71,4 +71,4 @@ def test_those_between_two_warnings_are_told_by_their_number(caplog: pytest.LogC
     warnings._warned_at["m"] = 0.0  # an hour later
     for _ in range(2):
         warnings.found("m", "full", ["y"])
-    assert told(caplog) == ["NaN or infinity in y of model 'm', tier 'full', and 3 answers before it"]
+    assert told(caplog) == ["NaN or infinity in y of model 'm', tier 'full', and in 3 responses before"]

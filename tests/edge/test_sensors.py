@@ -113,8 +113,8 @@ def test_the_load_where_devfreq_does_not_lead(tmp_path: Path, place: str) -> Non
 
 def test_no_file_at_all(tmp_path: Path) -> None:
     sensors = Sensors(tmp_path)
-    sensors.note()
-    sensors.note()
+    sensors.observe()
+    sensors.observe()
     assert sensors.sample() == ()
 
 
@@ -262,12 +262,12 @@ def test_the_processors_over_time(tmp_path: Path) -> None:
     sensors = Sensors(orin_nano(tmp_path, 6))
     load = ("utilization", "cpu")
     assert load not in sampled(sensors)
-    sensors.note()
+    sensors.observe()
     assert load not in sampled(sensors)  # since the boot says nothing of now
     write(tmp_path, {"proc/stat": STAT_LATER})
-    sensors.note()
+    sensors.observe()
     assert [sampled(sensors)[load].value for _ in range(2)] == [0.25, 0.25]
-    sensors.note()
+    sensors.observe()
     assert load not in sampled(sensors)  # not one tick has passed
 
 
@@ -276,17 +276,17 @@ def test_the_processors_over_time(tmp_path: Path) -> None:
 )
 def test_a_broken_clock_of_the_processors(tmp_path: Path, line: str) -> None:
     sensors = Sensors(write(tmp_path, {"proc/stat": STAT}))
-    sensors.note()
+    sensors.observe()
     write(tmp_path, {"proc/stat": f"{line}\n"})
-    sensors.note()
+    sensors.observe()
     assert sensors.sample() == ()
 
 
 def test_a_clock_that_goes_backwards(tmp_path: Path) -> None:
     sensors = Sensors(write(tmp_path, {"proc/stat": STAT_LATER}))
-    sensors.note()
+    sensors.observe()
     write(tmp_path, {"proc/stat": STAT})
-    sensors.note()
+    sensors.observe()
     assert sensors.sample() == ()
 
 
@@ -297,19 +297,19 @@ def test_garbage_does_no_harm(tmp_path_factory: pytest.TempPathFactory, text: st
     for path in [*sensor_paths(root).values(), *root.glob("sys/class/thermal/*/type"), root / "proc/stat"]:
         path.write_text(text, errors="replace")
     sensors = Sensors(root)
-    sensors.note()
-    sensors.note()
+    sensors.observe()
+    sensors.observe()
     for reading in sensors.sample():
         reading.name.encode()
 
 
 def test_this_machine() -> None:
     sensors = Sensors()
-    sensors.note()
+    sensors.observe()
     limit = time.monotonic() + 0.1
     while time.monotonic() < limit:
         pass
-    sensors.note()
+    sensors.observe()
     found = sampled(sensors)
     assert 0 < found["utilization", "cpu"].value <= 1
     assert all(-60 <= reading.value <= 200 for reading in found.values() if reading.kind == "temperature")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.instruments.histogram import BUCKETS_NS, Durations, Histogram
+from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import METRICS, Answered, RequestMetric
 from edge.instruments.snapshot import STAGES, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
@@ -35,8 +35,8 @@ class Request:
     size: int = 1
 
 
-def observed(durations: list[int]) -> Durations:
-    histogram = Durations()
+def observed(durations: list[int]) -> Histogram:
+    histogram = Histogram()
     for duration in durations:
         histogram.observe(duration)
     return histogram
@@ -62,7 +62,7 @@ def test_percentiles_are_within_a_bucket_of_the_true_ones(durations: list[int], 
     rank = -(-len(durations) * percent // 100)
     true = int(np.partition(durations, rank - 1)[rank - 1])
     low, high = bucket_of(true)
-    assert low <= observed(durations).percentile_ns(percent) <= high
+    assert low <= observed(durations).percentile(percent) <= high
 
 
 @given(DURATIONS)
@@ -72,33 +72,33 @@ def test_percentiles_follow_numpy(durations: list[int]) -> None:
     for percent in (50, 95, 99):
         below = np.percentile(durations, percent, method="lower")
         above = np.percentile(durations, percent, method="higher")
-        assert bucket_of(int(below))[0] <= histogram.percentile_ns(percent) <= bucket_of(int(above))[1]
+        assert bucket_of(int(below))[0] <= histogram.percentile(percent) <= bucket_of(int(above))[1]
 
 
 @given(DURATIONS)
 @settings(deadline=None)
 def test_percentiles_grow(durations: list[int]) -> None:
     histogram = observed(durations)
-    found = [histogram.percentile_ns(percent) for percent in (0, 1, 25, 50, 75, 99, 100)]
+    found = [histogram.percentile(percent) for percent in (0, 1, 25, 50, 75, 99, 100)]
     assert found == sorted(found)
 
 
 def test_percentiles_of_many_equal_durations_are_interpolated() -> None:
     histogram = observed([60_000] * 100)
     low, high = bucket_of(60_000)
-    assert histogram.percentile_ns(50) == round((low + high) / 2)
-    assert histogram.percentile_ns(100) == high
+    assert histogram.percentile(50) == round((low + high) / 2)
+    assert histogram.percentile(100) == high
 
 
 @pytest.mark.parametrize("percent", [0, 50, 99, 100])
 def test_an_empty_histogram_has_no_percentiles(percent: int) -> None:
-    assert Durations().percentile_ns(percent) == 0
+    assert Histogram().percentile(percent) == 0
 
 
 def test_durations_beyond_the_last_bucket_count_as_the_last_bound() -> None:
     histogram = observed([10**12, 10**15])
     assert histogram.counts[-1] == 2
-    assert histogram.percentile_ns(99) == BUCKETS_NS[-1]
+    assert histogram.percentile(99) == BUCKETS_NS[-1]
 
 
 @pytest.mark.parametrize("index", range(len(BUCKETS_NS)))
@@ -113,14 +113,14 @@ def test_a_bound_belongs_to_its_bucket(index: int) -> None:
 def test_counts_and_sum_agree(durations: list[int]) -> None:
     histogram = observed(durations)
     assert histogram.count == len(durations) == sum(histogram.counts)
-    assert histogram.total_ns == sum(durations)
+    assert histogram.total == sum(durations)
 
 
 def test_a_copy_is_independent() -> None:
     histogram = observed([1, 2])
     copy = histogram.copy()
     histogram.observe(3)
-    assert (copy.count, copy.total_ns, sum(copy.counts)) == (2, 3, 2)
+    assert (copy.count, copy.total, sum(copy.counts)) == (2, 3, 2)
 
 
 def test_one_success_is_counted_everywhere() -> None:
@@ -132,7 +132,7 @@ def test_one_success_is_counted_everywhere() -> None:
     now = statistics.snapshot()
     assert (now.success, now.inference_count, now.execution_count, now.fail) == (1, 8, 1, 0)
     assert now.last_inference_ms > before.last_inference_ms == 0
-    totals = {stage: now.stages[stage].total_ns for stage in STAGES}
+    totals = {stage: now.stages[stage].total for stage in STAGES}
     assert totals == {"request": 11, "queue": 2, "compute_input": 1, "compute_infer": 3, "compute_output": 4}
     assert list(now.batches) == [8]
     batch = now.batches[8]
@@ -149,7 +149,7 @@ def test_requests_that_share_a_run_are_one_execution() -> None:
     assert (now.success, now.inference_count, now.execution_count) == (2, 5, 1)
     (batch,) = now.batches.values()
     assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 2, 100, 8)
-    assert now.stages["compute_infer"].total_ns == 200  # each of them waited for the whole run
+    assert now.stages["compute_infer"].total == 200  # each of them waited for the whole run
 
 
 def test_places_and_tiers_are_counted() -> None:
@@ -177,10 +177,10 @@ def test_stages_are_counted_by_tier_where_there_are_several() -> None:
     for tier, duration in (("full", 7), ("half", 2), ("half", 4), ("half,full", 9)):
         statistics.succeeded(Request(Timings(request_ns=duration)), tier)
     now = statistics.snapshot()
-    of_tiers = {tier: (stages["request"].count, stages["request"].total_ns) for tier, stages in now.tier_stages.items()}
+    of_tiers = {tier: (stages["request"].count, stages["request"].total) for tier, stages in now.tier_stages.items()}
     assert of_tiers == {"full": (1, 7), "half": (2, 6), "half,full": (1, 9)}
     assert all(tuple(stages) == STAGES for stages in now.tier_stages.values())
-    assert (now.stages["request"].count, now.stages["request"].total_ns) == (5, 27)
+    assert (now.stages["request"].count, now.stages["request"].total) == (5, 27)
     now.tier_stages["half"]["request"].observe(1)
     now.tier_stages.clear()
     assert statistics.snapshot().tier_stages["half"]["request"].count == 2
@@ -264,7 +264,7 @@ def test_a_snapshot_is_independent() -> None:
     first.batches.clear()
     statistics.succeeded(Request(Timings(request_ns=7), 2, 2))
     second = statistics.snapshot()
-    assert (second.failures, second.stages["request"].total_ns, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
+    assert (second.failures, second.stages["request"].total, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
     assert first.success == 1
 
 
@@ -309,7 +309,7 @@ def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
             # A run is counted before the requests that it answers.
             if len(counts) != 1 or len(runs) != 1 or not 0 <= max(runs) - now.success <= threads:
                 torn.append(str(now))
-            if now.stages["request"].total_ns != 3 * now.success or now.fail_ns != 2 * now.fail:
+            if now.stages["request"].total != 3 * now.success or now.fail_ns != 2 * now.fail:
                 torn.append(str(now))
 
     watcher = threading.Thread(target=watch)

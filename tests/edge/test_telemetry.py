@@ -27,8 +27,7 @@ from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
 from edge.serving.inference import InferenceService
-from edge.telemetry.board_metrics import BOARD_METRICS
-from edge.telemetry.metrics import SERVER_METRICS, families
+from edge.telemetry.metrics import BOARD_METRICS, SERVER_METRICS, families
 from edge.telemetry.telemetry import request_metrics
 from tests.edge.test_admission import text
 from tests.edge.test_statistics import Request, reason_of

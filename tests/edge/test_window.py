@@ -11,15 +11,15 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.instruments.histogram import BUCKETS_NS, Durations
+from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import WINDOW_SECONDS, Recent, between, document
 
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), max_size=50)
 
 
-def observed(durations: Sequence[int]) -> Durations:
-    histogram = Durations()
+def observed(durations: Sequence[int]) -> Histogram:
+    histogram = Histogram()
     for duration in durations:
         histogram.observe(duration)
     return histogram
@@ -28,7 +28,7 @@ def observed(durations: Sequence[int]) -> Durations:
 def stage(durations: Sequence[int], name: str = "request") -> pb.StageReading:
     histogram = observed(durations)
     counts = histogram.counts
-    return pb.StageReading(stage=name, count=histogram.count, total_ns=histogram.total_ns, bucket_counts=counts)
+    return pb.StageReading(stage=name, count=histogram.count, total_ns=histogram.total, bucket_counts=counts)
 
 
 def model(durations: Sequence[int] = (), name: str = "m", **fields: Any) -> pb.ModelReading:
@@ -55,7 +55,7 @@ def test_percentiles_are_those_of_the_durations_in_between(before: list[int], be
     assert found == window.stages["request"]
     assert found.count == len(between_them)
     assert found.mean_ms == pytest.approx(sum(between_them) / len(between_them) / 1e6)
-    assert [found.p50_ms, found.p95_ms, found.p99_ms] == [want.percentile_ns(p) / 1e6 for p in (50, 95, 99)]
+    assert [found.p50_ms, found.p95_ms, found.p99_ms] == [want.percentile(p) / 1e6 for p in (50, 95, 99)]
 
 
 def test_stages_of_the_server_are_those_of_all_models_together() -> None:
