@@ -1,4 +1,4 @@
-"""The composition root: makes every part of a server, subject by subject, and connects them."""
+"""The composition root, which makes and connects the parts of a server."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 
 class Security(NamedTuple):
-    """Who may call what, and the files of TLS; each is None where it is off."""
+    """Authorization and the files of TLS; each is None where it is off."""
 
     access: Access | None
     certificates: ServerCertificates | None
 
 
 class Models(NamedTuple):
-    """The models, where they compute, how sound they are, and the memory that they take."""
+    """The models, their workers, their health, and their memory."""
 
     scheduler: Scheduler
     repository: Repository
@@ -64,43 +64,35 @@ class Models(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """The protocol without a transport: inference, streams of it, metadata, and the memory that clients share."""
+    """The protocol without a transport: inference, streams of it, metadata, model control and other extensions."""
 
     inference: InferenceService
     metadata: Metadata
     streams: Streams
-    shared_memory: SharedMemory | None
-
-
-class Administration(NamedTuple):
-    """What changes a running server: loading and unloading models, and the other extensions."""
-
     control: ModelControl
     extensions: Extensions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a server, as far as they are started, stopped or closed.
+    """The parts of a server that are started, stopped or closed.
 
     Attributes:
-        models: the models, and where they compute.
-        serving: answers the protocol; the server is ready once its metadata accept requests.
-        control: loads and unloads models.
+        models: the models, their workers and their health.
+        serving: the protocol; the server is ready once its metadata accepts requests.
         telemetry: the readings of the server.
-        watchdog: ends the process when nothing else helps.
+        watchdog: ends the process when a run hangs.
         notifier: reports to systemd.
         supervisor: publishes the server's health.
-        transport: what carries gRPC, and why.
-        grpc: the port of gRPC.
-        rest: the port of HTTP and JSON; None where it is off.
+        transport: the library that carries gRPC, and the reason for it.
+        grpc: the gRPC port.
+        rest: the HTTP port; None where it is off.
         open_pages: opens the port of metrics and the live page; None where it is off.
         traces: records requests; None where tracing is off.
     """
 
     models: Models
     serving: Serving
-    control: ModelControl
     telemetry: Telemetry
     watchdog: Watchdog
     notifier: Notifier
@@ -119,30 +111,42 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         UsageError: a package that an option needs is not installed, a certificate or the tokens cannot be read, or
             several instances are set for a GPU.
     """
-    # Whatever can be wrong comes first, so that nothing has to be taken down again.
+    # Parts that may fail come first, because nothing has to be closed then.
     security = _security(settings)
     traces = Traces(settings.trace_endpoint, settings.trace_ratio) if settings.trace_endpoint else None
     models = _models(settings)
-    serving = _serving(settings, models, traces)
-    administration = _administration(settings, models, serving, logs, traces)
-    sources = _sources(models, serving, security)
+    serving = _serving(settings, models, logs, traces)
+    sources = Sources(
+        *models,
+        Sensors(),
+        serving.streams,
+        [file for file in security if file],
+        energy_meter(lambda: ServedWork(models.repository, models.scheduler)),
+    )
     telemetry = Telemetry(sources)
     transport = choose_transport(settings.transport)
-    grpc = _grpc(settings, transport.name, serving, administration, telemetry, security)
+    grpc = _grpc(settings, transport.name, serving, telemetry, security)
     notifier = Notifier()
-    supervisor = _supervisor(models, serving, grpc, notifier)
+    supervisor = Supervisor(
+        models.health,
+        models.repository,
+        models.scheduler,
+        server_ready=serving.metadata.server_ready,
+        set_health=grpc.set_health,
+        services=("", INFERENCE),
+        notifier=notifier,
+    )
     models.repository.on_change = supervisor.publish
     return Parts(
         models=models,
         serving=serving,
-        control=administration.control,
         telemetry=telemetry,
         watchdog=Watchdog(models.health, settings.stuck_exit_seconds),
         notifier=notifier,
         supervisor=supervisor,
         transport=transport,
         grpc=grpc,
-        rest=_rest(settings, serving, administration, security),
+        rest=_rest(settings, serving, security),
         open_pages=_pages(settings, sources, telemetry, security),
         traces=traces,
     )
@@ -177,7 +181,7 @@ def _scheduler(settings: Settings) -> Scheduler:
     if instances is None:
         instances = 1 if thread_bound else min(len(os.sched_getaffinity(0)), MAX_INSTANCES)
     if thread_bound and instances > 1:
-        fix = "A GPU gains nothing from rivals: leave it out, and let requests share runs."
+        fix = "Leave it out: on a GPU, requests share runs instead."
         raise UsageError("--instances", given=instances, expected="1 on a GPU", fix=fix)
     return Scheduler(
         settings.max_queue_size,
@@ -188,7 +192,7 @@ def _scheduler(settings: Settings) -> Scheduler:
     )
 
 
-def _serving(settings: Settings, models: Models, traces: Traces | None) -> Serving:
+def _serving(settings: Settings, models: Models, logs: Logs, traces: Traces | None) -> Serving:
     shared_memory = None
     if settings.allow_shared_memory:
         shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
@@ -209,66 +213,23 @@ def _serving(settings: Settings, models: Models, traces: Traces | None) -> Servi
         default_timeout_seconds=timeout_seconds,
         extensions=extensions(settings.model_control, shared_memory),
     )
-    return Serving(inference, metadata, Streams(inference), shared_memory)
-
-
-def _supervisor(models: Models, serving: Serving, grpc: GrpcServer | Http2Server, notifier: Notifier) -> Supervisor:
-    return Supervisor(
-        models.health,
-        models.repository,
-        models.scheduler,
-        server_ready=serving.metadata.server_ready,
-        set_health=grpc.set_health,
-        services=("", INFERENCE),
-        notifier=notifier,
-    )
-
-
-def _administration(
-    settings: Settings,
-    models: Models,
-    serving: Serving,
-    logs: Logs,
-    traces: Traces | None,
-) -> Administration:
     control = ModelControl(models.repository, settings.model_control)
     changes = Extensions(
         models.repository,
         control,
-        serving.shared_memory,
+        shared_memory,
         logs,
         traces=traces,
         allow_log_settings=settings.allow_log_settings,
     )
-    return Administration(control, changes)
-
-
-def _sources(models: Models, serving: Serving, security: Security) -> Sources:
-    files = [file for file in security if file]
-    return Sources(
-        models.repository,
-        models.scheduler,
-        models.health,
-        models.memory,
-        Sensors(),
-        serving.streams,
-        files,
-        energy_meter(lambda: ServedWork(models.repository, models.scheduler)),
-    )
+    return Serving(inference, metadata, Streams(inference), control, changes)
 
 
 def _grpc(
-    settings: Settings,
-    transport: str,
-    serving: Serving,
-    administration: Administration,
-    telemetry: Telemetry,
-    security: Security,
+    settings: Settings, transport: str, serving: Serving, telemetry: Telemetry, security: Security
 ) -> GrpcServer | Http2Server:
     access, certificates = security
-    inference = InferenceServicer(
-        serving.inference, serving.metadata, serving.streams, administration.extensions, access
-    )
+    inference = InferenceServicer(serving.inference, serving.metadata, serving.streams, serving.extensions, access)
     readings = TelemetryServicer(telemetry, access)
     calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
     limits = Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls)
@@ -279,9 +240,7 @@ def _grpc(
     return Http2Server(inference, readings, limits, access=access, certificates=certificates)
 
 
-def _rest(
-    settings: Settings, serving: Serving, administration: Administration, security: Security
-) -> RestServer | None:
+def _rest(settings: Settings, serving: Serving, security: Security) -> RestServer | None:
     if settings.http_port is None:
         return None
     try:
@@ -291,7 +250,7 @@ def _rest(
         given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
         raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None
     access, certificates = security
-    api = RestApi(serving.inference, serving.metadata, administration.extensions, access, settings.max_message_bytes)
+    api = RestApi(serving.inference, serving.metadata, serving.extensions, access, settings.max_message_bytes)
     return RestServer(api, certificates)
 
 

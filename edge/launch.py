@@ -1,4 +1,4 @@
-"""Start ``fewheads serve`` as a process of its own, and end it."""
+"""Start and stop ``fewheads serve`` as a child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -21,30 +21,17 @@ _LOG_LINES = 20
 
 
 @contextmanager
-def running_server(
-    bundles: Sequence[Path],
-    *,
-    target: str = "auto",
-    cache: Path | None = None,
-    arguments: Sequence[str] = (),
-    python: Sequence[str] = (sys.executable,),
-) -> Iterator[Ready]:
-    """Serve bundles on free loopback ports while the block runs, then stop the server by SIGTERM.
+def running_server(bundles: Sequence[Path], **options: Any) -> Iterator[Ready]:
+    """Serve bundles while the block runs.
 
     Args:
-        bundles: the bundles to serve; no two directories of the same name.
-        target: the runtime.
-        cache: directory of built models.
-        arguments: more arguments of ``fewheads serve``.
-        python: command that runs Python, such as an emulator with its arguments.
-
-    Raises:
-        ServerError: it did not start, or did not end well; the message holds the end of its log.
+        bundles: the bundles to serve; no two directories may have the same name.
+        options: more arguments of :func:`serving`, which also has the errors.
     """
     with tempfile.TemporaryDirectory(prefix="fewheads-") as directory:
         for bundle in bundles:
             (Path(directory) / bundle.name).symlink_to(bundle.resolve(), target_is_directory=True)
-        with serving(Path(directory), target=target, cache=cache, arguments=arguments, python=python) as ready:
+        with serving(Path(directory), **options) as ready:
             yield ready
 
 
@@ -57,14 +44,21 @@ def serving(
     arguments: Sequence[str] = (),
     python: Sequence[str] = (sys.executable,),
 ) -> Iterator[Ready]:
-    """Serve a repository whose bundles may change meanwhile; otherwise like :func:`running_server`.
+    """Serve a repository on free loopback ports while the block runs, then stop the server with SIGTERM.
+
+    Args:
+        repository: the directory of the bundles, which may change meanwhile.
+        target: the runtime.
+        cache: directory of built models.
+        arguments: more arguments of ``fewheads serve``.
+        python: command that runs Python, such as an emulator with its arguments.
 
     Raises:
-        ServerError: as :func:`running_server`.
+        ServerError: the server did not start, or failed; the message has the end of its log.
     """
     command = [*python, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
-    # gRPC's core logs what strangers sent as it came; a reader that stumbled over it would leave the pipe full.
+    # gRPC's core logs bytes of clients as they are. A reader that failed to decode them would let the pipe fill up.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     log: list[str] = []
     assert process.stdout is not None
@@ -72,7 +66,10 @@ def serving(
     reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
     reader.start()
     try:
-        yield _ready(process, process.stdout, log)
+        line = process.stdout.readline()
+        if not line:
+            raise _failure(f"an end with exit code {process.wait()}", "a server that takes requests", log)
+        yield msgspec.json.decode(line, type=Ready)
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait()
@@ -81,14 +78,6 @@ def serving(
         process.stderr.close()
     if code != 0:
         raise _failure(f"exit code {code}", "exit code 0", log)
-
-
-def _ready(process: subprocess.Popen[str], stdout: IO[str], log: list[str]) -> Ready:
-    line = stdout.readline()
-    if line:
-        return msgspec.json.decode(line, type=Ready)
-    process.wait()
-    raise _failure(f"an end with exit code {process.returncode}", "a server that takes requests", log)
 
 
 def _collect(stream: IO[str], log: list[str]) -> None:

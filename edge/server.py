@@ -1,4 +1,4 @@
-"""The life of a server: it opens its ports, loads its models, answers, drains, and closes everything."""
+"""Start and shutdown of a server: its ports, its models, and the requests in progress."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from edge.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: What a shutdown may take beyond the time in which requests are answered: to close models, and to end threads.
+#: Time that a shutdown may take after the requests have ended: for closing models and ending threads.
 _CLOSING_SECONDS = 3.0
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The announcement of a server that has tried every bundle.
+    """The announcement of a server that has tried to load every bundle.
 
     Attributes:
         process_id: its process.
@@ -31,7 +31,7 @@ class Ready(msgspec.Struct, frozen=True):
         grpc_port: the port of gRPC.
         metrics_port: the port of metrics and the live page; None where it is off.
         ready: the models that it serves, each as ``NAME:VERSION``.
-        unavailable: from directory to reason, the bundles that it does not serve.
+        unavailable: the directories of the bundles that it does not serve, and the reasons.
         http_port: the port of HTTP and JSON; None where it is off.
     """
 
@@ -48,17 +48,17 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
-        settings: all that can be set.
-        on_ready: called once, when every bundle has been tried and requests are taken.
+        settings: the settings of the server.
+        on_ready: called once the server has tried to load every bundle and accepts requests.
 
     Raises:
-        UsageError: as :func:`edge.assembly.assemble`, or a port cannot be taken, or a model to load is not there.
+        UsageError: as :func:`edge.assembly.assemble`, a port cannot be taken, or a model to load does not exist.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with AsyncExitStack() as closing:  # what is opened last is closed first
+    async with AsyncExitStack() as closing:
         logs = Logs(settings.log_level, settings.log_format)
         closing.callback(logs.close)
         for warning in settings.exposure_warnings():
@@ -78,7 +78,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         await parts.grpc.start(settings.host, settings.grpc_port)
         polling: list[asyncio.Task[None]] = []
         closing.push_async_callback(lambda: asyncio.gather(*polling))
-        closing.push_async_callback(parts.control.close)  # which ends the polling
+        closing.push_async_callback(parts.serving.control.close)  # ends the polling
         closing.push_async_callback(_drain, parts, settings.drain_seconds)
         closing.callback(asyncio.create_task(parts.supervisor.run()).cancel)
         if parts.rest:
@@ -88,18 +88,18 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            await loading  # raises what went wrong, if anything did
-            _warn_of_nothing(settings, parts)
+            await loading  # raises its error, if any
+            _warn_if_empty(settings, parts)
             on_ready(_ready(parts, metrics_port))
             parts.notifier.notify(READY=1)
             if settings.model_control == "poll":
-                polling.append(asyncio.create_task(parts.control.poll(settings.poll_seconds)))
+                polling.append(asyncio.create_task(parts.serving.control.poll(settings.poll_seconds)))
         await stopping
         log.info("draining for at most %g s", settings.drain_seconds)
         parts.watchdog.bound_shutdown(settings.drain_seconds + _CLOSING_SECONDS)
         parts.notifier.notify(STOPPING=1)
         parts.serving.metadata.accepting = False
-        parts.control.stop()
+        parts.serving.control.stop()
         parts.serving.streams.drain()
         await loading
 
@@ -110,19 +110,19 @@ async def _drain(parts: Parts, seconds: float) -> None:
 
 async def _load(settings: Settings, parts: Parts) -> None:
     explicit = settings.model_control == "explicit" and settings.load_models != ("*",)
-    await parts.control.start(settings.load_models if explicit else None)
+    await parts.serving.control.start(settings.load_models if explicit else None)
     known = {entry.name for entry in parts.models.repository}
     for name in settings.load_models if explicit else ():
         if name not in known:
             expected = f"one of {', '.join(sorted(known)) or 'none at all'}"
-            raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or put it there.")
-    parts.serving.metadata.accepting = not parts.control.stopping
+            raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or add its bundle.")
+    parts.serving.metadata.accepting = not parts.serving.control.stopping
     parts.supervisor.publish()
 
 
-def _warn_of_nothing(settings: Settings, parts: Parts) -> None:
+def _warn_if_empty(settings: Settings, parts: Parts) -> None:
     if settings.model_control == "none" and not list(parts.models.repository):
-        found = f"{settings.repository} holds no bundle, which is a directory with a manifest.json"
+        found = f"{settings.repository} has no bundle, which is a directory with a manifest.json"
         log.warning("%s; `fewheads export RUN --repository DIRECTORY`, or MODEL.onnx for RUN, writes one", found)
 
 

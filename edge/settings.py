@@ -17,34 +17,34 @@ from edge.security.rate import Rate, parse_rate
 
 T = TypeVar("T")
 
-#: Triton's words for when models are loaded: at the start only, as the repository changes, or on request.
+#: Triton's names for when models are loaded: at the start only, as the repository changes, or on request.
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
 #: The libraries that can carry gRPC.
 TRANSPORTS = ("grpcio", "nghttp2")
-#: The version of ngh2 that the extra ``fast`` installs; the library is young and changes.
+#: The version of ngh2 that the extra ``fast`` installs. Its API still changes between releases.
 NGH2_VERSION = "0.3.0"
 MAX_INSTANCES = 64
 
 _MAX_PORT = 65535
-_MAX_INT32 = 2**31 - 1  # gRPC keeps its limits in 32 bits
+_MAX_INT32 = 2**31 - 1  # gRPC stores its limits in 32 bits
 _MAX_INT64 = 2**63 - 1
 _FREE_PORT = "Take a free port, or 0 for any."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a setting is, beside its type and default, which its field holds.
+    """The declaration of a setting, beside its type and default.
 
     Attributes:
         help: its text in ``fewheads serve --help``.
-        least: the smallest number allowed; None sets no bounds.
-        most: the largest number allowed.
-        choices: the words allowed; empty allows any.
+        least: the smallest allowed number; None sets no bounds.
+        most: the largest allowed number.
+        choices: the allowed words; empty allows any.
         fix: the way out of a wrong value.
-        unset: what a default of None, or an empty one, means.
+        unset: the meaning of an empty default or None.
         option: its option; empty derives it from the field's name.
-        metavar: how help calls its value; None derives that from the type.
-        parse: reads its value from text; None reads it by the type.
+        metavar: the name of its value in help; None derives it from the type.
+        parse: parses its value; None parses it by the type.
     """
 
     help: str
@@ -61,23 +61,23 @@ class Declaration:
         """Return the error of a value outside the bounds or choices, and None of a good one."""
         if self.choices and value not in self.choices:
             return UsageError(option, given=value, expected=f"one of {', '.join(self.choices)}", fix=self.fix)
-        if self.least is not None and not self.least <= value <= self.most:  # so that NaN is refused too
+        if self.least is not None and not self.least <= value <= self.most:  # this form refuses NaN too
             expected = f"{self.least} or more" if self.most == math.inf else f"{self.least} to {self.most}"
             return UsageError(option, given=value, expected=expected, fix=self.fix)
         return None
 
 
 def setting(default: T, help: str, **rest: Any) -> T:
-    """Return a dataclass field with this default and a :class:`Declaration` of the rest."""
+    """Return a dataclass field with a :class:`Declaration`."""
     return field(default=default, metadata={"declaration": Declaration(help=help, **rest)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one server; each field declares all that is known of it.
+    """The settings of one server.
 
     Raises:
-        UsageError: settings are wrong; it names every one of them.
+        UsageError: settings are wrong; it lists all of them.
     """
 
     repository: Path = field(
@@ -87,7 +87,7 @@ class Settings:
     grpc_port: int = setting(8001, "Port of gRPC; 0 takes any free one.", least=0, most=_MAX_PORT, fix=_FREE_PORT)
     transport: str = setting(
         "auto",
-        "Library that carries gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto takes it where "
+        "Library that carries gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto is nghttp2 where "
         "that is installed, and grpcio elsewhere.",
         choices=("auto", *TRANSPORTS),
     )
@@ -106,53 +106,53 @@ class Settings:
         fix=_FREE_PORT,
         unset="not served",
     )
-    target: str = setting("auto", "Runtime, as `fewheads build --target`.")
+    target: str = setting("auto", "Runtime, as in `fewheads build --target`.")
     cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
-    build: bool = setting(True, "Build a model whose runtime needs a build that the cache lacks.")
-    max_message_bytes: int = setting(64 * 1024**2, "Largest request that is read.", least=1, most=_MAX_INT32)
+    build: bool = setting(True, "Build models for their runtime where the cache has no build.")
+    max_message_bytes: int = setting(64 * 1024**2, "Size limit of a request.", least=1, most=_MAX_INT32)
     max_queue_size: int = setting(
-        256, "Requests that may wait for a worker; further ones are refused.", least=1, most=_MAX_INT32
+        256, "Requests that may wait for a worker; further requests are refused.", least=1, most=_MAX_INT32
     )
     max_queue_bytes: int = setting(
-        DEFAULT_MAX_QUEUE_BYTES, "Total size of the tensors that may wait with them.", least=1, most=_MAX_INT64
+        DEFAULT_MAX_QUEUE_BYTES, "Total size of the tensors of waiting requests.", least=1, most=_MAX_INT64
     )
     instances: int | None = setting(
         None,
-        "Runs that are computed at once, each on one core.",
+        "Runs in parallel, each on one core.",
         least=1,
         most=MAX_INSTANCES,
-        unset="as many as cores on a CPU, 1 on a GPU",
+        unset="the number of cores on a CPU, 1 on a GPU",
     )
     batching: bool = setting(True, "Let waiting requests share runs.")
     max_queue_delay_us: int | None = setting(
         None,
-        "How long a request that finds the server busy waits for others to share its run.",
+        "Time for which a request waits for others to share its run while the server is busy.",
         least=0,
         most=1_000_000,
         unset="as each bundle says",
     )
     policy: str | None = setting(
         None,
-        "How tiers are chosen for requests that name none.",
+        "Choice of the tier for requests that name none.",
         choices=POLICIES,
         fix="Leave it out for what each bundle says.",
         unset="as each bundle says",
     )
     default_timeout_ms: float = setting(0.0, "Timeout of requests without a deadline; 0 is none.", least=0)
-    admission: bool = setting(True, "Refuse at once what is predicted to miss its deadline.")
+    admission: bool = setting(True, "Refuse requests at once that are predicted to miss their deadline.")
     drain_seconds: float = setting(
-        10.0, "How long a shutdown waits for the requests that were accepted.", least=0, fix="Raise it."
+        10.0, "Time for which a shutdown waits for accepted requests.", least=0, fix="Raise it."
     )
     watchdog_seconds: float = setting(
         30.0,
-        "A run that takes longer, and ten times longer than usual, makes the server unready; inf watches none.",
+        "A run that takes longer, and ten times longer than usual, makes the server unready; inf turns this off.",
         least=0.1,
     )
     stuck_exit_seconds: float = setting(
-        60.0, "How long to wait for such a run before ending with exit code 9; inf waits for ever.", least=0
+        60.0, "Time until such a run ends the server with exit code 9; inf waits for ever.", least=0
     )
     memory_headroom_bytes: int = setting(
-        256 * 1024**2, "Load no model that would leave less memory free.", least=0, most=_MAX_INT64
+        256 * 1024**2, "Load no model that would leave less free memory.", least=0, most=_MAX_INT64
     )
     strict_readiness: bool = setting(True, "The server is ready only while every bundle is.")
     model_control: str = setting(
@@ -160,7 +160,7 @@ class Settings:
         "When models are loaded: at the start only, also as REPOSITORY changes, or on request of a client.",
         choices=MODEL_CONTROL_MODES,
     )
-    poll_seconds: float = setting(15.0, "Time between two looks at REPOSITORY by poll.", least=0.1, most=86400)
+    poll_seconds: float = setting(15.0, "Time between two checks of REPOSITORY by poll.", least=0.1, most=86400)
     load_models: tuple[str, ...] = setting(
         (),
         "With --model-control explicit: load this model at the start; may be repeated, * is all.",
@@ -170,47 +170,51 @@ class Settings:
     )
     allow_shared_memory: bool = setting(
         False,
-        "Let clients exchange tensors in shared memory; whoever reaches the port can then have any object read and "
-        "written that the server's user may open.",
+        "Let clients exchange tensors in shared memory. Anyone who reaches the port can then make the server read and "
+        "write any object that its user may open.",
     )
     max_shared_memory_bytes: int = setting(
-        256 * 1024**2, "Total size of the shared memory that clients may register.", least=1, most=_MAX_INT64
+        256 * 1024**2, "Limit on the total size of registered shared memory.", least=1, most=_MAX_INT64
     )
     allow_log_settings: bool = setting(False, "Let clients change what is logged.")
-    log_level: str = setting("info", "Least level of the messages that are logged.", choices=LEVELS)
+    log_level: str = setting("info", "Lowest level of logged messages.", choices=LEVELS)
     log_format: str = setting(
         "default",
         "Format of the log; ISO8601 and json are in UTC, json writes one object per line.",
         choices=tuple(FORMATS),
     )
     tls_certificate: Path | None = setting(
-        None, "PEM; serve over TLS with this certificate, read again when it changes.", unset="no TLS"
+        None, "PEM; serve over TLS with this certificate. It is read again when it changes.", unset="no TLS"
     )
     tls_key: Path | None = setting(None, "PEM; the key of --tls-certificate.")
-    tls_client_ca: Path | None = setting(None, "PEM; admit only clients with a certificate of these authorities.")
+    tls_client_ca: Path | None = setting(None, "PEM; accept only clients with a certificate from these authorities.")
     tokens: Path | None = setting(
-        None, "Admit only bearers of these tokens, made by `fewheads token`; read again when it changes."
+        None, "Accept only clients with a token in this file of `fewheads token`. It is read again when it changes."
     )
     rate_limit: Rate | None = setting(
         None,
-        "Requests per second of each token, or else of each address.",
+        "Requests per second for each token, or for each address without tokens.",
         unset="none",
         metavar="N[:BURST]",
         parse=parse_rate,
     )
     trace_endpoint: str = setting(
         "",
-        "OpenTelemetry collector that traces are sent to, by OTLP over gRPC. Needs `pip install 'fewheads[otel]'`.",
-        unset="nothing is traced",
+        "OpenTelemetry collector for traces, by OTLP over gRPC. Needs `pip install 'fewheads[otel]'`.",
+        unset="no tracing",
         metavar="URL",
     )
     trace_ratio: float = setting(
-        0.01, "Share of the requests to trace, of those whose callers do not say.", least=0, most=1, fix="1 traces all."
+        0.01,
+        "Share of traced requests among those whose caller does not decide it.",
+        least=0,
+        most=1,
+        fix="1 traces all.",
     )
 
     def __post_init__(self) -> None:
-        """Check every value, and the rules that span several."""
-        wrong = [*_wrong_values(self), *(error for rule in _RULES for error in rule(self))]
+        """Check every value, and the rules for combinations of them."""
+        wrong = [*_wrong_values(self), *_broken_rules(self)]
         if len(wrong) == 1:
             raise wrong[0]
         if wrong:
@@ -218,17 +222,17 @@ class Settings:
             raise UsageError(f"{len(wrong)} settings", given=Literally("wrong values"), expected="none", fix=fix)
 
     def exposure_warnings(self) -> list[str]:
-        """Return what a stranger on the network can do with these settings; nothing on a loopback address."""
+        """Return what a stranger on the network can do with these settings; empty on a loopback address."""
         if _is_loopback(self.host):
             return []
         warnings = []
         if not self.tokens and not self.tls_client_ca:
-            fix = "--tokens, or --tls-client-ca, admits only known clients"
-            warnings.append(f"{self.host} is no loopback address, and whoever reaches it may call everything; {fix}")
+            fix = "--tokens or --tls-client-ca accepts only known clients"
+            warnings.append(f"{self.host} is not a loopback address, and anyone who reaches it may call any RPC; {fix}")
         if not self.tls_certificate:
-            readable = "requests, answers and tokens" if self.tokens else "requests and answers"
+            readable = "requests, responses and tokens" if self.tokens else "requests and responses"
             fix = "--tls-certificate encrypts them"
-            warnings.append(f"{self.host} is no loopback address, and {readable} can be read on the way; {fix}")
+            warnings.append(f"{self.host} is not a loopback address, and {readable} can be read on the way; {fix}")
         return warnings
 
 
@@ -242,7 +246,7 @@ def option_of(name: str) -> str:
 
 
 class Transport(NamedTuple):
-    """The library that carries gRPC, and a sentence that says why this one."""
+    """The library that carries gRPC, and a sentence with the reason."""
 
     name: str
     reason: str
@@ -251,21 +255,23 @@ class Transport(NamedTuple):
 def choose_transport(wanted: str) -> Transport:
     """Return the transport for a setting: nghttp2 for ``auto`` where its library can be used, grpcio elsewhere."""
     if wanted != "auto":
-        return Transport(wanted, "--transport says so.")
+        return Transport(wanted, "--transport requires it.")
     problem = _ngh2_problem()
     if problem:
-        return Transport("grpcio", f"nghttp2 would be faster, but there is {problem}; pip install 'fewheads[fast]'.")
-    return Transport("nghttp2", "It is faster than grpcio, and installed.")
+        return Transport(
+            "grpcio", f"nghttp2 would be faster, but there is {problem}; run pip install 'fewheads[fast]'."
+        )
+    return Transport("nghttp2", "It is faster than grpcio.")
 
 
 def _ngh2_problem() -> str:
-    """Return why nghttp2 cannot be used; empty where it can."""
+    """Return the reason why nghttp2 cannot be used; empty where it can."""
     try:
         import ngh2
     except ImportError as error:
         return f"no usable ngh2 ({error})"
     found = str(ngh2.__version__)
-    return "" if found == NGH2_VERSION else f"ngh2 {found} in place of {NGH2_VERSION}"
+    return "" if found == NGH2_VERSION else f"ngh2 {found} instead of {NGH2_VERSION}"
 
 
 def _wrong_values(settings: Settings) -> Iterator[UsageError]:
@@ -276,15 +282,13 @@ def _wrong_values(settings: Settings) -> Iterator[UsageError]:
             yield problem
 
 
-def _repository_is_a_directory(settings: Settings) -> Iterator[UsageError]:
+def _broken_rules(settings: Settings) -> Iterator[UsageError]:
+    """Yield the errors of rules beyond the bounds and choices of one setting."""
     path = settings.repository
     if not path.is_dir():
-        given = Literally(f"{path}, which is {'a file' if path.exists() else 'not there'}")
+        given: object = Literally(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
         fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
         yield UsageError("REPOSITORY", given=given, expected="a directory of bundles", fix=fix)
-
-
-def _ports_differ(settings: Settings) -> Iterator[UsageError]:
     grpc, metrics, http = settings.grpc_port, settings.metrics_port, settings.http_port
     if grpc and grpc == metrics:
         fix = "Give the two different ports."
@@ -292,52 +296,29 @@ def _ports_differ(settings: Settings) -> Iterator[UsageError]:
     if http and http in (grpc, metrics):
         expected, fix = "another port than gRPC's and the metrics'", "Give each its own."
         yield UsageError("--http-port", given=http, expected=expected, fix=fix)
-
-
-def _collector_has_a_url(settings: Settings) -> Iterator[UsageError]:
     url = settings.trace_endpoint
     if url and not url.startswith(("http://", "https://")):
         expected = "http://HOST:PORT or https://HOST:PORT"
-        fix = "Give where the collector takes OTLP over gRPC, port 4317 as a rule."
+        fix = "Give the address where the collector accepts OTLP over gRPC, usually port 4317."
         yield UsageError("--trace-endpoint", given=url, expected=expected, fix=fix)
-
-
-def _models_are_loaded_on_request(settings: Settings) -> Iterator[UsageError]:
     models = settings.load_models
     if models and settings.model_control != "explicit":
-        given = Literally(f"it with --model-control {settings.model_control}")
-        fix = "Leave it out: all models are loaded at the start."
+        given, fix = Literally(f"--model-control {settings.model_control}"), "Leave it out: all models are loaded."
         yield UsageError("--load-model", given=given, expected="--model-control explicit", fix=fix)
     if "*" in models and len(models) > 1:
         fix = "Give one or the other."
         yield UsageError("--load-model", given=list(models), expected="* alone, or names", fix=fix)
-
-
-def _transport_is_installed(settings: Settings) -> Iterator[UsageError]:
     problem = _ngh2_problem() if settings.transport == "nghttp2" else ""
     if problem:
+        given, expected = Literally(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}"
         fix = "Install it: pip install 'fewheads[fast]'."
-        expected = f"the package ngh2 {NGH2_VERSION}"
-        yield UsageError("--transport", given=Literally(f"nghttp2, but {problem}"), expected=expected, fix=fix)
-
-
-def _tls_is_whole(settings: Settings) -> Iterator[UsageError]:
+        yield UsageError("--transport", given=given, expected=expected, fix=fix)
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         given, fix = Literally("one without the other"), "Give both, or leave both out."
         yield UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
     if settings.tls_client_ca and not settings.tls_certificate:
-        given, fix = Literally("it without --tls-certificate"), "Give the server a certificate too."
+        given, fix = Literally("no --tls-certificate"), "Give the server a certificate too."
         yield UsageError("--tls-client-ca", given=given, expected="--tls-certificate and --tls-key", fix=fix)
-
-
-_RULES = (
-    _repository_is_a_directory,
-    _ports_differ,
-    _collector_has_a_url,
-    _models_are_loaded_on_request,
-    _transport_is_installed,
-    _tls_is_whole,
-)
 
 
 def _is_loopback(host: str) -> bool:

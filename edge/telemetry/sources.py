@@ -54,8 +54,8 @@ class Sources(NamedTuple):
     """The parts of a server that have data to report.
 
     Attributes:
-        repository: the models and their counters.
         scheduler: the queue.
+        repository: the models and their counters.
         health: the health of the server and its models.
         memory: reads memory.
         sensors: the sensors of the board.
@@ -64,8 +64,8 @@ class Sources(NamedTuple):
         energy: measures the energy of runs; None on a machine that does not measure its power.
     """
 
-    repository: Repository
     scheduler: Scheduler
+    repository: Repository
     health: Health
     memory: MemorySampler
     sensors: Sensors

@@ -285,7 +285,7 @@ def test_build_for_an_unknown_target() -> None:
 
 
 def test_serve_a_missing_directory(tmp_path: Path) -> None:
-    assert "which is not there" in refusal(fewheads("serve", tmp_path / "none"), 2)
+    assert "which does not exist" in refusal(fewheads("serve", tmp_path / "none"), 2)
 
 
 @with_rtx

@@ -231,14 +231,14 @@ def test_a_metric_of_requests_is_a_sum_by_labels_or_a_histogram() -> None:
 
 
 def test_a_metric_that_fails_costs_neither_the_answer_nor_other_metrics(caplog: pytest.LogCaptureFixture) -> None:
-    wrong = RequestMetric("wrong", "", lambda request: request.answer.outputs["mask"].size)
+    wrong = RequestMetric("wrong", "", lambda request: 1 // (request.rows - 2))
     rows = RequestMetric("rows", "", lambda request: request.rows)
     statistics = ModelStatistics((wrong, rows))
     for _ in range(3):
         statistics.succeeded(Request(rows=2))
     now = statistics.snapshot()
     assert (now.success, now.counted) == (3, {"wrong": {(): 0}, "rows": {(): 6}})
-    assert [record.message for record in caplog.records] == ["metric wrong failed and is not counted any more"]
+    assert [record.message for record in caplog.records] == ["metric wrong failed and is no longer counted"]
 
 
 def test_failures_are_counted_by_reason() -> None:

@@ -180,7 +180,7 @@ def test_what_is_doubtful_is_served_and_told(tmp_path: Path) -> None:
     with logging_server(tmp_path / "repository", log, *arguments):
         pass
     assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
-    assert "0.0.0.0 is no loopback address, and whoever reaches it may call everything" in log.read_text()
+    assert "0.0.0.0 is not a loopback address, and anyone who reaches it may call any RPC" in log.read_text()
     assert f"--tls-key {key}: others than its owner may read it" in log.read_text()
 
 
