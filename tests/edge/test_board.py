@@ -1,4 +1,4 @@
-"""Facts about a Jetson, from the files of an Orin Nano and of a container on it, and from broken ones."""
+"""Facts about a Jetson, from the files of an Orin Nano, of a container on it, and from broken files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def board(root: Path) -> Board:
 
 
 @pytest.mark.parametrize("jetpack", JETPACKS)
-def test_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
+def test_facts_of_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
     l4t, name = JETPACKS[jetpack]
-    assert read_board(orin_nano(tmp_path, jetpack)) == Board(
+    root = orin_nano(tmp_path, jetpack)
+    assert read_board(root) == Board(
         model=MODELS[jetpack],
         soc="tegra234",
         l4t=l4t,
@@ -41,14 +42,10 @@ def test_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
         super_firmware=jetpack != 5,
         kernel=KERNELS[jetpack],
     )
+    assert read_board(in_container(root)) == Board("NVIDIA Jetson", kernel=KERNELS[jetpack])
 
 
-@pytest.mark.parametrize("jetpack", JETPACKS)
-def test_in_a_container_the_kernel_still_shows_a_jetson(tmp_path: Path, jetpack: int) -> None:
-    assert read_board(in_container(orin_nano(tmp_path, jetpack))) == Board("NVIDIA Jetson", kernel=KERNELS[jetpack])
-
-
-def test_a_container_knows_what_is_mounted(tmp_path: Path) -> None:
+def test_container_with_mounts(tmp_path: Path) -> None:
     root = in_container(orin_nano(tmp_path, 7), "etc/nv_tegra_release", "etc/nvpmodel.conf", "var/lib/nvpmodel/status")
     write(root, {"tmp/nv_jetson_model": f"{MODELS[7]}\0"})
     found = board(root)
@@ -60,14 +57,9 @@ def test_a_container_knows_what_is_mounted(tmp_path: Path) -> None:
     "files",
     [{}, {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}, {"etc/nvpmodel.conf": "< POWER_MODEL"}],
 )
-def test_another_machine(tmp_path: Path, files: dict[str, str]) -> None:
+def test_other_machines_are_no_board(tmp_path: Path, files: dict[str, str]) -> None:
     files = {"proc/sys/kernel/osrelease": "6.8.0-60-generic\n", **files}
     assert read_board(write(tmp_path, files)) is None
-
-
-def test_this_machine_is_read_without_an_error() -> None:
-    found = read_board()
-    assert found is None or found.model
 
 
 @pytest.mark.parametrize(
@@ -92,7 +84,7 @@ def test_releases(line: str, release: Release, jetpack: str | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# R36", "R (release), REVISION: .", "latest", "36", "r36.x", "٣٦.٤", "N/A"])
-def test_what_is_no_release_is_kept_as_text(tmp_path: Path, text: str) -> None:
+def test_other_text_is_not_a_release(tmp_path: Path, text: str) -> None:
     assert parse_release(text) is None
     found = board(write(tmp_path, {"etc/nv_tegra_release": f"{text}\n"}))
     assert (found.l4t, found.jetpack) == (text.strip("# ") or None, None)
@@ -110,7 +102,7 @@ def test_what_is_no_release_is_kept_as_text(tmp_path: Path, text: str) -> None:
         ("36.4.3", "r39.2", False),
     ],
 )
-def test_images_that_a_host_runs(host: str, image: str, runs: bool) -> None:
+def test_host_runs_images_of_its_release(host: str, image: str, runs: bool) -> None:
     found = parse_release(image)
     assert found
     assert Board("NVIDIA Jetson", l4t=host).runs(found) is runs
@@ -126,7 +118,7 @@ def test_images_that_a_host_runs(host: str, image: str, runs: bool) -> None:
         (None, {36: None, 39: None}),
     ],
 )
-def test_without_a_release_the_kernel_shows_the_generation(kernel: str | None, runs: dict[int, bool | None]) -> None:
+def test_kernel_stands_in_for_an_unknown_release(kernel: str | None, runs: dict[int, bool | None]) -> None:
     found = Board("NVIDIA Jetson", kernel=kernel)
     assert {major: found.runs(Release(major, 4)) for major in runs} == runs
 
@@ -139,7 +131,7 @@ def test_without_a_release_the_kernel_shows_the_generation(kernel: str | None, r
         ("pmode:0000 fmode:quiet\n", None, "mode 0"),
         ("N/A\n", "< POWER_MODEL ID=0 NAME=15W >\n", None),
         ("pmode:\n", "< POWER_MODEL ID=0 NAME=15W >\n", None),
-        (None, "< POWER_MODEL ID=0 NAME=15W >\n< PM_CONFIG DEFAULT=0 >\n", None),  # the default need not be on
+        (None, "< POWER_MODEL ID=0 NAME=15W >\n< PM_CONFIG DEFAULT=0 >\n", None),  # the default need not be active
     ],
 )
 def test_power_mode(tmp_path: Path, status: str | None, config: str | None, mode: str | None) -> None:
@@ -147,8 +139,8 @@ def test_power_mode(tmp_path: Path, status: str | None, config: str | None, mode
     assert board(write(tmp_path, {path: text for path, text in files.items() if text is not None})).power_mode == mode
 
 
-def test_a_super_board_with_other_firmware(tmp_path: Path) -> None:
-    """As JetPack 7.2's installer left it: the modes of Super and the name are there, the clocks are not."""
+def test_super_board_without_super_firmware(tmp_path: Path) -> None:
+    """JetPack 7.2's installer leaves the name and the power modes of Super without its clocks."""
     root = orin_nano(tmp_path, 7)
     gpu = "sys/class/devfreq/17000000.gpu"
     write(root, {f"{gpu}/available_frequencies": "306000000 612000000 624750000\n", f"{gpu}/max_freq": "624750000\n"})
@@ -158,8 +150,8 @@ def test_a_super_board_with_other_firmware(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "firmware"), [("624750000", False), ("612000000", True), ("918000000", True), ("N/A", True)]
 )
-def test_firmware_by_the_limit_of_the_clock(tmp_path: Path, limit: str, firmware: bool) -> None:
-    """A limit below that of other firmware is that of a power mode; then the power modes' names decide."""
+def test_firmware_by_the_clock_limit(tmp_path: Path, limit: str, firmware: bool) -> None:
+    """A limit below that of other firmware comes from a power mode; then the names of the power modes decide."""
     root = orin_nano(tmp_path, 6)
     (root / "sys/class/devfreq/17000000.gpu/available_frequencies").unlink()
     write(root, {"sys/class/devfreq/17000000.gpu/max_freq": f"{limit}\n"})
@@ -176,7 +168,7 @@ def test_firmware_of_other_modules_is_unknown(tmp_path: Path) -> None:
     assert board(root).super_firmware is None
 
 
-def test_broken_files_do_no_harm(tmp_path: Path) -> None:
+def test_broken_files_give_no_facts(tmp_path: Path) -> None:
     root = orin_nano(tmp_path, 6)
     paths = ["model", "compatible"]
     for path in (*(root / "proc/device-tree" / name for name in paths), root / "var/lib/nvpmodel/status"):

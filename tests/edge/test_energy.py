@@ -1,4 +1,4 @@
-"""Energy of runs from rails whose power is known: shares, idle power, tokens, rails that fail, and a real server."""
+"""Energy of runs from rails of known power: shares, idle power, tokens, rails that fail, and a real server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,12 +30,12 @@ VDD_IN_MILLIVOLTS = RAILS["VDD_IN"][0]
 
 
 class Machine:
-    """A board whose power and runs a test decides, on a clock of its own.
+    """A board with given power and runs, on a clock of its own.
 
     Attributes:
-        watts: above idle, while something runs.
-        noise: what everything else takes.
-        broken: what the file of the current holds in place of a number.
+        watts: the power of a run above idle.
+        noise: the power of everything else.
+        broken: the text of the current's file in place of a number.
     """
 
     def __init__(self, root: Path, watts: float = 7.0) -> None:
@@ -72,7 +73,7 @@ class Machine:
         return {ModelTier("m", "1", tier): runs for tier, runs in self.statistics.runs().items()}
 
     def wait(self, seconds: float, *, running: bool = False) -> None:
-        """Let the time pass, and the meter look when it is due."""
+        """Advance the clock, and sample whenever the meter is due."""
         until = self.now + seconds
         while self._due <= until:
             self.now = self._due
@@ -86,7 +87,7 @@ class Machine:
         self.statistics.executed(requests, round(seconds * 1e9), tier=tier, requests=requests, size=tokens)
 
     def energy(self) -> dict[ModelTier, TierEnergy]:
-        self.wait(10)  # by then it is divided
+        self.wait(10)  # until the pool is divided
         return self.meter.energy()
 
 
@@ -95,11 +96,18 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_idle_power_is_learnt_while_nothing_runs(machine: Machine) -> None:
-    assert machine.meter.idle_watts is None
+def approx_joules(joules: float, rel: float = 0.02) -> Any:
+    return pytest.approx(joules, rel=rel)
+
+
+def test_idle_power_is_measured_while_nothing_runs(machine: Machine) -> None:
+    machine.is_loading, machine.noise = True, lambda: 6.0
+    machine.wait(100)
+    assert machine.meter.idle_watts is None  # a model was loading
+    machine.is_loading, machine.noise = False, lambda: 0.0
     machine.wait(1)
     assert machine.meter.idle_watts is None
-    machine.wait(2)
+    machine.wait(3)
     assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
     machine.run(100)
     assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
@@ -108,34 +116,30 @@ def test_idle_power_is_learnt_while_nothing_runs(machine: Machine) -> None:
 def test_one_long_run(machine: Machine) -> None:
     machine.wait(5)
     machine.run(30)
-    assert machine.energy()[FULL].joules == pytest.approx(30 * 7, rel=0.02)
+    assert machine.energy()[FULL].joules == approx_joules(30 * 7)
 
 
-def test_brief_runs_are_right_on_average(machine: Machine) -> None:
-    """Of 5 ms each, at random times, seldom seen by a sample that comes every 50 ms."""
+@pytest.mark.parametrize(
+    ("count", "seconds", "pauses", "rel"),
+    [
+        (3000, 0.005, (0, 0.04), 0.15),  # shorter than the 50 ms between two samples
+        (200, 0.02, (7, 9), 0.4),  # so rare that the meter samples only ten times a second
+    ],
+    ids=["short", "rare"],
+)
+def test_energy_is_right_on_average(
+    machine: Machine, count: int, seconds: float, pauses: tuple[float, float], rel: float
+) -> None:
     chance = random.Random(1)
     machine.wait(5)
-    for _ in range(3000):
-        machine.wait(chance.uniform(0, 0.04))
-        machine.run(0.005)
+    for _ in range(count):
+        machine.wait(chance.uniform(*pauses))
+        machine.run(seconds)
     found = machine.energy()[FULL]
-    assert found.requests == 3000
-    assert found.joules == pytest.approx(3000 * 0.005 * 7, rel=0.15)
+    assert (found.requests, found.joules) == (count, approx_joules(count * seconds * 7, rel))
 
 
-def test_rare_runs_are_right_on_average(machine: Machine) -> None:
-    """Of 20 ms each, when the meter looks only ten times a second and reads the rail hardly ever."""
-    chance = random.Random(3)
-    machine.wait(5)
-    for _ in range(200):
-        machine.wait(chance.uniform(7, 9))
-        machine.run(0.02)
-    found = machine.energy()[FULL]
-    assert found.requests == 200
-    assert found.joules == pytest.approx(200 * 0.02 * 7, rel=0.4)
-
-
-def test_clocks_that_stay_high_after_a_run_are_not_idle(machine: Machine) -> None:
+def test_power_right_after_a_run_is_not_idle_power(machine: Machine) -> None:
     machine.wait(5)
     for _ in range(100):
         machine.run(1)
@@ -144,17 +148,20 @@ def test_clocks_that_stay_high_after_a_run_are_not_idle(machine: Machine) -> Non
         machine.noise = lambda: 0.0
         machine.wait(0.4)
     assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
-    assert machine.energy()[FULL].joules == pytest.approx(700, rel=0.05)
+    assert machine.energy()[FULL].joules == approx_joules(700, 0.05)
 
 
-def test_noise_evens_out(machine: Machine) -> None:
+def test_noise_and_bursts_average_out(machine: Machine) -> None:
     chance = random.Random(2)
     machine.noise = lambda: chance.gauss(0, 0.5)
     machine.wait(90)
+    machine.noise = lambda: 4.0
+    machine.wait(5)
+    machine.noise = lambda: chance.gauss(0, 0.5)
     for _ in range(100):
         machine.run(0.1)
         machine.wait(0.2)
-    assert machine.energy()[FULL].joules == pytest.approx(100 * 0.1 * 7, rel=0.15)
+    assert machine.energy()[FULL].joules == approx_joules(100 * 0.1 * 7, 0.15)
 
 
 def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
@@ -163,68 +170,49 @@ def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
         machine.run(0.06, "full", requests=4, tokens=4 * 32)
         machine.run(0.02, "half", requests=2)
     found = machine.energy()
-    assert found[FULL].joules + found[HALF].joules == pytest.approx(8 * 7, rel=0.02)
-    assert found[FULL].joules / found[HALF].joules == pytest.approx(3, rel=0.05)
     full, half = found[FULL], found[HALF]
+    assert full.joules + half.joules == approx_joules(8 * 7)
+    assert full.joules / half.joules == pytest.approx(3, rel=0.05)
     assert (full.requests, full.rows, full.tokens) == (400, 400, 400 * 32)
     assert (half.requests, half.rows, half.tokens) == (200, 200, 200)
 
 
-def test_a_burst_leaves_idle_power_alone(machine: Machine) -> None:
-    machine.wait(60)
-    machine.noise = lambda: 4.0
-    machine.wait(5)
-    machine.noise = lambda: 0.0
-    machine.run(10)
-    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.02)
-
-
-def test_power_of_a_load_is_not_idle_power(machine: Machine) -> None:
-    machine.is_loading, machine.noise = True, lambda: 6.0
-    machine.wait(100)
-    assert machine.meter.idle_watts is None
-    machine.is_loading, machine.noise = False, lambda: 0.0
-    machine.wait(4)
-    assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
-
-
-def test_what_runs_before_idle_power_is_known_is_not_counted(machine: Machine) -> None:
+def test_runs_before_idle_power_is_known_are_not_counted(machine: Machine) -> None:
     machine.run(20, requests=1000)
     machine.wait(5)
     machine.run(10)
     found = machine.energy()[FULL]
-    assert (found.requests, found.joules) == (1, pytest.approx(70, rel=0.02))
+    assert (found.requests, found.joules) == (1, approx_joules(70))
 
 
 @pytest.mark.parametrize("text", ["", "N/A\n"])
-def test_a_rail_that_cannot_be_read_for_a_moment(machine: Machine, text: str) -> None:
-    """The next sample counts for up to a second of that time."""
+def test_unreadable_rail_is_bridged_for_up_to_a_second(machine: Machine, text: str) -> None:
     machine.wait(5)
     machine.run(5)
     machine.broken = text
     machine.run(0.5)
     machine.broken = None
     machine.run(4.5)
-    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.03)
+    assert machine.energy()[FULL].joules == approx_joules(70, 0.03)
 
 
-def test_a_suspended_machine_costs_nothing(machine: Machine) -> None:
+def test_time_of_a_suspended_machine_is_not_counted(machine: Machine) -> None:
     machine.wait(5)
     machine.run(5)
     machine.now += 3600
     machine._due += 3600
     machine.run(5)
-    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.15)
+    assert machine.energy()[FULL].joules == approx_joules(70, 0.15)
 
 
-def test_a_model_that_was_removed_and_came_again(machine: Machine) -> None:
+def test_model_that_was_removed_and_added_again(machine: Machine) -> None:
     machine.wait(5)
     machine.run(10)
     first = machine.energy()[FULL]
     machine.statistics = ModelStatistics()
     machine.run(2)
     again = machine.energy()[FULL]
-    assert (again.requests, again.joules - first.joules) == (2, pytest.approx(14, rel=0.05))
+    assert (again.requests, again.joules - first.joules) == (2, approx_joules(14, 0.05))
 
 
 def test_power_below_idle_takes_nothing_back(machine: Machine) -> None:
@@ -236,24 +224,20 @@ def test_power_below_idle_takes_nothing_back(machine: Machine) -> None:
     assert machine.energy()[FULL].joules == before
 
 
-def test_the_rail_of_the_board_is_enough(tmp_path: Path) -> None:
+def test_rails_of_the_board(tmp_path: Path) -> None:
+    def work() -> Machine:
+        raise AssertionError("must not be made")
+
+    assert energy_meter(work, tmp_path) is None  # a machine without rails
     (rail,) = board_rails(orin_nano(tmp_path, 6))
     assert rail.name == "VDD_IN"
-    write(tmp_path, {"sys/class/hwmon/hwmon1/in1_label": "VDD_CPU_CV\n"})  # as an AGX Orin, which has no such rail
+    write(tmp_path, {"sys/class/hwmon/hwmon1/in1_label": "VDD_CPU_CV\n"})  # like an AGX Orin
     assert [rail.name for rail in board_rails(tmp_path)] == ["VDD_CPU_CV", "VDD_CPU_GPU_CV", "VDD_SOC"]
-
-
-def test_a_machine_without_rails_has_no_meter(tmp_path: Path) -> None:
-    def work() -> Machine:
-        raise AssertionError("not even made")
-
-    assert energy_meter(work, tmp_path) is None
-    assert not [thread for thread in threading.enumerate() if thread.name == "energy"]
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "simulated:2"])
 async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """Over gRPC, for a real model on a real scheduler, on which runs overlap or not; only the rail is a file."""
+    """Over gRPC, with a real model and scheduler; only the rail is a file."""
     root = orin_nano(tmp_path / "board", 6)
     monkeypatch.setattr(assembly, "energy_meter", partial(energy_meter, root=root))
     for name in ("_IDLE_SECONDS", "_SETTLE_SECONDS", "_QUIET_SECONDS", "_DIVIDE_SECONDS"):
@@ -270,12 +254,12 @@ async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.Monke
         assert idle.idle_power_watts == pytest.approx(6.654, rel=1e-3)
         assert not any(model.energy for model in idle.models)
         write(root, {"sys/class/hwmon/hwmon1/curr1_input": "3000\n"})
-        asked = 0
+        sent = 0
         while not (energy := energy_of(await reading())) or not energy[0].joules:
-            await asyncio.gather(*(stub.ModelInfer(question()) for _ in range(10)))
-            asked += 10
+            await asyncio.gather(*(stub.ModelInfer(request()) for _ in range(10)))
+            sent += 10
         assert [of.tier for of in energy] == ["full"]
-        assert 0 < energy[0].requests <= asked
+        assert 0 < energy[0].requests <= sent
         assert [thread.name for thread in threading.enumerate()].count("energy") == 1
     assert "energy" not in [thread.name for thread in threading.enumerate()]
 
@@ -285,7 +269,7 @@ def energy_of(reading: telemetry_pb2.Reading) -> list[telemetry_pb2.EnergyReadin
     return list(model.energy)
 
 
-def question() -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=ORACLE)
-    request.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
-    return request
+def request() -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=ORACLE)
+    message.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
+    return message

@@ -1,4 +1,4 @@
-"""File systems of boards: the Jetson Orin Nano as the kernels of JetPack 5, 6 and 7 show it, links included."""
+"""File systems of a Jetson Orin Nano under JetPack 5, 6 and 7, links included."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RELEASES = {
 }
 KERNELS = {5: "5.10.120-tegra", 6: "5.15.185-tegra", 7: "6.8.12-1021-tegra"}
 POWER_MODES = {5: ["15W", "7W"], 6: ["15W", "25W", "MAXN_SUPER", "7W"], 7: ["15W", "25W", "MAXN_SUPER"]}
-#: The mode that is on.
+#: The active mode.
 POWER_MODE = {5: 0, 6: 2, 7: 1}
 GPU_CLOCKS = {5: (306_000_000, 624_750_000), 6: (306_000_000, 1_020_000_000), 7: (306_000_000, 918_000_000)}
 GPU_FREQUENCIES = "306000000 408000000 510000000 612000000 624750000"
@@ -69,7 +69,7 @@ def link(path: Path, target: str) -> None:
 
 
 def orin_nano(root: Path, jetpack: int) -> Path:
-    """Write the tree of an Orin Nano; the names, places and numbers are those of its JetPack."""
+    """Write the tree of an Orin Nano, with the names, paths and numbers of a JetPack."""
     bus = "sys/devices" if jetpack == 5 else "sys/devices/platform/bus@0"
     gpu = "17000000.ga10b" if jetpack == 5 else "17000000.gpu"
     rails, alarms, fan = {5: (3, 1, 2), 6: (1, 3, 0), 7: (4, 2, 0)}[jetpack]
@@ -95,7 +95,7 @@ def orin_nano(root: Path, jetpack: int) -> Path:
     return write(root, {"proc/stat": STAT, "proc/meminfo": MEMINFO, "proc/buddyinfo": BUDDYINFO, "proc/swaps": swaps})
 
 
-def as_root(root: Path) -> Path:
+def add_files_for_root(root: Path) -> Path:
     """Add the files that only root may read: the memory's clock, and 61 per cent of its bandwidth in use."""
     return write(
         root,
@@ -107,7 +107,7 @@ def as_root(root: Path) -> Path:
 
 
 def in_container(root: Path, *mounts: str) -> Path:
-    """Hide what Docker hides of a board's files, but for those that are mounted."""
+    """Remove the files that Docker hides, except for mounts."""
     shutil.rmtree(root / "sys/firmware")
     shutil.rmtree(root / "sys/kernel/debug", ignore_errors=True)
     for path in ("etc/nv_tegra_release", "etc/nvpmodel.conf", "etc/nv_boot_control.conf", "var/lib/nvpmodel/status"):
@@ -117,7 +117,7 @@ def in_container(root: Path, *mounts: str) -> Path:
 
 
 def _identity(root: Path, jetpack: int) -> None:
-    """Write model, release and power modes; the names of the latter are behind a link."""
+    """Write model, release and power modes, whose names are behind a link."""
     tree = "sys/firmware/devicetree/base"
     board = "" if jetpack == 5 else "nvidia,p3768-0000+p3767-0005-super\0"
     compatible = f"{board}nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0"
