@@ -20,7 +20,7 @@ from tests.edge.test_overload import wait_until
 from tests.support import text_model
 from tests.support.busy_model import busy
 from tests.support.models import EXPRESSIONS, ORACLE, evaluate, write_oracle_bundle
-from tests.support.sample_requests import expression
+from tests.support.sample_requests import expression, text
 from tests.support.server_models import write_busy_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
@@ -51,17 +51,6 @@ def predicting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
 def stub(predicting: Ready) -> Iterator[Stub]:
     with grpc.insecure_channel(f"127.0.0.1:{predicting.grpc_port}") as channel:
         yield Stub(channel)
-
-
-def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
-    request = expression(*(word.encode() for word in words))
-    request.model_name = "sentiment"
-    request.inputs[0].name = "text"
-    for name, value in parameters.items():
-        request.parameters[name].MergeFrom(
-            pb.InferParameter(string_param=value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
-        )
-    return request
 
 
 def hold(stub: Stub, seconds: float) -> grpc.Future:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -16,23 +15,10 @@ from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import METRICS, Answered, RequestMetric
 from edge.instruments.snapshot import STAGES, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
-from edge.scheduling.job import Answer
+from tests.support.metrics import CountedRequest
 
 #: Durations up to the last bound, and beyond 0 as a clock gives them.
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), min_size=1, max_size=200)
-
-
-@dataclass
-class Request:
-    """The attributes of a call that metrics read."""
-
-    timings: Timings = field(default_factory=Timings)
-    rows: int = 1
-    batch_rows: int = 1
-    answer: Answer = field(default_factory=lambda: Answer({}, {}))
-    nonfinite: int = 0
-    tier_reason: str = ""
-    size: int = 1
 
 
 def observed(durations: list[int]) -> Histogram:
@@ -128,7 +114,7 @@ def test_one_success_is_counted_everywhere() -> None:
     before = statistics.snapshot()
     statistics.executed(8, 3)
     timings = Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11)
-    statistics.succeeded(Request(timings, rows=8, batch_rows=8))
+    statistics.succeeded(CountedRequest(timings, rows=8, batch_rows=8))
     now = statistics.snapshot()
     assert (now.success, now.inference_count, now.execution_count, now.fail) == (1, 8, 1, 0)
     assert now.last_inference_ms > before.last_inference_ms == 0
@@ -144,7 +130,7 @@ def test_requests_that_share_a_run_are_one_execution() -> None:
     statistics.executed(5, infer_ns=100)
     for rows in (2, 3):
         timings = Timings(compute_input_ns=1, compute_infer_ns=100, compute_output_ns=4)
-        statistics.succeeded(Request(timings, rows, batch_rows=5))
+        statistics.succeeded(CountedRequest(timings, rows, batch_rows=5))
     now = statistics.snapshot()
     assert (now.success, now.inference_count, now.execution_count) == (2, 5, 1)
     (batch,) = now.batches.values()
@@ -159,7 +145,7 @@ def test_places_and_tiers_are_counted() -> None:
     statistics.failed("Cancelled", 1, "queued")
     statistics.failed("RunnerError", 1)
     for tier, reason in (("full", "full"), ("half", "load"), ("half", "load")):
-        statistics.succeeded(Request(tier_reason=reason), tier)
+        statistics.succeeded(CountedRequest(tier_reason=reason), tier)
     now = statistics.snapshot()
     assert now.failures == {"Overloaded": 2, "Cancelled": 1, "RunnerError": 1}
     assert now.drops == {("Overloaded", "tokens"): 2, ("Cancelled", "queued"): 1}
@@ -172,10 +158,10 @@ def test_places_and_tiers_are_counted() -> None:
 
 def test_stages_are_counted_by_tier_where_there_are_several() -> None:
     statistics = ModelStatistics()
-    statistics.succeeded(Request(Timings(request_ns=5, compute_infer_ns=3)))
+    statistics.succeeded(CountedRequest(Timings(request_ns=5, compute_infer_ns=3)))
     assert statistics.snapshot().tier_stages == {}
     for tier, duration in (("full", 7), ("half", 2), ("half", 4), ("half,full", 9)):
-        statistics.succeeded(Request(Timings(request_ns=duration)), tier)
+        statistics.succeeded(CountedRequest(Timings(request_ns=duration)), tier)
     now = statistics.snapshot()
     of_tiers = {tier: (stages["request"].count, stages["request"].total) for tier, stages in now.tier_stages.items()}
     assert of_tiers == {"full": (1, 7), "half": (2, 6), "half,full": (1, 9)}
@@ -190,7 +176,7 @@ def test_answers_that_are_no_numbers_are_counted() -> None:
     statistics, name = ModelStatistics(), "fewheads_nonfinite_answers_total"
     assert statistics.snapshot().counted[name] == {(): 0}
     for nonfinite in (0, 1, 1):
-        statistics.succeeded(Request(nonfinite=nonfinite))
+        statistics.succeeded(CountedRequest(nonfinite=nonfinite))
     now = statistics.snapshot()
     assert (now.success, now.counted[name]) == (3, {(): 2})
 
@@ -218,7 +204,7 @@ def test_a_metric_of_requests_is_a_sum_by_labels_or_a_histogram() -> None:
     statistics = ModelStatistics((tokens, rows))
     assert statistics.snapshot().counted == {"tokens": {}, "rows": {}}
     for count, reason in ((0, "load"), (1, "load"), (4, "full"), (9, "full")):
-        statistics.succeeded(Request(rows=count, size=10 * count, tier_reason=reason))
+        statistics.succeeded(CountedRequest(rows=count, size=10 * count, tier_reason=reason))
     first = statistics.snapshot().counted
     assert first["tokens"] == {("load",): 10, ("full",): 130}
     histogram = first["rows"][()]
@@ -235,7 +221,7 @@ def test_a_metric_that_fails_costs_neither_the_answer_nor_other_metrics(caplog: 
     rows = RequestMetric("rows", "", lambda request: request.rows)
     statistics = ModelStatistics((wrong, rows))
     for _ in range(3):
-        statistics.succeeded(Request(rows=2))
+        statistics.succeeded(CountedRequest(rows=2))
     now = statistics.snapshot()
     assert (now.success, now.counted) == (3, {"wrong": {(): 0}, "rows": {(): 6}})
     assert [record.message for record in caplog.records] == ["metric wrong failed and is no longer counted"]
@@ -255,14 +241,14 @@ def test_a_snapshot_is_independent() -> None:
     statistics = ModelStatistics()
     statistics.executed(2, 1)
     statistics.executed(2, 1)
-    statistics.succeeded(Request(Timings(request_ns=5), 2, 2))
+    statistics.succeeded(CountedRequest(Timings(request_ns=5), 2, 2))
     statistics.failed("Overloaded", 1)
     first = statistics.snapshot()
     first.failures["Overloaded"] = 100
     first.stages["request"].observe(10**9)
     first.batches[2].count = 100
     first.batches.clear()
-    statistics.succeeded(Request(Timings(request_ns=7), 2, 2))
+    statistics.succeeded(CountedRequest(Timings(request_ns=7), 2, 2))
     second = statistics.snapshot()
     assert (second.failures, second.stages["request"].total, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
     assert first.success == 1
@@ -298,7 +284,7 @@ def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
     def count(rows: int) -> None:
         for _ in range(each):
             statistics.executed(rows, 1)
-            statistics.succeeded(Request(Timings(request_ns=3, queue_ns=1), rows, rows))
+            statistics.succeeded(CountedRequest(Timings(request_ns=3, queue_ns=1), rows, rows))
             statistics.failed("Overloaded", 2)
 
     def watch() -> None:

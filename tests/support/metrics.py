@@ -1,18 +1,53 @@
-"""What a server says of itself over Prometheus, and waiting until it says so."""
+"""Metrics of a server, pages of metrics, and waiting for a condition."""
 
 from __future__ import annotations
 
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from edge.instruments.snapshot import Timings
 from edge.server import Ready
+from edge.telemetry.metrics import metrics_page
+
+
+@dataclass
+class CountedRequest:
+    """The attributes of a call that metrics read."""
+
+    timings: Timings = field(default_factory=Timings)
+    rows: int = 1
+    batch_rows: int = 1
+    nonfinite: int = 0
+    tier_reason: str = ""
+    size: int = 1
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def rendered(families: Iterable[Metric], accept: str = "*/*") -> str:
+    """The page of some families of metrics."""
+    return metrics_page(_Families(families))(accept)[1].decode()
+
+
+def page_of(server: Ready) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=20) as page:
+        return str(page.read().decode())
 
 
 def gauges(server: Ready, *names: str) -> list[float]:
     """The values of metrics without labels, read at one moment."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=20) as page:
-        return values(page.read().decode(), *names)
+    return values(page_of(server), *names)
 
 
 def values(page: str, *names: str) -> list[float]:
@@ -23,13 +58,12 @@ def values(page: str, *names: str) -> list[float]:
 
 
 def gauge(server: Ready, name: str) -> float:
-    """The value of one metric without labels."""
     (value,) = gauges(server, name)
     return value
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 20) -> bool:
-    """Whether something becomes true within some seconds."""
+    """Whether a condition becomes true in time."""
     limit = time.monotonic() + seconds
     while not reached() and time.monotonic() < limit:
         time.sleep(0.01)
@@ -37,5 +71,5 @@ def wait_until(reached: Callable[[], bool], seconds: float = 20) -> bool:
 
 
 def is_at_rest(server: Ready) -> bool:
-    """Whether no stream is open, none of its requests on their way, and nothing waits."""
+    """Whether no stream is open and no request waits."""
     return not any(gauges(server, "streams", "stream_requests", "queue_depth"))

@@ -61,3 +61,15 @@ LOAD = pb.RepositoryModelLoadRequest(model_name=ORACLE)
 UNLOAD = pb.RepositoryModelUnloadRequest(model_name=ORACLE)
 REGION = pb.SystemSharedMemoryRegisterRequest(name="a", key="/a", byte_size=1)
 CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")
+
+
+def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
+    """A request to the model of :mod:`tests.support.text_model`."""
+    request = expression(*(word.encode() for word in words))
+    request.model_name = "sentiment"
+    request.inputs[0].name = "text"
+    for name, value in parameters.items():
+        request.parameters[name].MergeFrom(
+            pb.InferParameter(string_param=value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
+        )
+    return request
