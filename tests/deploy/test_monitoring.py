@@ -1,4 +1,4 @@
-"""Prometheus with the shipped configuration scrapes running servers, and answers everything that the dashboard asks."""
+"""Prometheus with the shipped configuration: alerts, and every query of the dashboard on running servers."""
 
 from __future__ import annotations
 
@@ -42,27 +42,26 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SECONDS = 90.0
 
 
-def test_promtool_finds_nothing() -> None:
+def test_promtool_accepts_configuration_and_rules() -> None:
     promtool = tool("promtool", INSTALL)
     for command, file in (("config", CONFIG), ("rules", RULES)):
         done = run(promtool, "check", command, file)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_alert_fires_when_it_should_and_only_then() -> None:
+def test_alerts_fire_as_in_rules_test() -> None:
     done = run(tool("promtool", INSTALL), "test", "rules", Path(__file__).parent / "rules_test.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_reasons_of_the_alerts_exist() -> None:
-    """A reason that no request ends with would make an alert silent."""
+def test_reasons_in_alerts_exist() -> None:
+    """An alert on an unknown reason would never fire."""
     named = {word for found in re.findall(r'reason[!=]~"([^"]+)"', RULES.read_text()) for word in found.split("|")}
     assert named
     assert {name for name in named if not hasattr(errors, name)} == {"Cancelled"}
 
 
-def test_what_watches_finds_what_it_watches() -> None:
-    """The names of compose.yaml are those of the configurations."""
+def test_names_in_compose_match_the_configurations() -> None:
     scraped = yaml.safe_load(CONFIG.read_text())["scrape_configs"][0]["static_configs"][0]["targets"]
     assert scraped == [f"server:{Settings.metrics_port}"]
     assert {"server", "prometheus", "grafana"} == set(COMPOSE["services"])
@@ -93,17 +92,12 @@ def expressions() -> list[str]:
 
 
 class Prometheus:
-    """A Prometheus on loopback.
-
-    Args:
-        port: of its API.
-    """
+    """The API of a Prometheus on loopback."""
 
     def __init__(self, port: int) -> None:
         self._api = f"http://127.0.0.1:{port}/api/v1"
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer."""
         url = f"{self._api}/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=10) as response:
             answer = json.load(response)
@@ -111,13 +105,13 @@ class Prometheus:
         return answer["data"]
 
     def values(self, expression: str) -> list[float]:
-        """Return the value of each series that an expression gives now."""
+        """Return the current value of each series of an expression."""
         return [float(one["value"][1]) for one in self.get("query", query=expression)["result"]]
 
 
 @contextmanager
 def prometheus(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
-    """Run Prometheus with the shipped configuration, in which only the addresses of the servers are others."""
+    """Run Prometheus with the shipped configuration and other addresses of servers."""
     program = tool("prometheus", INSTALL)
     config = CONFIG.read_text()
     (address,) = re.findall(r"targets: (\[.+\])", config)
@@ -151,7 +145,7 @@ def wait_for(true: Callable[[], object]) -> None:
 
 @contextmanager
 def traffic(server: Served) -> Iterator[None]:
-    """Requests of every kind while the block runs: answered by each tier, wrong ones, and some that are too late."""
+    """Send requests of every kind while the block runs: for each tier, invalid ones, and some that are too late."""
     done = threading.Event()
     late = pb.ModelInferRequest(model_name="calculator-oracle")
     late.parameters["timeout"].int64_param = 1  # µs
@@ -178,7 +172,7 @@ def traffic(server: Served) -> Iterator[None]:
 
 
 def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
-    """Two servers, of which one finds the sensors of a board that draws three times its idle power while it works."""
+    """Two servers; one has the sensors of a board that draws three times its idle power under load."""
     repository = tmp_path / "repository"
     shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
     write_sentiment_bundle(repository / "sentiment")
@@ -203,5 +197,5 @@ def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
         rules = [rule for group in it.get("rules")["groups"] for rule in group["rules"]]
         assert len(rules) == RULES.read_text().count("- alert:")
         assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
-        # The board of the fixture is throttled, and nothing else is wrong with it.
+        # The only fault of the fixture's board is its throttling.
         assert {rule["name"] for rule in rules if rule["state"] == "firing"} == {"FewheadsThrottled"}

@@ -1,4 +1,4 @@
-"""Counters, histograms and the table of metrics: percentiles against NumPy, consistency, many threads at once."""
+"""Counters, histograms and the table of metrics: percentiles, consistent snapshots, many threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.instruments.snapshot import STAGES, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
 from tests.support.metrics import CountedRequest
 
-#: Durations up to the last bound, and beyond 0 as a clock gives them.
+#: Durations up to the last bound.
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), min_size=1, max_size=200)
 
 
@@ -41,8 +41,8 @@ def test_buckets() -> None:
 
 
 @given(DURATIONS, st.integers(1, 100))
-@settings(deadline=None, max_examples=300)
-def test_percentiles_are_within_a_bucket_of_the_true_ones(durations: list[int], percent: int) -> None:
+@settings(deadline=None, max_examples=100)
+def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations: list[int], percent: int) -> None:
     # The smallest duration that so many percent do not exceed; in whole numbers, because a rounding error could
     # choose its neighbour.
     rank = -(-len(durations) * percent // 100)
@@ -53,63 +53,33 @@ def test_percentiles_are_within_a_bucket_of_the_true_ones(durations: list[int], 
 
 @given(DURATIONS)
 @settings(deadline=None)
-def test_percentiles_follow_numpy(durations: list[int]) -> None:
-    histogram = observed(durations)
-    for percent in (50, 95, 99):
-        below = np.percentile(durations, percent, method="lower")
-        above = np.percentile(durations, percent, method="higher")
-        assert bucket_of(int(below))[0] <= histogram.percentile(percent) <= bucket_of(int(above))[1]
-
-
-@given(DURATIONS)
-@settings(deadline=None)
 def test_percentiles_grow(durations: list[int]) -> None:
     histogram = observed(durations)
     found = [histogram.percentile(percent) for percent in (0, 1, 25, 50, 75, 99, 100)]
     assert found == sorted(found)
 
 
-def test_percentiles_of_many_equal_durations_are_interpolated() -> None:
+def test_percentiles_are_interpolated() -> None:
     histogram = observed([60_000] * 100)
     low, high = bucket_of(60_000)
     assert histogram.percentile(50) == round((low + high) / 2)
     assert histogram.percentile(100) == high
 
 
-@pytest.mark.parametrize("percent", [0, 50, 99, 100])
-def test_an_empty_histogram_has_no_percentiles(percent: int) -> None:
-    assert Histogram().percentile(percent) == 0
-
-
-def test_durations_beyond_the_last_bucket_count_as_the_last_bound() -> None:
+def test_durations_beyond_the_last_bucket_count_as_its_bound() -> None:
     histogram = observed([10**12, 10**15])
     assert histogram.counts[-1] == 2
     assert histogram.percentile(99) == BUCKETS_NS[-1]
+    assert Histogram().percentile(99) == 0
 
 
-@pytest.mark.parametrize("index", range(len(BUCKETS_NS)))
-def test_a_bound_belongs_to_its_bucket(index: int) -> None:
-    histogram = observed([BUCKETS_NS[index], BUCKETS_NS[index] + 1])
-    assert histogram.counts[index] == 1
-    assert histogram.counts[index + 1] == 1
+def test_bound_belongs_to_its_bucket() -> None:
+    histogram = observed([duration for bound in BUCKETS_NS for duration in (bound, bound + 1)])
+    assert histogram.counts == [1, *[2] * (len(BUCKETS_NS) - 1), 1]
+    assert (histogram.count, histogram.total) == (sum(histogram.counts), sum(2 * bound + 1 for bound in BUCKETS_NS))
 
 
-@given(st.lists(st.integers(0, 10**14), max_size=200))
-@settings(deadline=None)
-def test_counts_and_sum_agree(durations: list[int]) -> None:
-    histogram = observed(durations)
-    assert histogram.count == len(durations) == sum(histogram.counts)
-    assert histogram.total == sum(durations)
-
-
-def test_a_copy_is_independent() -> None:
-    histogram = observed([1, 2])
-    copy = histogram.copy()
-    histogram.observe(3)
-    assert (copy.count, copy.total, sum(copy.counts)) == (2, 3, 2)
-
-
-def test_one_success_is_counted_everywhere() -> None:
+def test_successful_request() -> None:
     statistics = ModelStatistics()
     before = statistics.snapshot()
     statistics.executed(8, 3)
@@ -125,7 +95,7 @@ def test_one_success_is_counted_everywhere() -> None:
     assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 1, 3, 4)
 
 
-def test_requests_that_share_a_run_are_one_execution() -> None:
+def test_requests_in_one_run_are_one_execution() -> None:
     statistics = ModelStatistics()
     statistics.executed(5, infer_ns=100)
     for rows in (2, 3):
@@ -135,7 +105,7 @@ def test_requests_that_share_a_run_are_one_execution() -> None:
     assert (now.success, now.inference_count, now.execution_count) == (2, 5, 1)
     (batch,) = now.batches.values()
     assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 2, 100, 8)
-    assert now.stages["compute_infer"].total == 200  # each of them waited for the whole run
+    assert now.stages["compute_infer"].total == 200  # each waited for the whole run
 
 
 def test_places_and_tiers_are_counted() -> None:
@@ -156,7 +126,7 @@ def test_places_and_tiers_are_counted() -> None:
     assert statistics.snapshot().tiers
 
 
-def test_stages_are_counted_by_tier_where_there_are_several() -> None:
+def test_stages_by_tier() -> None:
     statistics = ModelStatistics()
     statistics.succeeded(CountedRequest(Timings(request_ns=5, compute_infer_ns=3)))
     assert statistics.snapshot().tier_stages == {}
@@ -172,7 +142,7 @@ def test_stages_are_counted_by_tier_where_there_are_several() -> None:
     assert statistics.snapshot().tier_stages["half"]["request"].count == 2
 
 
-def test_answers_that_are_no_numbers_are_counted() -> None:
+def test_nonfinite_responses_are_counted() -> None:
     statistics, name = ModelStatistics(), "fewheads_nonfinite_answers_total"
     assert statistics.snapshot().counted[name] == {(): 0}
     for nonfinite in (0, 1, 1):
@@ -184,7 +154,7 @@ def test_answers_that_are_no_numbers_are_counted() -> None:
 # The table
 
 
-def test_names_say_unit_and_kind() -> None:
+def test_names_end_with_unit_and_kind() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.name.removesuffix("_total").endswith(metric.unit), metric.name
@@ -198,7 +168,7 @@ def reason_of(request: Answered) -> tuple[str, ...]:
     return (request.tier_reason,)
 
 
-def test_a_metric_of_requests_is_a_sum_by_labels_or_a_histogram() -> None:
+def test_request_metric_is_a_sum_by_labels_or_a_histogram() -> None:
     tokens = RequestMetric("tokens", "", lambda request: request.size, labels=("reason",), label=reason_of)
     rows = RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))
     statistics = ModelStatistics((tokens, rows))
@@ -216,7 +186,7 @@ def test_a_metric_of_requests_is_a_sum_by_labels_or_a_histogram() -> None:
     assert (second["rows"][()].count, len(second["tokens"])) == (4, 2)  # type: ignore[union-attr]
 
 
-def test_a_metric_that_fails_costs_neither_the_answer_nor_other_metrics(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_metric_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     wrong = RequestMetric("wrong", "", lambda request: 1 // (request.rows - 2))
     rows = RequestMetric("rows", "", lambda request: request.rows)
     statistics = ModelStatistics((wrong, rows))
@@ -237,7 +207,7 @@ def test_failures_are_counted_by_reason() -> None:
     assert all(histogram.count == 0 for histogram in now.stages.values())
 
 
-def test_a_snapshot_is_independent() -> None:
+def test_snapshot_is_independent() -> None:
     statistics = ModelStatistics()
     statistics.executed(2, 1)
     statistics.executed(2, 1)
@@ -256,7 +226,7 @@ def test_a_snapshot_is_independent() -> None:
 
 @pytest.fixture
 def _eager_switches() -> Iterator[None]:
-    """Let threads interrupt each other as often as Python can."""
+    """Switch threads as often as Python can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -292,7 +262,7 @@ def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
             now = statistics.snapshot()
             counts = {now.success, *(histogram.count for histogram in now.stages.values())}
             runs = {now.execution_count, sum(batch.count for batch in now.batches.values())}
-            # A run is counted before the requests that it answers.
+            # A run is counted before its requests.
             if len(counts) != 1 or len(runs) != 1 or not 0 <= max(runs) - now.success <= threads:
                 torn.append(str(now))
             if now.stages["request"].total != 3 * now.success or now.fail_ns != 2 * now.fail:

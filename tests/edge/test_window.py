@@ -1,4 +1,4 @@
-"""Windows between readings: rates, percentiles of the durations in between, tiers, failures, restarts."""
+"""Windows of two readings: rates, percentiles, tiers, failures, restarts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def reading(uptime_seconds: float, *models: pb.ModelReading) -> pb.Reading:
 
 
 @given(DURATIONS, DURATIONS)
-@settings(deadline=None)
-def test_percentiles_are_those_of_the_durations_in_between(before: list[int], between_them: list[int]) -> None:
+@settings(deadline=None, max_examples=50)
+def test_percentiles_are_those_of_the_new_durations(before: list[int], between_them: list[int]) -> None:
     window = between(reading(10, model(before)), reading(14, model(before + between_them)))
     assert (window.seconds, window.since_start) == (4, False)
     assert window.answers_per_second == len(between_them) / 4
@@ -58,7 +58,7 @@ def test_percentiles_are_those_of_the_durations_in_between(before: list[int], be
     assert [found.p50_ms, found.p95_ms, found.p99_ms] == [want.percentile(p) / 1e6 for p in (50, 95, 99)]
 
 
-def test_stages_of_the_server_are_those_of_all_models_together() -> None:
+def test_stages_of_the_server_combine_its_models() -> None:
     fast, slow = [10**6] * 90, [10**8] * 10
     window = between(reading(1, model()), reading(2, model(fast), model(slow, "other")))
     assert window.stages["request"].count == 100
@@ -67,7 +67,7 @@ def test_stages_of_the_server_are_those_of_all_models_together() -> None:
     assert window.models[0].stages["request"].p99_ms < 2
 
 
-def test_the_first_window_is_since_the_start() -> None:
+def test_first_window_is_since_the_start() -> None:
     window = between(None, reading(8, model([10**6] * 4)))
     assert (window.seconds, window.since_start, window.answers_per_second) == (8, True, 0.5)
 
@@ -133,13 +133,13 @@ def test_energy_by_request_and_token() -> None:
     assert (half.tier, half.joules_per_request, half.joules_per_token) == ("half", 0.25, None)
 
 
-def test_a_model_that_comes_or_goes_harms_no_other() -> None:
+def test_added_and_removed_models() -> None:
     window = between(reading(1, model([10**6] * 9, "gone")), reading(2, model([10**6], "new")))
     assert [found.name for found in window.models] == ["new"]
     assert (window.answers_per_second, window.stages["request"].count) == (1, 1)
 
 
-def test_a_server_with_other_buckets_has_rates_without_percentiles() -> None:
+def test_server_with_other_buckets_has_rates_without_percentiles() -> None:
     old = model([10**6] * 4)
     old.stages[0].ClearField("bucket_counts")
     window = between(reading(1, model()), reading(2, old))
@@ -147,21 +147,21 @@ def test_a_server_with_other_buckets_has_rates_without_percentiles() -> None:
     assert window.stages == window.models[0].stages == {}
 
 
-def test_two_readings_of_one_moment_have_no_rates() -> None:
+def test_two_readings_at_the_same_time_have_no_rates() -> None:
     assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
 
 
-def test_recent_reaches_back_some_seconds() -> None:
+def test_recent_covers_five_seconds() -> None:
     recent = Recent()
     found = [recent.add(reading(second, model([10**6] * second))) for second in range(1, 12)]
     assert [window.since_start for window in found] == [True] + [False] * 10
     assert [window.seconds for window in found[1:]] == [1, 2, 3, 4] + [WINDOW_SECONDS] * 6
-    # Readings that are further apart than that count from the one before.
+    # With longer gaps, a window covers the time since the reading before.
     assert recent.add(reading(60)).seconds == 49
     assert recent.add(reading(90)).seconds == 30
 
 
-def test_recent_forgets_a_server_that_was_started_again() -> None:
+def test_recent_forgets_a_restarted_server() -> None:
     recent = Recent()
     recent.add(reading(100, model([10**6] * 50)))
     window = recent.add(reading(2, model([10**6] * 4)))
@@ -169,7 +169,7 @@ def test_recent_forgets_a_server_that_was_started_again() -> None:
     assert recent.add(reading(3, model([10**6] * 5))).answers_per_second == 1
 
 
-def test_the_document_is_the_readings_json_and_the_window() -> None:
+def test_document_is_the_readings_json_and_the_window() -> None:
     latency = pb.TierLatency(tier="full", stages=[stage([10**6])])
     metric = pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "full"}, value=2, unit="rows")
     now = reading(5, model([10**6], tier_latencies=[latency], metrics=[metric]))
@@ -180,6 +180,6 @@ def test_the_document_is_the_readings_json_and_the_window() -> None:
     assert fields["queue_depth"] == 0
     back = ParseDict(fields, pb.Reading())
     for counted in (now.models[0].stages[0], now.models[0].tier_latencies[0].stages[0]):
-        assert counted.bucket_counts  # the document was made of a copy
+        assert counted.bucket_counts  # unchanged by the document
         counted.ClearField("bucket_counts")
     assert back == now
