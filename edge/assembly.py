@@ -78,17 +78,7 @@ class Parts:
     """The parts of a server that are started, stopped or closed.
 
     Attributes:
-        models: the models, their workers and their health.
-        serving: the protocol; the server is ready once its metadata accepts requests.
-        telemetry: the readings of the server.
-        watchdog: ends the process when a run hangs.
-        notifier: reports to systemd.
-        supervisor: publishes the server's health.
-        transport: the library that carries gRPC, and the reason for it.
-        grpc: the gRPC port.
-        rest: the HTTP port; None where it is off.
         open_pages: opens the port of metrics and the live page; None where it is off.
-        traces: records requests; None where tracing is off.
     """
 
     models: Models

@@ -26,13 +26,10 @@ class Ready(msgspec.Struct, frozen=True):
     """The announcement of a server that has tried to load every bundle.
 
     Attributes:
-        process_id: its process.
         transport: the library that carries gRPC, one of :data:`edge.settings.TRANSPORTS`.
-        grpc_port: the port of gRPC.
-        metrics_port: the port of metrics and the live page; None where it is off.
+        metrics_port: None where it is off, as ``http_port``.
         ready: the models that it serves, each as ``NAME:VERSION``.
         unavailable: the directories of the bundles that it does not serve, and the reasons.
-        http_port: the port of HTTP and JSON; None where it is off.
     """
 
     process_id: int

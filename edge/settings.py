@@ -25,10 +25,8 @@ TRANSPORTS = ("grpcio", "nghttp2")
 NGH2_VERSION = "0.3.0"
 MAX_INSTANCES = 64
 
-_MAX_PORT = 65535
 _MAX_INT32 = 2**31 - 1  # gRPC stores its limits in 32 bits
 _MAX_INT64 = 2**63 - 1
-_FREE_PORT = "Take a free port, or 0 for any."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +70,11 @@ def setting(default: T, help: str, **rest: Any) -> T:
     return field(default=default, metadata={"declaration": Declaration(help=help, **rest)})
 
 
+def port_setting(default: T, help: str, **rest: Any) -> T:
+    """Return the field of a port."""
+    return setting(default, help, least=0, most=65535, fix="Take a free port, or 0 for any.", **rest)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of one server.
@@ -84,26 +87,17 @@ class Settings:
         metadata={"declaration": Declaration(help="Directory of the bundles to serve.", option="REPOSITORY")}
     )
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
-    grpc_port: int = setting(8001, "Port of gRPC; 0 takes any free one.", least=0, most=_MAX_PORT, fix=_FREE_PORT)
+    grpc_port: int = port_setting(8001, "Port of gRPC; 0 takes any free one.")
     transport: str = setting(
         "auto",
         "Library that carries gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto is nghttp2 where "
         "that is installed, and grpcio elsewhere.",
         choices=("auto", *TRANSPORTS),
     )
-    metrics_port: int | None = setting(
-        8002,
-        "Port of Prometheus metrics and the live page; 0 takes any free one.",
-        least=0,
-        most=_MAX_PORT,
-        fix=_FREE_PORT,
-    )
-    http_port: int | None = setting(
+    metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
+    http_port: int | None = port_setting(
         None,
         "Port of the same protocol over HTTP; 0 takes any free one. Needs `pip install 'fewheads[rest]'`.",
-        least=0,
-        most=_MAX_PORT,
-        fix=_FREE_PORT,
         unset="not served",
     )
     target: str = setting("auto", "Runtime, as in `fewheads build --target`.")

@@ -112,11 +112,7 @@ class Board(msgspec.Struct, frozen=True):
 
 
 def read_board(root: Path = Path("/")) -> Board | None:
-    """Return the facts about this machine; None if it is not a Jetson.
-
-    Args:
-        root: the root of the file system.
-    """
+    """Return the facts about this machine; None if it is not a Jetson."""
     compatible = read_text(root / "proc/device-tree/compatible", _LONGEST_LINE).split("\0")
     kernel = read_name(root / "proc/sys/kernel/osrelease")
     l4t = next(iter(read_text(root / _RELEASE, _LONGEST_FILE).splitlines()), "").strip("# ")

@@ -202,11 +202,6 @@ def board_rails(root: Path = Path("/")) -> list[SensorFile]:
 
 
 def energy_meter(work: Callable[[], Work], root: Path = Path("/")) -> EnergyMeter | None:
-    """Return a meter; None on a machine without rails.
-
-    Args:
-        work: makes the view of the server's activity; not called without rails.
-        root: the root of the file system.
-    """
+    """Return a meter; None on a machine without rails, where ``work`` is not called."""
     rails = board_rails(root)
     return EnergyMeter(rails, work()) if rails else None

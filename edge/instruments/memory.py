@@ -31,12 +31,7 @@ class MemoryReading(msgspec.Struct, frozen=True):
 
 
 class MemorySampler:
-    """Reads memory from procfs and sysfs; what cannot be read is absent, never zero.
-
-    Args:
-        root: the root of the file system.
-        process_id: the process to read; this one by default.
-    """
+    """Reads memory from procfs and sysfs; what cannot be read is absent, never zero."""
 
     def __init__(self, root: Path = Path("/"), process_id: int | None = None) -> None:
         self._root = root

@@ -30,10 +30,8 @@ class Answered(Protocol):
     Its inputs are not among them, because they are released when its run ends.
 
     Attributes:
-        rows: the number of rows of its inputs.
         size: rows times tokens where the model has a sequence axis, else rows.
         batch_rows: the number of rows of the run that it was in.
-        timings: the time spent in each stage.
         nonfinite: 1 where an output has a NaN or an infinity, else 0.
         tier_reason: the reason for the choice of its tier.
     """
@@ -50,9 +48,6 @@ class ModelNow(NamedTuple):
     """One version of a model at one moment.
 
     Attributes:
-        name: the name of the model.
-        version: its version, as the protocol writes it.
-        totals: its counters.
         ready: whether it accepts requests.
         load_memory_bytes: the growth of the process while it was loaded; None while it is not loaded.
         energy: the energy of its tiers; empty on a machine that does not measure its power.
@@ -72,9 +67,6 @@ class ModelMetric:
 
     Attributes:
         name: its name on the Prometheus page, which ends with the unit, and then ``_total`` for a counter.
-        help: one phrase.
-        read: returns its samples.
-        kind: its type.
         unit: the unit of its values; empty for a plain count. Values in ``seconds`` are read in ns.
         labels: its labels beside ``model`` and ``version``.
     """
@@ -96,7 +88,6 @@ class RequestMetric:
 
     Attributes:
         name: as in :class:`ModelMetric`.
-        help: one phrase.
         count: returns the value of a request, at least 0.
         unit: the unit of the values; empty for a plain count. Values in ``seconds`` are counted in ns.
         labels: its labels beside ``model`` and ``version``.

@@ -63,21 +63,23 @@ class SensorReading(msgspec.Struct, frozen=True):
 
 
 class Sensors:
-    """Reads the sensors of a board; a sensor that cannot be read is absent, never zero.
-
-    Args:
-        root: the root of the file system.
-    """
+    """Reads the sensors of a board; a sensor that cannot be read is absent, never zero."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._processors = ProcessorTime(root)
         self._sensors = find_sensors(root)
         self._search_at = time.monotonic() + _SEARCH_SECONDS
+        self._processor_ticks: tuple[int, int] | None = None
+        self._processor_load: float | None = None
 
     def observe(self) -> None:
-        """Update the load of the processors, which only shows over time; to be called about once a second."""
-        self._processors.observe()
+        """Update the load of the processors since the last call; to be called about once a second."""
+        before, now = self._processor_ticks, _processor_ticks(self._root / _STAT)
+        self._processor_ticks, self._processor_load = now, None
+        if now and before:
+            busy, total = now[0] - before[0], now[1] - before[1]
+            if 0 <= busy <= total > 0:
+                self._processor_load = busy / total
 
     def sample(self) -> tuple[SensorReading, ...]:
         """Read all sensors. It takes milliseconds where power is measured over I2C, too long for the event loop."""
@@ -85,57 +87,28 @@ class Sensors:
         if now >= self._search_at:
             self._search_at = now + _SEARCH_SECONDS
             self._sensors = find_sensors(self._root)
-        readings = []
-        for sensor in self._sensors:
-            value = sensor.read()
-            if value is not None:
-                readings.append(SensorReading(sensor.kind, sensor.name, value, sensor.unit, sensor.source))
-        load = self._processors.utilization
-        if load is not None:
-            readings.append(SensorReading("utilization", "cpu", load, "ratio", f"/{_STAT}"))
+        readings = [
+            SensorReading(sensor.kind, sensor.name, value, sensor.unit, sensor.source)
+            for sensor in self._sensors
+            if (value := sensor.read()) is not None
+        ]
+        if self._processor_load is not None:
+            readings.append(SensorReading("utilization", "cpu", self._processor_load, "ratio", f"/{_STAT}"))
         return tuple(readings)
 
 
-class ProcessorTime:
-    """The load of all processors of the machine together.
-
-    Args:
-        root: the root of the file system.
-
-    Attributes:
-        utilization: the load between the last two calls of :meth:`observe`, 0 to 1; None where it is unknown.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / _STAT
-        self._seen: tuple[int, int] | None = None
-        self.utilization: float | None = None
-
-    def observe(self) -> None:
-        """Update the load."""
-        seen, before = self._times(), self._seen
-        self._seen = seen
-        self.utilization = None
-        if seen and before:
-            busy, total = seen[0] - before[0], seen[1] - before[1]
-            if 0 <= busy <= total > 0:
-                self.utilization = busy / total
-
-    def _times(self) -> tuple[int, int] | None:
-        """Return the busy time and the total time, in the kernel's ticks."""
-        try:
-            with self._path.open("rb") as file:
-                name, *words = file.readline(256).decode(errors="replace").split() or [""]
-        except OSError:
-            return None
-        ticks = [whole(word) for word in words[:_COLUMNS]]
-        if name != "cpu" or len(ticks) < _COLUMNS:
-            return None
-        known = [tick for tick in ticks if tick is not None and tick >= 0]
-        if len(known) < _COLUMNS:
-            return None
-        total = sum(known)
-        return total - sum(known[column] for column in _IDLE), total
+def _processor_ticks(stat: Path) -> tuple[int, int] | None:
+    """Return the busy and the total ticks of all processors; None where they cannot be read."""
+    try:
+        with stat.open("rb") as file:
+            name, *words = file.readline(256).decode(errors="replace").split() or [""]
+    except OSError:
+        return None
+    ticks = [tick for word in words[:_COLUMNS] if (tick := whole(word)) is not None and tick >= 0]
+    if name != "cpu" or len(ticks) < _COLUMNS:
+        return None
+    total = sum(ticks)
+    return total - sum(ticks[column] for column in _IDLE), total
 
 
 class SensorFile(NamedTuple):

@@ -46,12 +46,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
 
     Args:
         answer: answers the requests; called from many threads.
-        host: the address to listen on.
         port: 0 lets the system choose.
         certificates: for TLS; None serves without it.
-
-    Attributes:
-        port: the port that it listens on.
 
     Raises:
         UsageError: the port cannot be taken.

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 PUBLIC: Final = frozenset({"/"})
 #: A reading is reused for this time, so that many viewers cost no more than one.
 _FRESH_SECONDS: Final = 0.9
-#: After such a pause, the difference to the last reading says little about the present.
+#: After this pause, the difference to the last reading would say little about the present.
 _STALE_SECONDS: Final = 30.0
-#: In every response: for this origin only, not to be cached, and with a content type that browsers must not guess.
+#: In every response: for this origin only, never cached, and without guesses at the content type.
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -47,7 +47,7 @@ Page = Callable[[str], tuple[Mapping[str, str], bytes]]
 
 
 class LiveReading:
-    """Readings as JSON with the window of the last seconds, taken no more often than about once a second.
+    """Readings as JSON with the window of the last seconds, at most about one a second.
 
     Args:
         read: takes a reading; called from one thread at a time.
@@ -61,7 +61,7 @@ class LiveReading:
         self._json = b""
 
     def json(self) -> bytes:
-        """Return the newest reading."""
+        """Return the newest reading, or one that is less than a second old."""
         with self._lock:
             age = time.monotonic() - self._taken
             if age >= _FRESH_SECONDS:
@@ -78,7 +78,7 @@ class Pages:
 
     Args:
         metrics: renders ``/metrics``.
-        live: the content of ``/telemetry.json``.
+        live: provides ``/telemetry.json``.
         access: checks the tokens of requests for data of this server; None lets everyone read it.
     """
 
@@ -114,7 +114,7 @@ def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType(
 
 
 def _policy(page: str) -> str:
-    """Allow a page its own style and script, by their hashes, and to ask where it came from; nothing else."""
+    """Allow the page's own style and script by their hashes, and requests to its own origin; nothing else."""
     own = {
         kind: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for kind, tag in (("script-src", "script"), ("style-src", "style"))

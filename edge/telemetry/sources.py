@@ -54,12 +54,6 @@ class Sources(NamedTuple):
     """The parts of a server that have data to report.
 
     Attributes:
-        scheduler: the queue.
-        repository: the models and their counters.
-        health: the health of the server and its models.
-        memory: reads memory.
-        sensors: the sensors of the board.
-        streams: the open streams.
         files: certificates and tokens, which are read again when they change.
         energy: measures the energy of runs; None on a machine that does not measure its power.
     """

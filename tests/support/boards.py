@@ -70,29 +70,43 @@ def link(path: Path, target: str) -> None:
 
 def orin_nano(root: Path, jetpack: int) -> Path:
     """Write the tree of an Orin Nano, with the names, paths and numbers of a JetPack."""
-    bus = "sys/devices" if jetpack == 5 else "sys/devices/platform/bus@0"
-    gpu = "17000000.ga10b" if jetpack == 5 else "17000000.gpu"
+    old = jetpack == 5
+    bus = "sys/devices" if old else "sys/devices/platform/bus@0"
     rails, alarms, fan = {5: (3, 1, 2), 6: (1, 3, 0), 7: (4, 2, 0)}[jetpack]
-    _gpu(root, bus, gpu, "ga10b" if jetpack == 5 else "gpu", GPU_CLOCKS[jetpack])
-    frequencies = GPU_FREQUENCIES if jetpack == 5 else SUPER_FREQUENCIES
-    write(root, {f"sys/class/devfreq/{gpu}/available_frequencies": f"{frequencies}\n"})
-    _zones(root, backwards=jetpack == 7, suffix="-therm" if jetpack == 5 else "-thermal")
-    chip = f"{bus}/c240000.i2c/i2c-1/1-0040/hwmon/hwmon{rails}"
-    _ina3221(root, chip)
-    link(root / f"sys/class/hwmon/hwmon{rails}", f"../../../{chip}")
-    alarm = f"sys/devices/platform/soctherm-oc-event/hwmon/hwmon{alarms}"
-    write(root, {f"{alarm}/name": "soctherm_oc\n"})
-    write(root, {f"{alarm}/oc{number}_event_cnt": f"{count}\n" for number, count in ((1, 0), (2, 15), (3, 37))})
-    write(root, {f"{alarm}/oc{number}_throt_en": "1\n" for number in (1, 2, 3)})
-    link(root / f"sys/class/hwmon/hwmon{alarms}", f"../../../{alarm}")
-    write(root, {f"sys/class/hwmon/hwmon{fan}/name": "pwmfan\n", f"sys/class/hwmon/hwmon{fan}/pwm1": "60\n"})
-    write(root, {"sys/class/hwmon/hwmon9/name": "pwm_tach\n", "sys/class/hwmon/hwmon9/rpm": "1843\n"})
-    cap = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap" if jetpack == 5 else "sys/kernel/nvpmodel_clk_cap/emc"
-    write(root, {cap: "2133000000\n" if jetpack == 5 else "3199000000\n"})
-    _processors(root)
     _identity(root, jetpack)
-    swaps = SWAPS if jetpack == 7 else SWAPS + "".join(ZRAM.format(number) for number in range(6))
-    return write(root, {"proc/stat": STAT, "proc/meminfo": MEMINFO, "proc/buddyinfo": BUDDYINFO, "proc/swaps": swaps})
+    _gpu(root, bus, "17000000.ga10b" if old else "17000000.gpu", jetpack)
+    _zones(root, backwards=jetpack == 7, suffix="-therm" if old else "-thermal")
+    chip = f"{bus}/c240000.i2c/i2c-1/1-0040/hwmon/hwmon{rails}"
+    alarm = f"sys/devices/platform/soctherm-oc-event/hwmon/hwmon{alarms}"
+    for number, place in ((rails, chip), (alarms, alarm)):
+        link(root / f"sys/class/hwmon/hwmon{number}", f"../../../{place}")
+    cap = f"sys/kernel/{'nvpmodel_emc_cap/emc_iso_cap' if old else 'nvpmodel_clk_cap/emc'}"
+    files = {
+        f"{chip}/name": "ina3221\n",
+        f"{chip}/in7_label": "sum of shunt voltages\n",
+        f"{chip}/in7_input": "9\n",
+        f"{alarm}/name": "soctherm_oc\n",
+        f"sys/class/hwmon/hwmon{fan}/name": "pwmfan\n",
+        f"sys/class/hwmon/hwmon{fan}/pwm1": "60\n",
+        "sys/class/hwmon/hwmon9/name": "pwm_tach\n",
+        "sys/class/hwmon/hwmon9/rpm": "1843\n",
+        cap: f"{2133 if old else 3199}000000\n",
+        "proc/stat": STAT,
+        "proc/meminfo": MEMINFO,
+        "proc/buddyinfo": BUDDYINFO,
+        "proc/swaps": SWAPS + ("" if jetpack == 7 else "".join(ZRAM.format(number) for number in range(6))),
+    }
+    for channel, (label, (millivolts, milliamperes)) in enumerate(RAILS.items(), 1):
+        files[f"{chip}/in{channel}_label"] = f"{label}\n"
+        files[f"{chip}/in{channel}_input"] = f"{millivolts}\n"
+        files[f"{chip}/curr{channel}_input"] = f"{milliamperes}\n"
+        files[f"{chip}/curr{channel}_max"] = "7784\n"
+    for number, count in ((1, 0), (2, 15), (3, 37)):
+        files[f"{alarm}/oc{number}_event_cnt"] = f"{count}\n"
+        files[f"{alarm}/oc{number}_throt_en"] = "1\n"
+    for policy, kilohertz in ((0, 729600), (4, 1344000)):
+        files[f"sys/devices/system/cpu/cpufreq/policy{policy}/scaling_cur_freq"] = f"{kilohertz}\n"
+    return write(root, files)
 
 
 def add_files_for_root(root: Path) -> Path:
@@ -144,19 +158,24 @@ def _identity(root: Path, jetpack: int) -> None:
     )
 
 
-def _gpu(root: Path, bus: str, name: str, node: str, limits: tuple[int, int]) -> None:
+def _gpu(root: Path, bus: str, name: str, jetpack: int) -> None:
     device = f"{bus}/{name}"
     devfreq = f"{device}/devfreq/{name}"
-    clocks = {"cur_freq": "306000000\n", "min_freq": f"{limits[0]}\n", "max_freq": f"{limits[1]}\n"}
-    write(root, {f"{devfreq}/{file}": text for file, text in clocks.items()})
-    write(root, {f"{devfreq}/governor": "nvhost_podgov\n", f"{device}/load": "842\n"})
-    write(root, {f"sys/firmware/devicetree/base/{name}/name": f"{node}\0"})
+    least, most = GPU_CLOCKS[jetpack]
+    files = {
+        f"{devfreq}/cur_freq": "306000000\n",
+        f"{devfreq}/min_freq": f"{least}\n",
+        f"{devfreq}/max_freq": f"{most}\n",
+        f"{devfreq}/available_frequencies": f"{GPU_FREQUENCIES if jetpack == 5 else SUPER_FREQUENCIES}\n",
+        f"{device}/load": "842\n",
+        f"sys/firmware/devicetree/base/{name}/name": f"{'ga10b' if jetpack == 5 else 'gpu'}\0",
+    }
+    # Other engines have a clock too.
+    engines = ("15340000.vic", "15480000.nvdec")
+    write(root, files | {f"sys/class/devfreq/{engine}/cur_freq": "115200000\n" for engine in engines})
     link(root / device / "of_node", f"{'../' * (device.count('/'))}firmware/devicetree/base/{name}")
     link(root / devfreq / "device", "../../../" + name)
     link(root / f"sys/class/devfreq/{name}", f"../../../{devfreq}")
-    # Other engines have a clock too.
-    for engine in ("15340000.vic", "15480000.nvdec"):
-        write(root, {f"sys/class/devfreq/{engine}/cur_freq": "115200000\n"})
 
 
 def _zones(root: Path, *, backwards: bool, suffix: str) -> None:
@@ -169,25 +188,3 @@ def _zones(root: Path, *, backwards: bool, suffix: str) -> None:
     for number, (name, state) in enumerate(devices.items()):
         device = f"sys/class/thermal/cooling_device{number}"
         write(root, {f"{device}/type": f"{name}\n", f"{device}/cur_state": f"{state}\n"})
-
-
-def _ina3221(root: Path, chip: str) -> None:
-    write(
-        root, {f"{chip}/name": "ina3221\n", f"{chip}/in7_label": "sum of shunt voltages\n", f"{chip}/in7_input": "9\n"}
-    )
-    for channel, (label, (millivolts, milliamperes)) in enumerate(RAILS.items(), 1):
-        write(
-            root,
-            {
-                f"{chip}/in{channel}_label": f"{label}\n",
-                f"{chip}/in{channel}_input": f"{millivolts}\n",
-                f"{chip}/curr{channel}_input": f"{milliamperes}\n",
-                f"{chip}/curr{channel}_max": "7784\n",
-            },
-        )
-
-
-def _processors(root: Path) -> None:
-    for policy, kilohertz in ((0, 729600), (4, 1344000)):
-        directory = f"sys/devices/system/cpu/cpufreq/policy{policy}"
-        write(root, {f"{directory}/scaling_cur_freq": f"{kilohertz}\n", f"{directory}/scaling_governor": "schedutil\n"})
