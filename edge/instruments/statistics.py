@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edge.instruments.histogram import Histogram
+from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import REQUEST_METRICS, Answered, RequestMetric
 from edge.instruments.snapshot import BatchTotals, Counted, Labels, Snapshot, Stages, TierRuns, Timings, new_stages
 
@@ -141,4 +142,7 @@ def _observe(stages: Stages, timings: Timings) -> None:
         timings.compute_output_ns,
     )
     for histogram, duration_ns in zip(stages.values(), durations_ns, strict=True):  # in the order of STAGES
-        histogram.observe(duration_ns)
+        # Histogram.observe without the calls, five for each request.
+        histogram.count += 1
+        histogram.total += duration_ns
+        histogram.counts[bisect_left(BUCKETS_NS, duration_ns)] += 1
