@@ -158,6 +158,8 @@ def test_firmware_by_the_clock_limit(tmp_path: Path, limit: str, firmware: bool)
     assert board(root).super_firmware is firmware
     (root / "etc/nvpmodel/nvpmodel_p3767_0003_super.conf").write_text("< POWER_MODEL ID=0 NAME=15W >\n")
     assert board(root).super_firmware is (limit == "918000000")
+    (root / "etc/nvpmodel.conf").unlink()  # then the name of the board decides
+    assert board(root).super_firmware is (limit != "624750000")
 
 
 def test_firmware_of_other_modules_is_unknown(tmp_path: Path) -> None:
