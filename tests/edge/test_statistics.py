@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import METRICS, Answered, RequestMetric
-from edge.instruments.snapshot import STAGES, TierRuns, Timings
+from edge.instruments.snapshot import STAGES, Snapshot, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
 from tests.support.metrics import CountedRequest
 
@@ -108,47 +109,29 @@ def test_requests_in_one_run_are_one_execution() -> None:
     assert now.stages["compute_infer"].total == 200  # each waited for the whole run
 
 
-def test_places_and_tiers_are_counted() -> None:
+def test_failures_by_reason_and_place() -> None:
     statistics = ModelStatistics()
-    statistics.failed("Overloaded", 1, "tokens")
-    statistics.failed("Overloaded", 1, "tokens")
-    statistics.failed("Cancelled", 1, "queued")
-    statistics.failed("RunnerError", 1)
-    for tier, reason in (("full", "full"), ("half", "load"), ("half", "load")):
-        statistics.succeeded(CountedRequest(tier_reason=reason), tier)
+    for reason, place in (("Overloaded", "tokens"), ("Overloaded", "tokens"), ("Cancelled", "queued"), ("Runner", "")):
+        statistics.failed(reason, 10, place)
     now = statistics.snapshot()
-    assert now.failures == {"Overloaded": 2, "Cancelled": 1, "RunnerError": 1}
+    assert now.failures == {"Overloaded": 2, "Cancelled": 1, "Runner": 1}
     assert now.drops == {("Overloaded", "tokens"): 2, ("Cancelled", "queued"): 1}
-    assert now.tiers == {("full", "full"): 1, ("half", "load"): 2}
-    now.drops.clear()
-    now.tiers.clear()
-    assert statistics.snapshot().drops
-    assert statistics.snapshot().tiers
+    assert (now.fail, now.fail_ns, now.success) == (4, 40, 0)
+    assert all(histogram.count == 0 for histogram in now.stages.values())
 
 
-def test_stages_by_tier() -> None:
+def test_stages_and_reasons_by_tier() -> None:
     statistics = ModelStatistics()
     statistics.succeeded(CountedRequest(Timings(request_ns=5, compute_infer_ns=3)))
-    assert statistics.snapshot().tier_stages == {}
-    for tier, duration in (("full", 7), ("half", 2), ("half", 4), ("half,full", 9)):
-        statistics.succeeded(CountedRequest(Timings(request_ns=duration)), tier)
+    assert statistics.snapshot().tier_stages == statistics.snapshot().tiers == {}
+    for tier, reason, duration_ns in (("full", "full", 7), ("half", "load", 2), ("half", "load", 4), ("a,b", "r", 9)):
+        statistics.succeeded(CountedRequest(Timings(request_ns=duration_ns), tier_reason=reason), tier)
     now = statistics.snapshot()
     of_tiers = {tier: (stages["request"].count, stages["request"].total) for tier, stages in now.tier_stages.items()}
-    assert of_tiers == {"full": (1, 7), "half": (2, 6), "half,full": (1, 9)}
+    assert of_tiers == {"full": (1, 7), "half": (2, 6), "a,b": (1, 9)}
+    assert now.tiers == {("full", "full"): 1, ("half", "load"): 2, ("a,b", "r"): 1}
     assert all(tuple(stages) == STAGES for stages in now.tier_stages.values())
     assert (now.stages["request"].count, now.stages["request"].total) == (5, 27)
-    now.tier_stages["half"]["request"].observe(1)
-    now.tier_stages.clear()
-    assert statistics.snapshot().tier_stages["half"]["request"].count == 2
-
-
-def test_nonfinite_responses_are_counted() -> None:
-    statistics, name = ModelStatistics(), "fewheads_nonfinite_answers_total"
-    assert statistics.snapshot().counted[name] == {(): 0}
-    for nonfinite in (0, 1, 1):
-        statistics.succeeded(CountedRequest(nonfinite=nonfinite))
-    now = statistics.snapshot()
-    assert (now.success, now.counted[name]) == (3, {(): 2})
 
 
 # The table
@@ -197,31 +180,24 @@ def test_failing_metric_affects_no_other(caplog: pytest.LogCaptureFixture) -> No
     assert [record.message for record in caplog.records] == ["metric wrong failed and is no longer counted"]
 
 
-def test_failures_are_counted_by_reason() -> None:
-    statistics = ModelStatistics()
-    for reason in ("InvalidRequest", "Overloaded", "InvalidRequest"):
-        statistics.failed(reason, 10)
-    now = statistics.snapshot()
-    assert now.failures == {"InvalidRequest": 2, "Overloaded": 1}
-    assert (now.fail, now.fail_ns, now.success) == (3, 30, 0)
-    assert all(histogram.count == 0 for histogram in now.stages.values())
-
-
 def test_snapshot_is_independent() -> None:
     statistics = ModelStatistics()
-    statistics.executed(2, 1)
-    statistics.executed(2, 1)
-    statistics.succeeded(CountedRequest(Timings(request_ns=5), 2, 2))
-    statistics.failed("Overloaded", 1)
+
+    def count() -> None:
+        statistics.executed(2, 1)
+        statistics.succeeded(CountedRequest(Timings(request_ns=5), 2, 2, tier_reason="r"), "full")
+        statistics.failed("Overloaded", 1, "queue")
+
+    def numbers(now: Snapshot) -> list[object]:
+        totals = [(of.count, of.total, of.counts) for of in (now.stages["request"], now.tier_stages["full"]["request"])]
+        return [now.success, now.failures, now.drops, now.tiers, now.batches, *totals]
+
+    count()
     first = statistics.snapshot()
-    first.failures["Overloaded"] = 100
-    first.stages["request"].observe(10**9)
-    first.batches[2].count = 100
-    first.batches.clear()
-    statistics.succeeded(CountedRequest(Timings(request_ns=7), 2, 2))
-    second = statistics.snapshot()
-    assert (second.failures, second.stages["request"].total, second.batches[2].count) == ({"Overloaded": 1}, 12, 2)
-    assert first.success == 1
+    before = deepcopy(numbers(first))
+    count()
+    assert numbers(first) == before
+    assert not [one for one, other in zip(numbers(statistics.snapshot()), before, strict=True) if one == other]
 
 
 @pytest.fixture

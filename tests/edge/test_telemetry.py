@@ -231,10 +231,7 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
     totals = {stage.stage: stage.total_ns for stage in sentiment.stages}
     summed = {name: sum(stages[index].total_ns for stages in of_tiers.values()) for index, name in enumerate(STAGES)}
     assert summed == totals
-
-
-def test_model_of_one_tier_has_no_tier_latencies(observed: Ready, stub: Stub, reading: Get) -> None:
-    stub.ModelInfer(busy(1))
+    stub.ModelInfer(busy(1))  # a model of one tier
     assert model(reading(), "busy").success_count
     assert not model(reading(), "busy").tier_latencies
     assert not samples(observed, "fewheads_tier_duration_seconds_count", model="busy")

@@ -67,9 +67,10 @@ def test_stages_of_the_server_combine_its_models() -> None:
     assert window.models[0].stages["request"].p99_ms < 2
 
 
-def test_first_window_is_since_the_start() -> None:
+def test_window_without_an_earlier_reading_or_time() -> None:
     window = between(None, reading(8, model([10**6] * 4)))
     assert (window.seconds, window.since_start, window.answers_per_second) == (8, True, 0.5)
+    assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
 
 
 def test_tiers_failures_and_runs() -> None:
@@ -145,10 +146,6 @@ def test_server_with_other_buckets_has_rates_without_percentiles() -> None:
     window = between(reading(1, model()), reading(2, old))
     assert window.answers_per_second == 4
     assert window.stages == window.models[0].stages == {}
-
-
-def test_two_readings_at_the_same_time_have_no_rates() -> None:
-    assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
 
 
 def test_recent_covers_five_seconds() -> None:
