@@ -154,14 +154,14 @@ def test_power_right_after_a_run_is_not_idle_power(machine: Machine) -> None:
 def test_noise_and_bursts_average_out(machine: Machine) -> None:
     chance = random.Random(2)
     machine.noise = lambda: chance.gauss(0, 0.5)
-    machine.wait(90)
+    machine.wait(60)
     machine.noise = lambda: 4.0
     machine.wait(5)
     machine.noise = lambda: chance.gauss(0, 0.5)
-    for _ in range(100):
+    for _ in range(60):
         machine.run(0.1)
         machine.wait(0.2)
-    assert machine.energy()[FULL].joules == approx_joules(100 * 0.1 * 7, 0.15)
+    assert machine.energy()[FULL].joules == approx_joules(60 * 0.1 * 7, 0.15)
 
 
 def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
