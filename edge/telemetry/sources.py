@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edge.health.health import Health
 from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy
@@ -12,6 +12,8 @@ from edge.instruments.sensors import Sensors
 from edge.instruments.snapshot import TierRuns
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
+from edge.security.access import Access
+from edge.security.credentials import ServerCertificates
 from edge.serving.streams import Streams
 
 
@@ -42,14 +44,6 @@ class ServedWork(NamedTuple):
         }
 
 
-class HasProblem(Protocol):
-    """A watched file, or several."""
-
-    @property
-    def problem(self) -> str:
-        """The error as a sentence; empty if there is none."""
-
-
 class Sources(NamedTuple):
     """The parts of a server that have data to report.
 
@@ -64,7 +58,7 @@ class Sources(NamedTuple):
     memory: MemorySampler
     sensors: Sensors
     streams: Streams
-    files: Sequence[HasProblem] = ()
+    files: Sequence[Access | ServerCertificates] = ()
     energy: EnergyMeter | None = None
 
     def energy_of(self, name: str, version: str) -> dict[str, TierEnergy]:
