@@ -12,7 +12,7 @@ PYTHON_HEADER = $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconf
 COMPILERS = $(and $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(shell command -v cc),$(shell command -v c++),$(PYTHON_HEADER))
 TESTS ?= tests/device
 
-.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check bench conformance mutation aarch64 generate clean
+.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
 
 # Train, export, build and serve the calculators, and ask them with a stock client.
 demo: .venv/installed
@@ -31,8 +31,21 @@ test: test-workstation
 	@# They share nothing, and most of their time is waiting for servers.
 	$(MAKE) --jobs=2 test-jetpack6 test-jetpack7 test-device
 
+# With COVERAGE=1, the tests leave branch coverage of edge/ behind, of their servers too.
+PYTEST := -m $(if $(COVERAGE),coverage run -m )pytest
+
 test-workstation: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python $(PYTEST) --numprocesses=2 --dist=loadfile
+
+# Branch coverage of edge/ by the tests that need no other Python, without fuzzing's long runs and soaks.
+coverage:
+	rm -f .coverage .coverage.*
+	$(MAKE) test-workstation test-device COVERAGE=1
+	$(MAKE) coverage-report
+
+coverage-report:
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --fail-under=97
 
 # Tests that do not depend on the version of Python run only once: fuzzing, faults, and the transport that is not the
 # default where nghttp2 is installed, as it is here.
@@ -53,7 +66,7 @@ test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
 
 # The real pycuda on a CUDA driver of our own, which needs no GPU: tests/device/driver/README.md.
 test-device: $(if $(COMPILERS),.venv-device/cuda/libcuda.so.1)
-	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python -m pytest $(TESTS),@echo "skipped: no C compiler on this machine")
+	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python $(PYTEST) $(TESTS),@echo "skipped: no C compiler on this machine")
 
 .venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*.c tests/device/driver/*.h) tests/device/driver/build.sh
 	tests/device/driver/build.sh .venv-device/cuda-include $(@D)
