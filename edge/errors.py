@@ -1,35 +1,26 @@
 """Every error that Fewheads raises on purpose.
 
-- FewheadsError
-  - UsageError             a setting, option or argument is wrong
-  - BundleError            a bundle directory breaks its format, or cannot be read or written
-  - GoldenError            a model does not reproduce the golden outputs of its bundle
-  - BackendError           a runtime is missing, or refuses or fails to build a model
-  - ServerError            the server cannot be reached, or gives no usable answer
-    - ServerRefused        the server refused a client's call
-  - DeviceFailed           the server computes nothing any more; only a new process helps
-  - RunStuck               a run of the server does not end
-  - DrainTimeout           a shutdown did not end in time
-  - RequestError           one inference request cannot be answered
-    - InvalidRequest       the request contradicts the model's metadata or the protocol
-    - NotFound             no such model, version or shared memory
-    - AlreadyThere         the name of a shared memory region is taken
-    - Unauthenticated      no token, or one that the server does not know
-    - PermissionDenied     the token is good for something else
-    - LoadFailed           a model could not be loaded; what was served before is served still
-    - ModelNotReady        the model exists and cannot answer now
-    - Overloaded           the queue is full, or another bound of the server is reached
-    - DeadlineExceeded     the deadline passed before the answer was ready
-    - Unsupported          a protocol feature that this server does not offer
-    - RunnerError          the runtime failed while computing
+The hierarchy, with the exit code of the command line::
 
-A message always has four parts: the subject, what was given, what was expected, and the way out.
-This module imports nothing of ours, so that every other module may import it.
+    FewheadsError 1
+        UsageError 2, BundleError 3, GoldenError 4, BackendError 5
+        ServerError 6
+            ServerRefused 7
+        DeviceFailed 8, RunStuck 9, DrainTimeout 10
+        RequestError 7
+            InvalidRequest, NotFound, AlreadyThere, Unauthenticated, PermissionDenied, LoadFailed, ModelNotReady,
+            Overloaded, DeadlineExceeded, Unsupported, RunnerError
+
+Every message has four parts: the subject, the value given, the value expected, and a fix.
+This module imports nothing from the rest of the package, so that every other module can import it.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+#: The only text that a client gets for an unexpected error.
+INTERNAL = "internal error; see the server's log"
 
 _MAX_GIVEN_CHARS = 160
 
@@ -48,20 +39,20 @@ def printable(text: str) -> str:
 
 
 class Literally(str):
-    """Text for ``given`` that is a description, not a value, and is shown without quotes."""
+    """Text for ``given`` that describes a value, and is shown without quotes."""
 
 
 class Whole(Literally):
-    """A description that is never cut; its author has already limited its length."""
+    """A description that is never cut, because its author limits its length."""
 
 
 class FewheadsError(Exception):
-    """The base: ``subject: got given, expected expected. fix``.
+    """Base of all errors, with the message ``subject: got given, expected expected. fix``.
 
     Args:
-        subject: what is wrong, by the name that its owner knows it by.
+        subject: the setting, file, field or model that is wrong.
         given: the value found; wrap a description in :class:`Literally`.
-        expected: what would have been right.
+        expected: the valid values.
         fix: one sentence that says what to do next.
     """
 
@@ -73,10 +64,6 @@ class FewheadsError(Exception):
         self.given = given
         self.expected = expected
         self.fix = fix
-
-
-#: The only text that a client gets for an unexpected error.
-INTERNAL = "internal error; the server's log tells more"
 
 
 class UsageError(FewheadsError):
@@ -98,23 +85,23 @@ class GoldenError(FewheadsError):
 
 
 class BackendError(FewheadsError):
-    """A runtime is missing, or refuses or fails to build a model."""
+    """A runtime is missing, or it rejects a model or fails to build it."""
 
     exit_code = 5
 
 
 class ServerError(FewheadsError):
-    """The server cannot be reached, failed, or gave an answer that makes no sense.
+    """The server cannot be reached, fails, or sends an invalid response.
 
     Args:
-        subject: what is wrong; this and the next three are as in every error.
-        given: the value found.
-        expected: what would have been right.
-        fix: what to do next.
-        code: gRPC's name of the status; empty if the call did not end with one.
-        server: address of the server; empty if no server was called.
-        attempts: number of attempts, on all servers together.
-        retry_after_ms: the server's hint when to try again; 0 if it gave none.
+        subject: this and the next three are as in :class:`FewheadsError`.
+        given: see there.
+        expected: see there.
+        fix: see there.
+        code: name of the gRPC status; empty if the call did not end with one.
+        server: its address; empty if no server was called.
+        attempts: on all servers together.
+        retry_after_ms: the server's hint; 0 without one.
     """
 
     exit_code = 6
@@ -139,31 +126,31 @@ class ServerError(FewheadsError):
 
 
 class ServerRefused(ServerError):
-    """The server refused a client's call: sending the same call again does not help, or not yet."""
+    """The server rejects a client's call; the same call fails again, at least for now."""
 
     exit_code = 7
 
 
 class DeviceFailed(FewheadsError):
-    """The server computes nothing any more: its device, or a thread of its own, is lost. Only a new process helps."""
+    """The device, or a thread that the server needs, is lost. Only a new process recovers."""
 
     exit_code = 8
 
 
 class RunStuck(FewheadsError):
-    """A run of the server does not end, and cannot be ended but with its process."""
+    """A run does not end, and only the end of the process stops it."""
 
     exit_code = 9
 
 
 class DrainTimeout(FewheadsError):
-    """A shutdown did not end in time, so the process was."""
+    """A shutdown takes too long, so the process exits without waiting for the rest."""
 
     exit_code = 10
 
 
 class RequestError(FewheadsError):
-    """One inference request cannot be answered; the server goes on."""
+    """The server cannot answer one inference request; others are not affected."""
 
     exit_code = 7
 
@@ -173,39 +160,39 @@ class InvalidRequest(RequestError):
 
 
 class NotFound(RequestError):
-    """There is no such model, version or shared memory."""
+    """There is no such model, version or shared memory region."""
 
 
 class AlreadyThere(RequestError):
-    """The name of a shared memory region is taken."""
+    """A shared memory region of that name exists."""
 
 
 class Unauthenticated(RequestError):
-    """The call brings no token, or one that the server does not know."""
+    """The call has no token, or one that the server does not know."""
 
 
 class PermissionDenied(RequestError):
-    """The caller's token is good for something else."""
+    """The token has no scope for this call."""
 
 
 class LoadFailed(RequestError):
-    """A model could not be loaded; what was served before is served still."""
+    """A model cannot be loaded; an earlier version of it still serves."""
 
 
 class ModelNotReady(RequestError):
-    """The model exists and cannot answer now."""
+    """The model exists and is not READY."""
 
 
 class Overloaded(RequestError):
-    """The queue is full, the deadline cannot be met, or another bound of the server is reached.
+    """The queue is full, the deadline cannot be met, or another limit of the server is reached.
 
     Args:
-        subject: as of every error, and so on.
-        given: the value found.
-        expected: what would have been right.
-        fix: what to do next.
-        cause: which bound of the queue refused, ``requests``, ``bytes`` or ``deadline``; empty for others.
-        retry_after_ms: when there may be room; 0 where nothing is known.
+        subject: this and the next three are as in :class:`FewheadsError`.
+        given: see there.
+        expected: see there.
+        fix: see there.
+        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``; empty for other limits.
+        retry_after_ms: when there may be room; 0 if unknown.
     """
 
     def __init__(
@@ -217,12 +204,12 @@ class Overloaded(RequestError):
 
 
 class DeadlineExceeded(RequestError):
-    """The deadline passed before the answer was ready."""
+    """The deadline passes before the response is ready."""
 
 
 class Unsupported(RequestError):
-    """A feature of the protocol that this server does not offer."""
+    """The server does not offer a feature of the protocol."""
 
 
 class RunnerError(RequestError):
-    """The runtime failed while computing; its own text stays in the log."""
+    """The runtime fails while it computes; its own message is only in the log."""

@@ -1,4 +1,4 @@
-"""Files that must be right: read only when regular and as recorded, written whole or not at all."""
+"""Verified reads and atomic writes of files and directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edge.errors import BundleError, Literally
 
-_FIX = "Copy the bundle again from where it was exported, or export it again."
+COPY_AGAIN = "Copy the bundle again from where it was exported, or export it again."
 
 
 def sha256(data: bytes) -> str:
@@ -24,89 +24,86 @@ def sha256(data: bytes) -> str:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the contents of a regular file of at most ``max_bytes``; links and devices are refused.
+    """Return the contents of a regular file of at most ``max_bytes``.
 
     Raises:
-        BundleError: it is missing, not regular, or too large.
+        BundleError: the file is missing, a link or a device, or too large.
     """
     with _opened(path) as (descriptor, size_bytes):
         if size_bytes > max_bytes:
-            given = Literally(f"{size_bytes} bytes")
-            raise BundleError(f"file {path}", given=given, expected=f"at most {max_bytes} bytes", fix=_FIX)
+            raise _wrong(f"file {path}", f"{size_bytes} bytes", f"at most {max_bytes} bytes")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes)
 
 
 def check_size(path: Path, size_bytes: int) -> None:
-    """Check that a file is regular and as large as recorded, without reading it.
+    """Check that a file is regular and has the recorded size, without reading it.
 
     Raises:
-        BundleError: it is not.
+        BundleError: it is not, or has another size.
     """
     with _opened(path) as (_, found):
         if found != size_bytes:
-            raise BundleError(
-                f"file {path}", given=Literally(f"{found} bytes"), expected=f"{size_bytes} bytes", fix=_FIX
-            )
+            raise _wrong(f"file {path}", f"{found} bytes", f"{size_bytes} bytes")
+
+
+def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
+    """Return the contents of a regular file with the recorded size and SHA-256.
+
+    Raises:
+        BundleError: the file is missing, not regular, or differs from the record.
+    """
+    check_size(path, size_bytes)
+    data = read_regular(path, size_bytes)
+    if (found := sha256(data)) != digest:
+        raise _wrong(f"file {path} sha256", found, digest)
+    return data
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """Give the descriptor and the size of a regular file."""
+    """Yield the descriptor and the size of a regular file."""
     try:
         # O_NONBLOCK: opening a FIFO must fail below, not hang here.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        what = "a symbolic link" if path.is_symlink() else error.strerror
-        raise BundleError(f"file {path}", given=Literally(what), expected="a regular file", fix=_FIX) from None
+        what = "a symbolic link" if path.is_symlink() else str(error.strerror)
+        raise _wrong(f"file {path}", what, "a regular file") from None
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise BundleError(f"file {path}", given=Literally("no regular file"), expected="a regular file", fix=_FIX)
+            raise _wrong(f"file {path}", "no regular file", "a regular file")
         yield descriptor, info.st_size
     finally:
         os.close(descriptor)
 
 
-def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
-    """Return the contents of a regular file whose size and SHA-256 are those recorded.
-
-    Raises:
-        BundleError: as :func:`read_regular`, or the file is another one.
-    """
-    check_size(path, size_bytes)
-    data = read_regular(path, size_bytes)
-    found = sha256(data)
-    if found != digest:
-        raise BundleError(f"file {path} sha256", given=found, expected=digest, fix=_FIX)
-    return data
+def _wrong(subject: str, given: str, expected: str) -> BundleError:
+    return BundleError(subject, given=Literally(given), expected=expected, fix=COPY_AGAIN)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
-    with open(path, "xb") as file:
+def write_durably(path: Path, data: bytes, mode: str = "xb") -> None:
+    """Write a file and wait until it is on the disk. ``mode`` is ``xb`` for a new file, ``wb`` to overwrite."""
+    with open(path, mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, or replace an earlier one, which stays until the new one is whole on the disk.
+    """Write or replace a file atomically: readers see the earlier file until the new one is complete on the disk.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk is full or cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.new")
-    with open(scratch, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(scratch, data, "wb")
     scratch.replace(path)
 
 
 def reserve(path: Path, size_bytes: int) -> None:
-    """Make sure that the disk has room, with a file at ``path`` that is removed again.
+    """Check that the disk has room for ``size_bytes``, with a temporary file at ``path``.
 
     Raises:
         OSError: it has not.
@@ -118,17 +115,16 @@ def reserve(path: Path, size_bytes: int) -> None:
 
 @contextmanager
 def replaced_directory(directory: Path) -> Iterator[Path]:
-    """Give an empty directory to fill, which takes the place of ``directory`` when the block ends well.
+    """Yield an empty directory that replaces ``directory`` atomically when the block succeeds.
 
-    When the block raises, what stood at ``directory`` stands there still, and nothing is left beside it. A process that
-    is killed leaves a directory that :func:`remove_abandoned` removes. Files in it are to be written with
-    :func:`write_durably`.
+    If the block raises, ``directory`` stays as it was and nothing is left beside it. A killed process leaves a
+    directory that :func:`remove_abandoned` removes. Write the files in it with :func:`write_durably`.
 
     Raises:
-        OSError: the place cannot be written, or the disk is full.
+        OSError: the disk is full or cannot be written.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    scratch, held = _scratch(directory)
+    scratch, lock = _scratch(directory)
     new, old = scratch / "new", scratch / "old"
     try:
         new.mkdir()
@@ -142,43 +138,43 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
         if old.exists() and not directory.exists():
             old.rename(directory)
         shutil.rmtree(scratch, ignore_errors=True)
-        os.close(held)
+        os.close(lock)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove what killed processes left of :func:`replaced_directory`; the directories of live ones stay.
+    """Remove the temporary directories that killed processes left in ``parent``; those of live processes stay.
 
     Args:
-        parent: the directory to look in.
-        prefix: a regular expression for the names of the directories that were to be replaced.
+        parent: the parent of the directories given to :func:`replaced_directory`.
+        prefix: a regular expression for their names.
     """
     pattern = re.compile(rf"\.{prefix}\.\w+")
     for path in parent.iterdir() if parent.is_dir() else ():
         if not pattern.fullmatch(path.name):
             continue
-        with suppress(OSError):  # it has gone, or its process lives
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with suppress(OSError):  # it is gone, or its process lives
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
             finally:
-                os.close(held)
+                os.close(lock)
 
 
 def _scratch(directory: Path) -> tuple[Path, int]:
     """Return a new directory beside ``directory``, and a descriptor that locks it while this process lives."""
     while True:
-        # A sibling, so that the rename stays on one file system; the dot keeps servers from looking into it.
+        # A sibling, so that the rename stays on one file system; servers ignore names that start with a dot.
         scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         try:
-            held = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # another process took it for abandoned before it was locked
+            lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # remove_abandoned of another process removed it before it was locked
             continue
-        with suppress(OSError):  # some network file systems have no locks, and remove_abandoned removes nothing there
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with suppress(OSError):  # without locks, as on some network file systems, remove_abandoned removes nothing
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if scratch.exists():
-            return scratch, held
-        os.close(held)
+            return scratch, lock
+        os.close(lock)
 
 
 def _sync_directory(path: Path) -> None:

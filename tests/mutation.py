@@ -98,7 +98,7 @@ def main() -> None:
         for name in filter(None, files.split("\0")):
             if (ROOT / name).is_file():
                 (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, Path(copy) / name)
+                shutil.copy2(ROOT / name, Path(copy) / name, follow_symlinks=False)  # some bundles are broken by a link
         os.chdir(copy)
         os.environ["PYTHONPATH"] = copy
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a mutant of the same size and second would not be compiled again

@@ -1,4 +1,4 @@
-"""A bundle: the directory that carries one model from the workstation to the device, and nothing else crosses.
+"""A bundle: the directory that carries one model from the workstation to the device.
 
 Reading checks everything before anything is used; writing is all or nothing.
 """
@@ -14,21 +14,18 @@ import msgspec
 from edge.bundles import golden as golden_set
 from edge.bundles import manifest_file, rules
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Tier
-from edge.bundles.programs import Role
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Role, Tier
 from edge.errors import BundleError, Literally
-from edge.files import check_size, read_recorded, replaced_directory, sha256, write_durably
-
-_FIX = "Copy the bundle again from where it was exported, or export it again."
+from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory, sha256, write_durably
 
 
 class Bundle:
-    """A bundle on disk whose files have been checked against its manifest.
+    """A bundle on disk whose files match its manifest.
 
     Attributes:
         path: the directory.
-        manifest: its checked contents, upgraded to version 2.
-        goldens: the golden set of each tier, by its name.
+        manifest: checked, and upgraded to version 2.
+        goldens: the golden set of each tier by name.
     """
 
     def __init__(self, path: Path, manifest: Manifest, goldens: dict[str, Golden]) -> None:
@@ -47,11 +44,10 @@ class Bundle:
 
         Args:
             path: the directory.
-            models: whether to hash the models already. Otherwise each is when :meth:`read` reads it, and those that
-                are not used here never are.
+            models: whether to hash the models now. Otherwise :meth:`read` hashes each one that is used.
 
         Raises:
-            BundleError: the first rule that is broken. Nothing of the model has been executed by then.
+            BundleError: the first rule that is broken. No model has been executed by then.
         """
         path = Path(path)
         if not path.is_dir():
@@ -62,8 +58,7 @@ class Bundle:
             fix = f"Give one of its bundles, such as {inside[0]}."
             raise BundleError(f"bundle {path}", given=Literally("a directory of bundles"), expected="a bundle", fix=fix)
         manifest = manifest_file.read(path, f"{path / MANIFEST_NAME}")
-        stray = sorted(_names(path) - {MANIFEST_NAME, *manifest.files})
-        if stray:
+        if stray := sorted(_names(path) - {MANIFEST_NAME, *manifest.files}):
             expected = "only files that the manifest lists"
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
         sets = {tier.name: tier.golden or manifest.golden for tier in manifest.tiers}
@@ -79,13 +74,11 @@ class Bundle:
         return cls(path, manifest, {tier: decoded[name] for tier, name in sets.items()})
 
     def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
-        """Return the ONNX file of a role for a runtime: the one made for it, else the one made for any.
-
-        :meth:`Manifest.tensors` gives the inputs and outputs that the file must have.
+        """Return the ONNX file of a role for a runtime: the one exported for it, else the one for ``any``.
 
         Args:
             runtime: ``onnxruntime`` or ``tensorrt``.
-            tier: a tier's name; None is the full one.
+            tier: None is the full one.
             role: the part that the file plays in the tier.
 
         Raises:
@@ -104,27 +97,17 @@ class Bundle:
         )
 
     def tier(self, name: str | None = None) -> Tier:
-        """Return a tier by name, or the full one.
-
-        Raises:
-            BundleError: there is no such tier.
-        """
+        """Return a tier by name, or the full one; raise a BundleError if there is none of that name."""
+        tiers = {tier.name: tier for tier in self.manifest.tiers}
         if name is None:
             return self.manifest.tiers[0]
-        for tier in self.manifest.tiers:
-            if tier.name == name:
-                return tier
-        known = ", ".join(tier.name for tier in self.manifest.tiers)
-        raise BundleError(
-            f"bundle {self.path} tier", given=name, expected=f"one of {known}", fix="Choose one of these."
-        )
+        if name not in tiers:
+            expected = f"one of {', '.join(tiers)}"
+            raise BundleError(f"bundle {self.path} tier", given=name, expected=expected, fix="Choose one of these.")
+        return tiers[name]
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a listed file, hashed again as they are read: what was checked is what is used.
-
-        Raises:
-            BundleError: the file has changed since.
-        """
+        """Return the bytes of a listed file, hashed as they are read; raise a BundleError if it has changed."""
         record = self.manifest.files[name]
         return read_recorded(self.path / name, record.size_bytes, record.sha256)
 
@@ -132,19 +115,16 @@ class Bundle:
 def write_bundle(
     directory: str | Path, manifest: Manifest, files: Mapping[str, bytes], *, replace: bool = False
 ) -> Bundle:
-    """Write a bundle so that it appears whole or not at all.
+    """Write a bundle atomically, and return it, read back and checked.
 
     Args:
-        directory: the bundle's; its parent is made when missing.
+        directory: of the bundle; a missing parent is created.
         manifest: of the bundle; its ``files`` are ignored and computed here.
         files: name to contents.
-        replace: whether a bundle that stands there may be replaced.
-
-    Returns:
-        The bundle, read back and checked.
+        replace: whether to replace an existing bundle.
 
     Raises:
-        BundleError: something stands there, the disk refuses, or what was written breaks the format.
+        BundleError: ``directory`` exists, cannot be written, or the bundle breaks the format. An existing bundle stays.
     """
     directory = Path(directory)
     if directory.exists() and not replace:
@@ -159,14 +139,13 @@ def write_bundle(
                 write_durably(new / name, data)
             Bundle.open(new)
     except OSError as error:
-        fix = "Free space, or choose another place."
-        expected = "a place with room to write it"
+        fix, expected = "Free space, or choose another place.", "a place with room to write it"
         raise BundleError(f"bundle {directory}", given=Literally(error), expected=expected, fix=fix) from None
     return Bundle.open(directory)
 
 
 def _bundles_in(path: Path) -> list[Path]:
-    """Return the bundles of a directory that is none itself."""
+    """Return the bundles in a directory, unless it is a bundle itself."""
     if (path / MANIFEST_NAME).exists():
         return []
     try:
@@ -179,5 +158,5 @@ def _names(directory: Path) -> set[str]:
     try:
         return set(os.listdir(directory))
     except OSError as error:  # it has been removed or replaced since the manifest was read
-        given = Literally(error.strerror)
-        raise BundleError(f"bundle {directory}", given=given, expected="a bundle directory", fix=_FIX) from None
+        given, expected = Literally(error.strerror), "a bundle directory"
+        raise BundleError(f"bundle {directory}", given=given, expected=expected, fix=COPY_AGAIN) from None

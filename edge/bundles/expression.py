@@ -1,7 +1,7 @@
-"""The calculator's tokeniser: arithmetic text to 15 floats, as paper 000 and its public data define it.
+"""The calculator's tokenizer: arithmetic text to 15 floats, as paper 000 and its public data define it.
 
-Number-level: slot ``2k`` holds operand ``k``, slot ``2k - 1`` the operator before it (1.0 for ``+``, 0.0 for ``-``),
-and 0.5 fills the rest. Training and serving share this one implementation.
+Slot ``2k`` holds operand ``k``, slot ``2k - 1`` the operator before it (1.0 for ``+``, 0.0 for ``-``), and 0.5 fills
+the rest. Training and serving share this implementation.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ _FIX = "Write operands joined by + or -, for example '3 - -4 + 2'."
 
 
 def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[float], list[float]]:
-    """Split an expression into its operands and its operator codes.
+    """Split an expression into its n operands and its n - 1 operator codes.
 
     Args:
-        text: for example ``"3 - -4 + 2"``: 1 to 8 operands joined by ``+`` or ``-``; spaces are free.
-        max_abs_operand: the largest absolute operand that the model answers for.
-
-    Returns:
-        n operands and n - 1 operator codes.
+        text: for example ``"3 - -4 + 2"``: 1 to 8 operands joined by ``+`` or ``-``; spaces are optional.
+        max_abs_operand: the largest absolute operand that the model supports.
 
     Raises:
         InvalidRequest: the text is not such an expression.
     """
     if len(text) > _MAX_CHARS:
-        raise InvalidRequest("expression", given=text, expected=f"at most {_MAX_CHARS} characters", fix=_FIX)
+        raise _invalid(text, f"at most {_MAX_CHARS} characters")
     operands: list[float] = []
     operators: list[float] = []
     position = 0
@@ -49,34 +46,26 @@ def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[float]
             break
         operators.append(PLUS if text[position] == "+" else MINUS)
         position += 1
-    if position < len(text) or len(operands) != len(operators) + 1:
-        at = f"an operand at character {position + 1}" if position < len(text) else "an operand at the end"
-        if len(operands) == len(operators) + 1:
-            at = f"+ or - at character {position + 1}"
-        raise InvalidRequest("expression", given=text, expected=at, fix=_FIX)
+    is_complete = len(operands) == len(operators) + 1
+    if position < len(text) or not is_complete:
+        where = f"at character {position + 1}" if position < len(text) else "at the end"
+        raise _invalid(text, f"{'+ or -' if is_complete else 'an operand'} {where}")
     if len(operands) > MAX_TERMS:
-        raise InvalidRequest(
-            "expression",
-            given=text,
-            expected=f"at most {MAX_TERMS} operands, and it has {len(operands)}",
-            fix="Split it into shorter expressions.",
-        )
+        expected = f"at most {MAX_TERMS} operands, and it has {len(operands)}"
+        raise _invalid(text, expected, "Split it into shorter expressions.")
     largest = max(operands, key=abs)
     if abs(largest) > max_abs_operand:
-        raise InvalidRequest(
-            "expression",
-            given=text,
-            expected=f"operands between {-max_abs_operand:g} and {max_abs_operand:g}",
-            fix=f"Replace the operand {largest:g}; the model was made for smaller ones.",
-        )
+        fix = f"Replace the operand {largest:g}; the model was made for smaller ones."
+        raise _invalid(text, f"operands between {-max_abs_operand:g} and {max_abs_operand:g}", fix)
     return operands, operators
 
 
-def tokenize(texts: Sequence[str], max_abs_operand: float = float("inf")) -> Array:
-    """Turn expressions into the model's input.
+def _invalid(text: str, expected: str, fix: str = _FIX) -> InvalidRequest:
+    return InvalidRequest("expression", given=text, expected=expected, fix=fix)
 
-    Returns:
-        float32 of shape (len(texts), 15).
+
+def tokenize(texts: Sequence[str], max_abs_operand: float = float("inf")) -> Array:
+    """Return the model's input for expressions, float32 of shape (len(texts), 15).
 
     Raises:
         InvalidRequest: as :func:`parse`.

@@ -1,6 +1,6 @@
-"""The golden set of a bundle: real inputs, and the outputs that the trained model gave for them.
+"""The golden set of a bundle: real inputs, and the outputs of the trained model for them.
 
-It is the acceptance test that travels with the model: no runner answers a client before it has reproduced it.
+It is the acceptance test of a model on the device: no runner serves before it has reproduced these outputs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edge.errors import BundleError, GoldenError, Literally
 from edge.runner import Runner
 
 _FIX = "Export the bundle again."
-_KINDS = ("input", "output", "raw")
+_KINDS = {"input": "inputs", "output": "outputs", "raw": "raw"}
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """``inputs`` and ``outputs`` of the ONNX graph, and ``raw``: what the preprocessor turns into the inputs."""
+    """``inputs`` and ``outputs`` of the ONNX graph, and ``raw``, the text that the preprocessor turns into inputs."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
@@ -30,28 +30,31 @@ class Golden(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """How many items the set holds."""
+        """The number of items in the set."""
         return len(next(iter(self.inputs.values())))
 
     def encode(self) -> bytes:
         """Return the set as an uncompressed ``.npz`` with the keys ``input/x``, ``output/y`` and ``raw/text``."""
-        kinds = {"input": self.inputs, "output": self.outputs, "raw": self.raw}
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
-            for key, array in ((f"{kind}/{name}", kinds[kind][name]) for kind in _KINDS for name in kinds[kind]):
-                member = io.BytesIO()
-                # Text that a runtime returned is an array of Python objects, which only pickle could write.
-                plain = array.astype(np.bytes_) if array.dtype.kind == "O" else array
-                np.save(member, plain, allow_pickle=False)
-                # Not np.savez: the bytes around its members, and so the hash, depend on the version of Python.
-                archive.writestr(zipfile.ZipInfo(f"{key}.npy"), member.getvalue())
+            for kind, attribute in _KINDS.items():
+                for name, array in getattr(self, attribute).items():
+                    member = io.BytesIO()
+                    # Text that a runtime returned is an array of Python objects, which only pickle could write.
+                    plain = array.astype(np.bytes_) if array.dtype.kind == "O" else array
+                    np.save(member, plain, allow_pickle=False)
+                    # Not np.savez: the bytes around its members, and so the hash, depend on the version of Python.
+                    archive.writestr(zipfile.ZipInfo(f"{kind}/{name}.npy"), member.getvalue())
         return buffer.getvalue()
 
 
 class OutputDiff(msgspec.Struct, frozen=True):
-    """How one output compared: the largest absolute difference, and the largest that was allowed where it was.
+    """The comparison of one output.
 
-    ``nonfinite`` counts its values that are NaN or infinite.
+    Attributes:
+        max_abs_diff: the largest absolute difference.
+        allowed: the largest difference that the tolerance allows at the worst value.
+        nonfinite: the number of values that are NaN or infinite.
     """
 
     name: str
@@ -62,14 +65,14 @@ class OutputDiff(msgspec.Struct, frozen=True):
 
 
 class GoldenReport(msgspec.Struct, frozen=True):
-    """The comparison of all outputs; :attr:`passed` says whether the model may be served."""
+    """The comparison of all outputs."""
 
     rows: int
     outputs: tuple[OutputDiff, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every output is close enough."""
+        """Whether every output is within its tolerance."""
         return all(diff.passed for diff in self.outputs)
 
     @property
@@ -87,8 +90,8 @@ def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
     """Return the golden set in ``data``, checked against the manifest.
 
     Raises:
-        BundleError: it is not an uncompressed ``.npz``, holds an object array, misses or adds a tensor, has another
-            datatype or shape, or a value that is not finite.
+        BundleError: ``data`` is not an uncompressed ``.npz``, holds an object array, misses or adds a tensor, has
+            another datatype or shape, or a value that is not finite.
     """
     arrays = _read(data, subject)
     kinds: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
@@ -97,16 +100,15 @@ def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
         if kind not in kinds:
             raise BundleError(f"{subject} array {key!r}", given=key, expected="input/…, output/… or raw/…", fix=_FIX)
         kinds[kind][name] = array
-    golden = Golden(kinds["input"], kinds["output"], kinds["raw"])
-    _check(golden.inputs, manifest.inputs, f"{subject} input")
-    _check(golden.outputs, manifest.outputs, f"{subject} output")
-    raw_names = {text.name for text in manifest.preprocess.inputs} if manifest.preprocess else set()
-    if set(golden.raw) != raw_names:
-        raise BundleError(f"{subject} raw", given=sorted(golden.raw), expected=str(sorted(raw_names)), fix=_FIX)
+    _check(kinds["input"], manifest.inputs, f"{subject} input")
+    _check(kinds["output"], manifest.outputs, f"{subject} output")
+    raw = {text.name for text in manifest.preprocess.inputs} if manifest.preprocess else set()
+    if set(kinds["raw"]) != raw:
+        raise BundleError(f"{subject} raw", given=sorted(kinds["raw"]), expected=str(sorted(raw)), fix=_FIX)
     if manifest.max_batch_size and len({len(array) for array in arrays.values()}) != 1:
         lengths = {key: len(array) for key, array in arrays.items()}
         raise BundleError(subject, given=lengths, expected="as many rows in every array", fix=_FIX)
-    return golden
+    return Golden(*kinds.values())
 
 
 def _read(data: bytes, subject: str) -> dict[str, Array]:
@@ -129,15 +131,13 @@ def _check(arrays: Mapping[str, Array], specs: tuple[TensorSpec, ...], subject: 
         expected = f"exactly {sorted(spec.name for spec in specs)}"
         raise BundleError(f"{subject} names", given=sorted(arrays), expected=expected, fix=_FIX)
     for spec in specs:
-        array = arrays[spec.name]
+        array, name = arrays[spec.name], f"{subject} {spec.name!r}"
         if datatype_of(array) != spec.datatype or not spec.accepts(array.shape) or array.size == 0:
-            given = f"{datatype_of(array)} {list(array.shape)}"
+            given = Literally(f"{datatype_of(array)} {list(array.shape)}")
             expected = f"{spec.datatype} {list(spec.shape)}, not empty"
-            raise BundleError(f"{subject} {spec.name!r}", given=Literally(given), expected=expected, fix=_FIX)
+            raise BundleError(name, given=given, expected=expected, fix=_FIX)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise BundleError(
-                f"{subject} {spec.name!r}", given=Literally("NaN or Inf"), expected="finite values", fix=_FIX
-            )
+            raise BundleError(name, given=Literally("NaN or Inf"), expected="finite values", fix=_FIX)
 
 
 def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> GoldenReport:
@@ -159,16 +159,7 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
 
 
 def compute(runner: Runner, inputs: Mapping[str, Array], max_rows: int) -> dict[str, Array]:
-    """Return all outputs for inputs with more rows than a run may have.
-
-    Args:
-        runner: the loaded model.
-        inputs: of the graph.
-        max_rows: how many rows the runner takes at once; 0 to compute all inputs in one run.
-
-    Raises:
-        RunnerError: the runtime failed.
-    """
+    """Return the outputs for any number of rows, in runs of at most ``max_rows``; 0 computes all in one run."""
     if not max_rows:
         return runner.infer(inputs)
     rows = len(next(iter(inputs.values())))
@@ -185,12 +176,12 @@ def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: 
     Args:
         runner: the loaded model.
         golden: the golden set.
-        tolerance: what its artifact allows.
-        subject: how errors call the model.
-        max_rows: how many rows the runner takes at once; 0 when its inputs have no batch dimension.
+        tolerance: of the artifact.
+        subject: the name of the model in errors.
+        max_rows: the rows that the runner takes at once; 0 when its inputs have no batch dimension.
 
     Raises:
-        GoldenError: an output is further away than its tolerance allows; the message gives both numbers.
+        GoldenError: an output differs by more than the tolerance allows; the message gives both numbers.
     """
     report = compare(compute(runner, golden.inputs, max_rows), golden, tolerance)
     for diff in report.outputs:

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: the fields of ``manifest.json``, version 2. FORMAT.md beside it gives reasons.
+"""Fields of ``manifest.json``, version 2. FORMAT.md beside this file gives the reasons.
 
 The types are the schema: ``msgspec`` checks every field, bound and pattern while it decodes. A decoded manifest must
 also pass :func:`edge.bundles.rules.check`, which holds the rules that span fields.
@@ -6,30 +6,50 @@ also pass :func:`edge.bundles.rules.check`, which holds the rules that span fiel
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from edge.bundles.fields import FileName, ModelName, NonNegative, Positive, Shape, Struct, Text, broken
-from edge.bundles.programs import CascadeProgram, Role
 from edge.datatypes import TensorName, TensorSpec
-from edge.errors import Literally
+from edge.errors import BundleError, Literally
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
 
-_Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)]
+TensorSpecs = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
+RuntimeName = Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
+Precision = Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
+Opset = Annotated[int, msgspec.Meta(ge=13, le=20)]
+MaxBatchSize = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+#: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.
+Role = Literal["model", "embed", "step", "backbone", "head"]
+
+
+def broken(subject: str, field: str, given: object, expected: str) -> BundleError:
+    """Return the error for a field of the manifest ``subject`` that breaks a rule."""
+    return BundleError(f"{subject} {field}", given=given, expected=expected, fix=EXPORT_AGAIN)
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Base of every part of a manifest: immutable, and an unknown field is an error."""
 
 
 class FileRecord(Struct, frozen=True):
-    """Size and hash of one file; both are checked before a byte of it is used."""
+    """Size and hash of one file, both checked before any of its bytes is used."""
 
     size_bytes: Annotated[int, msgspec.Meta(ge=1)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Profile(Struct, frozen=True):
-    """The shapes that an input may take: TensorRT's optimization profile. Runtimes tune for ``opt``."""
+    """The shapes that an input may have: TensorRT's optimization profile. Runtimes tune for ``opt``."""
 
     min: Shape
     opt: Shape
@@ -37,7 +57,7 @@ class Profile(Struct, frozen=True):
 
 
 class Tolerance(Struct, frozen=True):
-    """How far an output may be from its golden value: ``|got - golden| <= atol + rtol * |golden|``."""
+    """The allowed difference from a golden output: ``|got - golden| <= atol + rtol * |golden|``."""
 
     atol: NonNegative
     rtol: NonNegative
@@ -47,25 +67,22 @@ class Artifact(Struct, frozen=True):
     """One ONNX file of a tier.
 
     Attributes:
-        file: its name in the bundle.
         runtime: the runtime that it was written for.
         precision: of its weights and activations.
-        opset: of the ONNX standard.
-        tolerance: how far its outputs may be from the golden ones.
         role: the part that it plays in the tier.
         inputs: its own inputs; None stands for the manifest's.
         outputs: its own outputs; None stands for the manifest's.
-        profile: of its own inputs, for each with a -1.
+        profile: for each input of its own with a -1.
     """
 
     file: FileName
-    runtime: Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
-    precision: Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
-    opset: Annotated[int, msgspec.Meta(ge=13, le=20)]
+    runtime: RuntimeName
+    precision: Precision
+    opset: Opset
     tolerance: Tolerance
     role: Role = "model"
-    inputs: _Tensors | None = None
-    outputs: _Tensors | None = None
+    inputs: TensorSpecs | None = None
+    outputs: TensorSpecs | None = None
     profile: dict[TensorName, Profile] = msgspec.field(default_factory=dict)
 
 
@@ -113,15 +130,14 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
     Attributes:
-        input: what a client may send.
+        input: the text input of a client.
         file: the ``tokenizer.json`` of Hugging Face's tokenizers, in the bundle.
         ids: the input of the graph for the ids.
         mask: the input of the graph that is 1 for tokens and 0 for padding.
-        max_length: tokens of a row; what is longer is cut, of a pair the longer text first.
-        pad_id: the id of padding.
-        max_text_bytes: of one text; a longer one is refused before it is tokenised.
-        pair: what a client sends beside ``input`` to a model that reads two texts together; None where it reads one.
-        segments: the input of the graph that is 1 for tokens of the second text, else 0; None where it has none.
+        max_length: tokens of a row; longer rows are cut, of a pair the longer text first.
+        max_text_bytes: limit of one text, checked before it is tokenised.
+        pair: the second text input, for models that read two texts together.
+        segments: the input of the graph that is 1 for tokens of the second text and 0 for others.
     """
 
     input: TensorName
@@ -145,11 +161,7 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
         return (self.ids, self.mask, *((self.segments,) if self.segments else ()))
 
     def check(self, manifest: Manifest, subject: str) -> None:
-        """Check the rules of the tokenizer.
-
-        Raises:
-            BundleError: its file is not in the bundle.
-        """
+        """Raise a BundleError if the tokenizer's file is not in the bundle."""
         if self.file not in manifest.files:
             raise broken(subject, f"files entry for {self.file!r}", Literally("nothing"), "the tokenizer of preprocess")
 
@@ -160,7 +172,7 @@ Preprocess = ExpressionPreprocess | TokenizerPreprocess
 
 
 class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
-    """The name of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
+    """The label of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
 
     logits: TensorName
     output: TensorName
@@ -178,23 +190,57 @@ class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
 
 
 class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
-    """The one column of ``logits`` (FP32, [-1, 1]) under the name of what it is, ``output`` (FP32, [-1, 1]).
+    """The one column of ``logits`` (FP32, [-1, 1]) under the name of its meaning, ``output`` (FP32, [-1, 1]).
 
-    As the model gives it: it may be beyond the scale that it was trained on, and ``measures`` are of this very value.
+    The value is not clipped to the scale of the training data, and ``measures`` are of this very value.
     """
+
+    columns: ClassVar[int] = 1
 
     logits: TensorName
     output: TensorName
 
     @property
-    def columns(self) -> int:
-        """The number of columns that ``logits`` must have."""
-        return 1
-
-    @property
     def made(self) -> TensorSpec:
         """The output that a client may request."""
         return TensorSpec(self.output, "FP32", (-1, 1))
+
+
+class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
+    """The tier ``auto``: ``lean`` answers first, and ``full`` answers the rows where ``lean`` was unsure.
+
+    A program says how the artifacts of a bundle compute a response together; :mod:`edge.programs` runs it. It names
+    the roles that every tier must have (``roles``) and checks its own rules (``check``). Without a program, a request
+    runs the ``model`` of one tier.
+
+    Attributes:
+        full: the tier that answers where the two largest probabilities of ``logits`` are closer than ``margin``.
+        logits: an output of the graph, FP32 [-1, labels].
+        margin: 0 to 1, chosen on data that no tier was trained on.
+        default: whether the cascade answers requests that name no tier. Set it only where a measurement favours it.
+    """
+
+    roles: ClassVar[tuple[Role, ...]] = ("model",)
+
+    lean: ModelName
+    full: ModelName
+    logits: TensorName
+    margin: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    default: bool = False
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is no output with labels."""
+        tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
+        if self.lean not in tiers or self.full not in tiers or self.lean == self.full or "auto" in tiers:
+            expected = f"two of {tiers}, none of which is called auto"
+            raise broken(subject, "cascade tiers", (self.lean, self.full), expected)
+        logits = next((spec for spec in outputs if spec.name == self.logits), None)
+        has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in outputs)
+        # One column, a regression's, has no second label to be close to.
+        has_labels = logits is not None and len(logits.shape) == 2 and logits.shape[1] != 1
+        if logits is None or logits.datatype != "FP32" or not has_labels or not has_batch:
+            expected = "an FP32 output of shape [-1, labels], 2 labels or more, of a model with batches"
+            raise broken(subject, "cascade logits", self.logits, expected)
 
 
 class Serving(Struct, frozen=True):
@@ -213,7 +259,7 @@ class Serving(Struct, frozen=True):
 
 
 class Measure(Struct, frozen=True):
-    """One measured accuracy: the value, on what, from how many items and seeds, and its 95 % interval if known."""
+    """One measured accuracy: the metric, the data, the numbers of items and seeds, and a 95 % interval if known."""
 
     metric: Text
     split: Text
@@ -224,7 +270,7 @@ class Measure(Struct, frozen=True):
 
 
 class Provenance(Struct, frozen=True):
-    """Where the weights come from. ``versions`` names the packages that made them."""
+    """The origin of the weights. ``versions`` names the packages that trained and exported them."""
 
     created: Text
     trainer: Text
@@ -232,6 +278,10 @@ class Provenance(Struct, frozen=True):
     seed: int | None = None
     git_commit: Text | None = None
     versions: dict[str, Text] = msgspec.field(default_factory=dict)
+
+
+Files = Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
+Measures = Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)]
 
 
 class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_version"):
@@ -243,23 +293,19 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     name: ModelName
     version: Positive
     description: Text
-    inputs: _Tensors
-    outputs: _Tensors
-    max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=4096)]
+    inputs: TensorSpecs
+    outputs: TensorSpecs
+    max_batch_size: MaxBatchSize
     profile: dict[TensorName, Profile]
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
     golden: FileName
-    files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
+    files: Files
     provenance: Provenance
     preprocess: Preprocess | None = None
     postprocess: LabelPostprocess | ScorePostprocess | None = None
     program: CascadeProgram | None = None
     serving: Serving | None = None
-    measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
-
-    def input(self, name: str) -> TensorSpec | None:
-        """Return the spec of an input of the model, or None."""
-        return next((spec for spec in self.inputs if spec.name == name), None)
+    measures: Measures = ()
 
     def tensors(self, artifact: Artifact) -> Tensors:
         """Return the tensors that the ONNX graph of an artifact must have: its own, else the manifest's."""

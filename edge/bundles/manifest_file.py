@@ -1,30 +1,88 @@
-"""``manifest.json``: from bytes of any version that this release reads to a checked manifest, and back."""
+"""``manifest.json`` as bytes: decodes and checks every version that this release reads, and encodes version 2."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from edge import __version__
-from edge.bundles import manifest_v1
-from edge.bundles.fields import EXPORT_AGAIN
-from edge.bundles.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest
+from edge.bundles import manifest as v2
+from edge.bundles.manifest import EXPORT_AGAIN, FORMAT_VERSION, MANIFEST_NAME, Manifest, Struct
 from edge.bundles.rules import check
+from edge.datatypes import TensorName
 from edge.errors import BundleError, Literally
 from edge.files import read_regular
 
 _MAX_BYTES = 256 * 1024
-_SCHEMAS: dict[int, type[manifest_v1.Manifest | Manifest]] = {1: manifest_v1.Manifest, FORMAT_VERSION: Manifest}
+
+
+class _ArtifactV1(Struct, frozen=True):
+    file: v2.FileName
+    runtime: v2.RuntimeName
+    precision: v2.Precision
+    opset: v2.Opset
+    tolerance: v2.Tolerance
+
+
+class _TierV1(Struct, frozen=True):
+    name: v2.ModelName
+    artifacts: Annotated[tuple[_ArtifactV1, ...], msgspec.Meta(min_length=1, max_length=8)]
+    golden: v2.FileName | None = None
+
+
+class ManifestV1(Struct, frozen=True, tag=1, tag_field="format_version"):
+    """``manifest.json`` of version 1: no roles, no tensors of artifacts, and the program is called ``router``.
+
+    This schema never changes; ``tests/data/version_1/manifest.schema.json`` pins it.
+    """
+
+    name: v2.ModelName
+    version: v2.Positive
+    description: v2.Text
+    inputs: v2.TensorSpecs
+    outputs: v2.TensorSpecs
+    max_batch_size: v2.MaxBatchSize
+    profile: dict[TensorName, v2.Profile]
+    tiers: Annotated[tuple[_TierV1, ...], msgspec.Meta(min_length=1, max_length=8)]
+    golden: v2.FileName
+    files: v2.Files
+    provenance: v2.Provenance
+    preprocess: v2.ExpressionPreprocess | v2.TokenizerPreprocess | None = None
+    postprocess: v2.LabelPostprocess | v2.ScorePostprocess | None = None
+    router: v2.CascadeProgram | None = None
+    serving: v2.Serving | None = None
+    measures: v2.Measures = ()
+
+    def upgraded(self) -> Manifest:
+        """Return the same manifest in version 2: every artifact is a ``model``, and the router is the program."""
+        fields = msgspec.to_builtins(self) | {"format_version": FORMAT_VERSION}
+        if "router" in fields:
+            fields["program"] = fields.pop("router")
+        return msgspec.convert(fields, Manifest)
+
+
+_SCHEMAS: dict[int, type[ManifestV1 | Manifest]] = {1: ManifestV1, FORMAT_VERSION: Manifest}
 _READABLE = " or ".join(map(str, _SCHEMAS))
+
+
+class _Tagged(msgspec.Struct):
+    type: str
+
+
+class _Head(msgspec.Struct):
+    format_version: int
+
+
+class _Typed(msgspec.Struct):
+    """Requires the ``type`` of a program, which msgspec leaves optional while the union has a single member."""
+
+    program: _Tagged | None = None
 
 
 def read(directory: Path, subject: str) -> Manifest:
     """Return the manifest of a bundle.
-
-    Args:
-        directory: of the bundle.
-        subject: what errors call the manifest.
 
     Raises:
         BundleError: there is none, or as :func:`decode`.
@@ -37,16 +95,16 @@ def decode(data: bytes, subject: str) -> Manifest:
 
     Args:
         data: the bytes of ``manifest.json``.
-        subject: what errors call it, usually its path.
+        subject: the name of the manifest in errors, usually its path.
 
     Raises:
-        BundleError: it is not JSON, has a version that this release does not read, or breaks a rule; the message names
-            the field.
+        BundleError: ``data`` is not JSON, has a version that this release does not read, or breaks a rule; the message
+            names the field.
     """
     expected = f"JSON with a format_version of {_READABLE}"
     try:
         found = msgspec.json.decode(data, type=_Head).format_version
-        # Before the strict decode: a newer manifest is to be reported as newer, not as one with an unknown field.
+        # Before the strict decode: a newer manifest must be reported as newer, not as one with an unknown field.
         if found not in _SCHEMAS:
             raise _unreadable(subject, found)
         expected = f"the manifest schema of version {found}"
@@ -55,7 +113,7 @@ def decode(data: bytes, subject: str) -> Manifest:
             msgspec.json.decode(data, type=_Typed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise BundleError(subject, given=Literally(error), expected=expected, fix=EXPORT_AGAIN) from None
-    manifest = decoded if isinstance(decoded, Manifest) else manifest_v1.upgrade(decoded)
+    manifest = decoded.upgraded() if isinstance(decoded, ManifestV1) else decoded
     check(manifest, subject)
     return manifest
 
@@ -63,7 +121,7 @@ def decode(data: bytes, subject: str) -> Manifest:
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as indented JSON of version 2, ending in a newline.
 
-    Equal manifests give equal bytes, and so does a bundle of version 1 in every release: caches hash them.
+    Equal manifests give equal bytes, and a bundle of version 1 gives the same bytes in every release: caches hash them.
     """
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
@@ -77,17 +135,3 @@ def _unreadable(subject: str, found: int) -> BundleError:
         if found > FORMAT_VERSION
         else "No release writes this version. Export the bundle again.",
     )
-
-
-class _Head(msgspec.Struct):
-    format_version: int
-
-
-class _Tagged(msgspec.Struct):
-    type: str
-
-
-class _Typed(msgspec.Struct):
-    """Demands the ``type`` of a program, which msgspec leaves optional while the union has a single member."""
-
-    program: _Tagged | None = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge.errors import BundleError, Literally
+from edge.files import COPY_AGAIN
 
-#: Message to the fields that hold messages on the way to a tensor (onnx.proto3), and what those are.
-_WAY_TO_TENSORS: dict[str, dict[int, str]] = {
+#: Message to its fields that can contain a tensor (onnx.proto3), and the message type of each.
+_PATHS_TO_TENSORS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "function": {7: "node", 11: "attribute"},
@@ -17,14 +18,15 @@ _WAY_TO_TENSORS: dict[str, dict[int, str]] = {
 }
 _EXTERNAL_DATA = 13  # TensorProto.external_data
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_DEPTH = 64
 
 
 def check_self_contained(model: bytes, subject: str) -> None:
-    """Refuse a model that keeps weights in other files.
+    """Reject a model that keeps weights in other files.
 
-    ONNX Runtime looks for such files in the working directory, and old releases follow ``..``: what runs would not be
-    what was hashed.
+    ONNX Runtime looks for such files in the working directory, and old releases follow ``..``: the model that runs
+    would not be the one that was hashed.
 
     Raises:
         BundleError: a tensor has external data, or the bytes are not protobuf.
@@ -32,8 +34,8 @@ def check_self_contained(model: bytes, subject: str) -> None:
     try:
         external = _has_external_data(memoryview(model), "model", _MAX_DEPTH)
     except (ValueError, IndexError):
-        fix = "Copy the bundle again from where it was exported, or export it again."
-        raise BundleError(subject, given=Literally("broken protobuf"), expected="an ONNX model", fix=fix) from None
+        given = Literally("broken protobuf")
+        raise BundleError(subject, given=given, expected="an ONNX model", fix=COPY_AGAIN) from None
     if external:
         fix = "Export it again with the weights inside."
         raise BundleError(subject, given=Literally("external data"), expected="all weights in the ONNX file", fix=fix)
@@ -42,10 +44,10 @@ def check_self_contained(model: bytes, subject: str) -> None:
 def _has_external_data(message: memoryview, kind: str, depth: int) -> bool:
     if depth == 0:
         raise ValueError("nested too deeply")
-    way = _WAY_TO_TENSORS.get(kind, {})
+    paths = _PATHS_TO_TENSORS.get(kind, {})
     return any(
         (kind == "tensor" and field == _EXTERNAL_DATA)
-        or (field in way and _has_external_data(content, way[field], depth - 1))
+        or (field in paths and _has_external_data(content, paths[field], depth - 1))
         for field, content in _messages(message)
     )
 
@@ -58,12 +60,12 @@ def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
         wire_type = tag & 7
         if wire_type == _VARINT:
             _, position = _varint(message, position)
-        elif wire_type in (_FIXED64, _FIXED32):
-            position += 8 if wire_type == _FIXED64 else 4
         elif wire_type == _BYTES:
             size, position = _varint(message, position)
             yield tag >> 3, message[position : position + size]
             position += size
+        elif wire_type in _FIXED_BYTES:
+            position += _FIXED_BYTES[wire_type]
         else:
             raise ValueError("unknown wire type")
     if position != len(message):

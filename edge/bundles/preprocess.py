@@ -1,4 +1,4 @@
-"""Preprocessing on the device, as described in a bundle's manifest, so that clients may send text.
+"""Preprocessing on the device, as the manifest describes it, so that clients may send text.
 
 A step is a struct of the manifest with its rules (:data:`edge.bundles.manifest.Preprocess`) and an implementation here,
 which :data:`STEPS` finds by the type of the struct.
@@ -13,8 +13,7 @@ import numpy as np
 
 from edge.bundles import expression, text
 from edge.bundles.bundle import Bundle
-from edge.bundles.fields import EXPORT_AGAIN
-from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
+from edge.bundles.manifest import EXPORT_AGAIN, ExpressionPreprocess, Preprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 
@@ -23,17 +22,15 @@ if TYPE_CHECKING:
 
 
 class Preprocessor(Protocol):
-    """Computes the inputs of a graph from text."""
+    """Computes inputs of a graph from text.
 
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The text inputs of a client, which sends all of them or none."""
-        ...
+    Attributes:
+        inputs: the text inputs of a client, which sends all of them or none.
+        outputs: the inputs of the graph that it computes; a client sends these or :attr:`inputs`, never both.
+    """
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that it computes; a client sends these or :attr:`inputs`, never both."""
-        ...
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the inputs of the graph for texts of shape (rows, 1), in the order of :attr:`inputs`.
@@ -93,12 +90,7 @@ class TokenizerPreprocessor:
 
     @classmethod
     def of(cls, config: TokenizerPreprocess, bundle: Bundle) -> TokenizerPreprocessor:
-        """Return the step of a bundle, with the tokenizer in it.
-
-        Raises:
-            BundleError: the tokenizer is broken.
-            BackendError: the package ``tokenizers`` is missing.
-        """
+        """Return the step of a bundle, with the tokenizer in it; raise as the class does."""
         return cls(config, bundle.read(config.file), f"file {bundle.path / config.file}")
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
@@ -117,16 +109,15 @@ class TokenizerPreprocessor:
 
     def _decoded(self, name: str, column: Array) -> list[str]:
         subject, limit = f"input {name!r}", self._config.max_text_bytes
-        for element in column.tolist():
-            if len(element) > limit:
-                given = Literally(f"{len(element)} bytes")
-                fix = "Send less of it."
-                raise InvalidRequest(f"text in {subject}", given=given, expected=f"at most {limit}", fix=fix)
+        longest = max(map(len, column.tolist()))
+        if longest > limit:
+            given, expected = Literally(f"{longest} bytes"), f"at most {limit}"
+            raise InvalidRequest(f"text in {subject}", given=given, expected=expected, fix="Shorten the text.")
         decoded: list[str] = text.decode(column, subject).tolist()
         return decoded
 
 
-#: The type of a manifest's ``preprocess`` to what makes its implementation from it and the bundle.
+#: The type of a manifest's ``preprocess`` to the function that returns its implementation for a bundle.
 STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] = {
     ExpressionPreprocess: ExpressionPreprocessor.of,
     TokenizerPreprocess: TokenizerPreprocessor.of,
@@ -134,21 +125,16 @@ STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] =
 
 
 def preprocessor(bundle: Bundle) -> Preprocessor | None:
-    """Return the preprocessor of a bundle, which has reproduced the golden inputs; None where it has none.
+    """Return the preprocessor of a bundle, if any, after it has reproduced the golden inputs.
 
     Raises:
-        BundleError: a file of it is broken, or it computes other inputs from the golden text than the bundle holds.
+        BundleError: one of its files is broken, or it does not compute the golden inputs from the golden text.
         BackendError: a package that it needs is missing.
     """
     config = bundle.manifest.preprocess
     if config is None:
         return None
     step = STEPS[type(config)](config, bundle)
-    _check_golden(step, bundle)
-    return step
-
-
-def _check_golden(step: Preprocessor, bundle: Bundle) -> None:
     subject = f"bundle {bundle.path} golden raw {', '.join(repr(spec.name) for spec in step.inputs)}"
     texts = [bundle.golden.raw[spec.name] for spec in step.inputs]
     for spec, raw in zip(step.inputs, texts, strict=True):
@@ -163,6 +149,7 @@ def _check_golden(step: Preprocessor, bundle: Bundle) -> None:
         if not np.array_equal(array, bundle.golden.inputs[name]):
             given, expected = Literally("other values"), f"exactly the golden input {name!r} after preprocessing"
             raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
+    return step
 
 
 def _tokenizer(definition: bytes, subject: str) -> Tokenizer:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from edge.bundles.fields import broken
-from edge.bundles.manifest import (
-    MANIFEST_NAME,
-    Artifact,
-    LabelPostprocess,
-    Manifest,
-    Tensors,
-    Tier,
-)
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier, broken
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import Literally
 
@@ -25,10 +17,11 @@ def check(manifest: Manifest, subject: str) -> None:
     _unique(subject, "tier name", [tier.name for tier in manifest.tiers])
     artifacts = [artifact for tier in manifest.tiers for artifact in tier.artifacts]
     goldens = sorted({manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)})
-    for name in (*(artifact.file for artifact in artifacts), *goldens):
+    files = [*(artifact.file for artifact in artifacts), *goldens]
+    for name in files:
         if name not in manifest.files:
             raise broken(subject, f"files entry for {name!r}", Literally("nothing"), "its size_bytes and sha256")
-    _unique(subject, "file of an artifact or of the golden set", [*(a.file for a in artifacts), *goldens])
+    _unique(subject, "file of an artifact or of the golden set", files)
     if MANIFEST_NAME in manifest.files:
         raise broken(subject, "files", MANIFEST_NAME, "every other file, because a manifest cannot hash itself")
     for artifact in artifacts:
@@ -38,8 +31,7 @@ def check(manifest: Manifest, subject: str) -> None:
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     if manifest.program:
-        tiers = [tier.name for tier in manifest.tiers]
-        manifest.program.check(tiers, manifest.outputs, manifest.max_batch_size, subject)
+        manifest.program.check(manifest, subject)
     _check_serving(manifest, subject)
 
 
@@ -57,15 +49,15 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
         expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
         raise broken(subject, "profile", sorted(tensors.profile), expected)
     for name, profile in tensors.profile.items():
-        for shape in (profile.min, profile.opt, profile.max):
+        field, shapes = f"profile of {name!r}", (profile.min, profile.opt, profile.max)
+        for shape in shapes:
             if not dynamic[name].accepts(shape):
-                raise broken(subject, f"profile of {name!r}", shape, f"a shape that fits {dynamic[name].shape}")
-        if not all(a <= b <= c for a, b, c in zip(profile.min, profile.opt, profile.max, strict=True)):
-            shapes = (profile.min, profile.opt, profile.max)
-            raise broken(subject, f"profile of {name!r}", shapes, "min <= opt <= max in every dimension")
+                raise broken(subject, field, shape, f"a shape that fits {dynamic[name].shape}")
+        if not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
+            raise broken(subject, field, shapes, "min <= opt <= max in every dimension")
         if max_batch_size and profile.max[0] != max_batch_size:
             expected = f"the first dimension of max to be max_batch_size ({max_batch_size})"
-            raise broken(subject, f"profile of {name!r}", profile.max, expected)
+            raise broken(subject, field, profile.max, expected)
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
@@ -99,18 +91,17 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
     step = manifest.preprocess
     if step is None:
         return
+    inputs = [spec.name for spec in manifest.inputs]
     for name in step.outputs:
-        if manifest.input(name) is None:
-            expected = f"one of {[spec.name for spec in manifest.inputs]}"
-            raise broken(subject, "preprocess output", name, expected)
+        if name not in inputs:
+            raise broken(subject, "preprocess output", name, f"one of {inputs}")
     if len(step.inputs) > 1 and not manifest.max_batch_size:
-        given = Literally("max_batch_size 0")
-        raise broken(subject, "preprocess pair", given, "a model with batches, so that two texts have as many rows")
+        expected = "a model with batches, so that two texts have as many rows"
+        raise broken(subject, "preprocess pair", Literally("max_batch_size 0"), expected)
     _unique(subject, "preprocess output", list(step.outputs))
     _unique(subject, "preprocess input", [text.name for text in step.inputs])
     for text in step.inputs:
-        if any(text.name == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
-            raise broken(subject, "preprocess input", text.name, "a name that no tensor of the graph has")
+        _check_new_name(manifest, text.name, "preprocess input", subject)
     step.check(manifest, subject)
 
 
@@ -123,8 +114,12 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
         each = "a column for each label" if isinstance(step, LabelPostprocess) else "the score"
         expected = f"an FP32 output of shape {[-1, step.columns]}, {each}"
         raise broken(subject, "postprocess logits", step.logits, expected)
-    if any(step.output == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
-        raise broken(subject, "postprocess output", step.output, "a name that no tensor of the graph has")
+    _check_new_name(manifest, step.output, "postprocess output", subject)
+
+
+def _check_new_name(manifest: Manifest, name: str, field: str, subject: str) -> None:
+    if any(name == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
+        raise broken(subject, field, name, "a name that no tensor of the graph has")
 
 
 def _check_serving(manifest: Manifest, subject: str) -> None:
@@ -138,7 +133,7 @@ def _check_serving(manifest: Manifest, subject: str) -> None:
         raise broken(subject, "serving preferred_batch_sizes", step.preferred_batch_sizes, expected)
 
 
-def _unique(subject: str, what: str, names: list[str]) -> None:
+def _unique(subject: str, field: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise broken(subject, what, twice[0], "each name once")
+        raise broken(subject, field, twice[0], "each name once")

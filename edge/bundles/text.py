@@ -1,4 +1,4 @@
-"""Text as the protocol carries it: BYTES elements that must be UTF-8 before anything reads them."""
+"""Conversion of BYTES tensors, the protocol's type for text, to and from ``str``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edge.errors import InvalidRequest
 
 
 def decode(elements: Array, subject: str) -> Array:
-    """Return an array of ``str`` of the same shape.
-
-    Raises:
-        InvalidRequest: an element is not UTF-8.
-    """
+    """Return an array of ``str`` of the same shape; raise an InvalidRequest if an element is not UTF-8."""
     texts = np.empty(elements.size, np.object_)
-    texts[:] = [_decode(element, subject) for element in elements.ravel().tolist()]
+    try:
+        texts[:] = [element.decode() for element in elements.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        fix = "Encode it as UTF-8."
+        raise InvalidRequest(f"text in {subject}", given=error.object, expected="UTF-8", fix=fix) from None
     return texts.reshape(elements.shape)
 
 
@@ -24,10 +24,3 @@ def encode(texts: Array) -> Array:
     elements = np.empty(texts.size, np.object_)
     elements[:] = [text.encode() for text in texts.ravel().tolist()]
     return elements.reshape(texts.shape)
-
-
-def _decode(element: bytes, subject: str) -> str:
-    try:
-        return element.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"text in {subject}", given=element, expected="UTF-8", fix="Encode it as UTF-8.") from None

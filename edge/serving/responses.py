@@ -58,7 +58,7 @@ class ResponseBuilder:
                     expected="finite logits to choose a label from",
                     fix=f"Request {made.reads!r} alone to see them; usual causes are inputs out of range and FP16.",
                 )
-            outputs = {**outputs, made.output.name: made(outputs[made.reads])}
+            outputs = {**outputs, made.output.name: made.compute(outputs[made.reads])}
         encode_outputs(response, outputs, names, windows)
         return response
 

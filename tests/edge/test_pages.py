@@ -188,7 +188,7 @@ def test_malformed_request_harms_no_other(port: int, request_: bytes, status: by
 
 def test_internal_error_is_logged_and_shows_nothing(port: int, caplog: pytest.LogCaptureFixture) -> None:
     response = ask(f"127.0.0.1:{port}", "/metrics", headers={"Accept": "failure"})
-    assert (response.status, response.body) == (500, b"internal error; the server's log tells more\n")
+    assert (response.status, response.body) == (500, b"internal error; see the server's log\n")
     assert "a secret" in caplog.text
 
 

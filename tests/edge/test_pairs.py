@@ -15,9 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from edge.bundles import manifest_file
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import LabelPostprocess, Manifest
+from edge.bundles.manifest import CascadeProgram, LabelPostprocess, Manifest
 from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
-from edge.bundles.programs import CascadeProgram
 from edge.cli.infer import infer
 from edge.cli.info import info
 from edge.datatypes import Array, TensorSpec
@@ -165,7 +164,7 @@ OUTSIDE = np.ones((1, 13), np.int64)
         (
             NAME,
             asked(("good", "x" * 201)),
-            "text in input 'text_pair': got 201 bytes, expected at most 200. Send less of it.",
+            "text in input 'text_pair': got 201 bytes, expected at most 200. Shorten the text.",
         ),
         (NAME, asked(*[("good", "bad")] * 9), "got 9 rows, expected at most 8"),
         (

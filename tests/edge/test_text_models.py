@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.manifest import Manifest, Serving
+from edge.bundles.manifest import CascadeProgram, Manifest, Serving
 from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
-from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.launch import running_server

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edge.bundles.manifest import (
     Artifact,
+    CascadeProgram,
     ExpressionPreprocess,
     FileRecord,
     Manifest,
@@ -20,7 +21,6 @@ from edge.bundles.manifest import (
     Tolerance,
 )
 from edge.bundles.manifest_file import encode
-from edge.bundles.programs import CascadeProgram
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 
 _LARGEST = 2**31 - 1

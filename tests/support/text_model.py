@@ -16,6 +16,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import (
     Artifact,
+    CascadeProgram,
     LabelPostprocess,
     Manifest,
     Profile,
@@ -24,7 +25,6 @@ from edge.bundles.manifest import (
     TokenizerPreprocess,
     Tolerance,
 )
-from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import serialized
 
