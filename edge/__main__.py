@@ -1,4 +1,4 @@
-"""The ``fewheads`` command. Commands are found by their entry points, so each loads only when it is used."""
+"""The ``fewheads`` command. Its subcommands are entry points, so each loads only when it is used."""
 
 from __future__ import annotations
 
@@ -27,30 +27,24 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # click would say "Aborted!" and exit with 1, as if the command had failed.
+            # click would print "Aborted!" and exit with 1, as if the command had failed.
             ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [point.name for point in _points()]
+        return [point.name for point in entry_points(group="fewheads.commands")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for point in _points():
-            if point.name == cmd_name:
-                return _load(point)
-        return None
-
-
-def _points() -> list[EntryPoint]:
-    return list(entry_points(group="fewheads.commands"))
+        points = entry_points(group="fewheads.commands", name=cmd_name)
+        return _load(*points) if points else None
 
 
 def _load(point: EntryPoint) -> click.Command:
-    gc.disable()  # a tenth of the time of importing would go into looking for garbage, of which there is none
+    gc.disable()  # garbage collections would take a tenth of the import time, and find nothing
     try:
         command = point.load()
     finally:
         gc.enable()
-    gc.freeze()  # modules live as long as the process, so no later collection has to look at them
+    gc.freeze()  # modules live as long as the process, so later collections can skip them
     if not isinstance(command, click.Command):
         raise UsageError(f"command {point.name!r}", given=point.value, expected="a click command", fix="Reinstall.")
     return command
@@ -63,19 +57,17 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit; a user's mistake ends in one line, never in a traceback."""
+    """Run the command line and exit; a user's mistake prints one line and no traceback."""
     try:
         cli.main(standalone_mode=True)
     except FewheadsError as error:
-        _fail(str(error), error.exit_code)
+        _fail(error)
     except ModuleNotFoundError as error:
         extra = _extra_with(error.name or "")
         fix = f"Install it: pip install 'fewheads[{extra}]'." if extra else "Install the package that has it."
-        _fail(
-            str(UsageError("package", given=Literally(error), expected="it installed", fix=fix)), UsageError.exit_code
-        )
+        _fail(UsageError("package", given=Literally(error), expected="it installed", fix=fix))
     except BrokenPipeError:
-        # The reader (head, less) has gone; a second failure while flushing would print a traceback.
+        # The reader (head, less) has exited; a second failure while flushing would print a traceback.
         sys.stderr.close()
         sys.exit(1)
 
@@ -90,9 +82,9 @@ def _extra_with(module: str) -> str:
     return ""
 
 
-def _fail(message: str, code: int) -> None:
-    click.echo(f"fewheads: {message}", err=True)
-    sys.exit(code)
+def _fail(error: FewheadsError) -> None:
+    click.echo(f"fewheads: {error}", err=True)
+    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from edge.instruments.sensors import Sensors
 from edge.protocol import INFERENCE
 from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
+from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
@@ -152,15 +153,15 @@ def _security(settings: Settings) -> Security:
 def _models(settings: Settings) -> Models:
     scheduler = _scheduler(settings)
     memory = MemorySampler()
-    repository = Repository(
-        settings.repository,
+    loader = Loader(
         scheduler,
-        target=settings.target,
-        cache=settings.cache,
-        options=ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
-        budget=MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances),
-        build=settings.build,
+        settings.target,
+        settings.cache,
+        ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
+        MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances),
+        settings.build,
     )
+    repository = Repository(settings.repository, loader)
     health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
     return Models(scheduler, repository, health, memory)
 

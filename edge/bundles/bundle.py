@@ -22,10 +22,7 @@ from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory
 class Bundle:
     """A bundle on disk whose files match its manifest.
 
-    Attributes:
-        path: the directory.
-        manifest: checked, and upgraded to version 2.
-        goldens: the golden set of each tier by name.
+    ``manifest`` is upgraded to version 2; ``goldens`` holds the golden set of each tier by name.
     """
 
     def __init__(self, path: Path, manifest: Manifest, goldens: dict[str, Golden]) -> None:
@@ -42,9 +39,7 @@ class Bundle:
     def open(cls, path: str | Path, *, models: bool = True) -> Bundle:
         """Read and check a bundle: the schema, every size and hash, no stray file, no link, the golden set.
 
-        Args:
-            path: the directory.
-            models: whether to hash the models now. Otherwise :meth:`read` hashes each one that is used.
+        Without ``models``, only :meth:`read` hashes a model, when it is used.
 
         Raises:
             BundleError: the first rule that is broken. No model has been executed by then.
@@ -74,12 +69,7 @@ class Bundle:
         return cls(path, manifest, {tier: decoded[name] for tier, name in sets.items()})
 
     def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
-        """Return the ONNX file of a role for a runtime: the one exported for it, else the one for ``any``.
-
-        Args:
-            runtime: ``onnxruntime`` or ``tensorrt``.
-            tier: None is the full one.
-            role: the part that the file plays in the tier.
+        """Return the ONNX file of a role and tier for a runtime: the one exported for it, else the one for ``any``.
 
         Raises:
             BundleError: there is no such tier, or it has no file of that role for that runtime.
@@ -117,11 +107,7 @@ def write_bundle(
 ) -> Bundle:
     """Write a bundle atomically, and return it, read back and checked.
 
-    Args:
-        directory: of the bundle; a missing parent is created.
-        manifest: of the bundle; its ``files`` are ignored and computed here.
-        files: name to contents.
-        replace: whether to replace an existing bundle.
+    A missing parent directory is created. The records in ``manifest.files`` are computed from ``files``.
 
     Raises:
         BundleError: ``directory`` exists, cannot be written, or the bundle breaks the format. An existing bundle stays.

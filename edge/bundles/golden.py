@@ -171,14 +171,7 @@ def compute(runner: Runner, inputs: Mapping[str, Array], max_rows: int) -> dict[
 
 
 def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: str, max_rows: int) -> GoldenReport:
-    """Run the golden inputs and compare.
-
-    Args:
-        runner: the loaded model.
-        golden: the golden set.
-        tolerance: of the artifact.
-        subject: the name of the model in errors.
-        max_rows: the rows that the runner takes at once; 0 when its inputs have no batch dimension.
+    """Run the golden inputs as :func:`compute` does, and compare; ``subject`` is the model's name in errors.
 
     Raises:
         GoldenError: an output differs by more than the tolerance allows; the message gives both numbers.

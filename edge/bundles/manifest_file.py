@@ -82,20 +82,12 @@ class _Typed(msgspec.Struct):
 
 
 def read(directory: Path, subject: str) -> Manifest:
-    """Return the manifest of a bundle.
-
-    Raises:
-        BundleError: there is none, or as :func:`decode`.
-    """
+    """Return the manifest of a bundle; ``subject`` is its name in errors. Raise as :func:`decode`."""
     return decode(read_regular(directory / MANIFEST_NAME, _MAX_BYTES), subject)
 
 
 def decode(data: bytes, subject: str) -> Manifest:
     """Return the manifest in ``data`` after checking every rule; an older version is upgraded in memory.
-
-    Args:
-        data: the bytes of ``manifest.json``.
-        subject: the name of the manifest in errors, usually its path.
 
     Raises:
         BundleError: ``data`` is not JSON, has a version that this release does not read, or breaks a rule; the message

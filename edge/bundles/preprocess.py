@@ -49,11 +49,6 @@ class ExpressionPreprocessor:
         self.outputs = config.outputs
         self._max_abs_operand = config.max_abs_operand
 
-    @classmethod
-    def of(cls, config: ExpressionPreprocess, bundle: Bundle) -> ExpressionPreprocessor:
-        """Return the step of a bundle."""
-        return cls(config)
-
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the tokens of expressions."""
         decoded = text.decode(texts[0][:, 0], f"input {self.inputs[0].name!r}").tolist()
@@ -63,12 +58,7 @@ class ExpressionPreprocessor:
 class TokenizerPreprocessor:
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
 
-    See :class:`Preprocessor`.
-
-    Args:
-        config: the fields of the manifest.
-        definition: the ``tokenizer.json``.
-        subject: the name of that file in errors.
+    See :class:`Preprocessor`. ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors.
 
     Raises:
         BundleError: the file is no tokenizer, or leaves no room for text in the manifest's ``max_length``.
@@ -87,11 +77,6 @@ class TokenizerPreprocessor:
         # A tokenizer.json has the padding and truncation of its training; the manifest's apply here.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
-
-    @classmethod
-    def of(cls, config: TokenizerPreprocess, bundle: Bundle) -> TokenizerPreprocessor:
-        """Return the step of a bundle, with the tokenizer in it; raise as the class does."""
-        return cls(config, bundle.read(config.file), f"file {bundle.path / config.file}")
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return ids, mask and segments, as long as the longest row of the request."""
@@ -119,8 +104,10 @@ class TokenizerPreprocessor:
 
 #: The type of a manifest's ``preprocess`` to the function that returns its implementation for a bundle.
 STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] = {
-    ExpressionPreprocess: ExpressionPreprocessor.of,
-    TokenizerPreprocess: TokenizerPreprocessor.of,
+    ExpressionPreprocess: lambda config, bundle: ExpressionPreprocessor(config),
+    TokenizerPreprocess: lambda config, bundle: TokenizerPreprocessor(
+        config, bundle.read(config.file), f"file {bundle.path / config.file}"
+    ),
 }
 
 

@@ -24,22 +24,22 @@ _MIB = 1024**2
 #: Resident bytes of ONNX Runtime for each byte of the model: 2.2 to 2.3 for MiniLM in FP32 and dynamic INT8, dense and
 #: reduced, 2.2 for bare matrix products; it packs matrices a second time.
 _RESIDENT_PER_BYTE = 2.3
-#: What one tier needs beyond that while it is loaded, per byte: at the peak it was 3.0 to 3.1.
+#: Further bytes of one tier while it is loaded, for each byte of the model: the peak was 3.0 to 3.1.
 _LOADING_PER_BYTE = 0.8
-#: Of a BYTES element nothing is known.
+#: Assumed size of a BYTES element.
 _TEXT_BYTES = 64
 
 
 class MemoryBudget:
-    """Refuses models that would not leave enough memory free. Thread-safe; loads at the same time know of each other.
+    """Rejects models that would not leave enough memory free. Thread-safe; it counts concurrent loads.
 
-    What the model took the last time in this process is believed; what it never took is estimated from the sizes of its
-    files. What its runs take beyond their inputs and outputs is not known, and has to fit into the headroom.
+    The need of a model that has been loaded before in this process is what it took then; otherwise it is estimated from
+    the sizes of its files. The headroom must cover what runs need beyond their inputs and outputs.
 
     Args:
-        memory: where it is read what there is; where nothing can be read, nothing is refused.
-        headroom_bytes: what has to stay free.
-        instances: how many runs of a model are computed at once.
+        memory: reads the available memory; where nothing can be read, no model is rejected.
+        headroom_bytes: memory that must stay free.
+        instances: the number of concurrent runs of a model.
     """
 
     def __init__(self, memory: MemorySampler, headroom_bytes: int, instances: int = 1) -> None:
@@ -52,11 +52,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserved(self, bundle: Bundle, runtime: Runtime) -> Iterator[None]:
-        """Keep the memory of a model from others while the block loads it.
-
-        Args:
-            bundle: the model.
-            runtime: loads its files.
+        """Reserve the memory of a model while the block loads it with ``runtime``.
 
         Raises:
             LoadFailed: too little would stay free. The message gives all numbers.
@@ -64,7 +60,7 @@ class MemoryBudget:
         known = self._known.get(_key(bundle))
         needed = _estimate(bundle, runtime, self._instances, known)
         with self._lock:
-            self._check(bundle, needed, "as it took before" if known else "as its files let expect")
+            self._check(bundle, needed, "as it took before" if known else "estimated from its files")
             self._reserved += needed
         try:
             yield
@@ -73,13 +69,13 @@ class MemoryBudget:
                 self._reserved -= needed
 
     def learn(self, bundle: Bundle, grown_bytes: int) -> None:
-        """Note how much the process grew while a model was loaded."""
+        """Record how much the process grew while a model was loaded."""
         if grown_bytes:
             key = _key(bundle)
             # A later load grows less where it takes what an earlier one has left.
             self._known[key] = max(grown_bytes, self._known.get(key, 0))
 
-    def _check(self, bundle: Bundle, needed: int, whence: str) -> None:
+    def _check(self, bundle: Bundle, needed: int, source: str) -> None:
         available = self._memory.available()
         if available is None or needed + self._headroom_bytes <= available.size_bytes - self._reserved:
             return
@@ -88,7 +84,7 @@ class MemoryBudget:
         raise LoadFailed(
             f"memory for {bundle.manifest.name}:{bundle.manifest.version}",
             given=Literally(f"{_mib(available.size_bytes)} available ({available.source}){others}"),
-            expected=f"{_mib(needed + self._headroom_bytes)}: {_mib(needed)} {whence}, and {headroom}",
+            expected=f"{_mib(needed + self._headroom_bytes)}: {_mib(needed)} {source}, and {headroom}",
             fix="Unload another model, serve fewer tiers or instances, or lower --memory-headroom-bytes.",
         )
 
@@ -98,14 +94,7 @@ def _key(bundle: Bundle) -> str:
 
 
 def _estimate(bundle: Bundle, runtime: Runtime, instances: int, known: int | None) -> int:
-    """Return the bytes that loading a model takes at the peak.
-
-    Args:
-        bundle: the model.
-        runtime: loads its files.
-        instances: how many runs of it are computed at once.
-        known: by how much the process grew for it, if it has done so before.
-    """
+    """Return the peak of memory while a model is loaded, in bytes; ``known`` is its growth in an earlier load."""
     manifest = bundle.manifest
     files = [manifest.files[runtime.artifact(bundle, tier.name).file].size_bytes for tier in manifest.tiers]
     tensors = sum(_largest(spec, manifest.profile.get(spec.name)) for spec in (*manifest.inputs, *manifest.outputs))

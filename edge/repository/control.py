@@ -1,8 +1,8 @@
 """Model control: loads models at the start, on request, or as the repository's directory changes.
 
-Everything here runs on the event loop; reading, loading and closing happen on other threads meanwhile. A request finds
-its model and takes its use count in one step on the same loop, so it has either the old model, which is closed only
-after it has been given back, or the new one.
+Everything here runs on the event loop, while other threads read, load and close. A request finds and takes its model in
+one step on the same loop, so it gets either the old model, which is closed only after the request has given it back, or
+the new one.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from edge.bundles.bundle import Bundle
-from edge.errors import FewheadsError, Literally, LoadFailed, Unsupported
-from edge.repository.directory import Key, name_of
+from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, Unsupported
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.operations import Operations
-from edge.repository.repository import Repository
+from edge.repository.repository import Key, Repository, name_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ModelControl:
@@ -35,7 +36,7 @@ class ModelControl:
         mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
 
     Attributes:
-        stopping: once :meth:`stop` was called, :meth:`start` begins with no further model.
+        stopping: set by :meth:`stop`; :meth:`start` loads no further model then.
     """
 
     def __init__(self, repository: Repository, mode: str) -> None:
@@ -43,18 +44,17 @@ class ModelControl:
         self.stopping = False
         self._repository = repository
         self._directory = repository.directory
-        # The operations on a name wait for each other; a lock lives as long as an operation holds it or waits for it.
+        # The operations on a name wait for each other; a lock exists as long as an operation holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._operations = Operations()
+        self._operations: set[asyncio.Task[Any]] = set()
+        self._closing = asyncio.Event()
         self._builds: dict[Entry, threading.Event] = {}
-        #: How many operations want the builds of a name to end, until each of them holds the name's lock.
+        #: The number of unloads of a name that cancel its builds and do not hold the name's lock yet.
         self._unwanted: Counter[str] = Counter()
         self._started = asyncio.Event()
 
     async def start(self, only: Collection[str] | None = None) -> None:
-        """Load the models of the directory. One that fails stays behind with its reason and stops no other.
-
-        Models that have to be built first are the last.
+        """Load the models of the directory, those that must be built last. One that fails stops no other.
 
         Args:
             only: their names; the others are only listed. None loads all of them.
@@ -70,7 +70,7 @@ class ModelControl:
             if only is None or name in only
         }
         taken: dict[Key, Path] = {}
-        # All of them are LOADING before the first is loaded, so that no client is refused because a model is unknown.
+        # All of them are LOADING before the first is loaded, so that no client gets NOT_FOUND for a model to come.
         pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in found.items()]
         self._repository.list_unloaded(keys)
         readable = [(entry, bundle) for entry, bundle in pending if bundle]
@@ -82,72 +82,86 @@ class ModelControl:
         self._started.set()
 
     def stop(self) -> None:
-        """Begin with no further model, and end the builds."""
+        """Load no further model, and cancel the builds."""
         self.stopping = True
-        self._end_builds()
+        self._cancel_builds()
 
     def check_explicit(self, method: str) -> None:
-        """Check that clients may load and unload models.
-
-        Raises:
-            Unsupported: they may not.
-        """
+        """Raise Unsupported unless clients may load and unload models."""
         if self.mode != "explicit":
             given = Literally(f"a server with --model-control {self.mode}")
             fix = "Start it with `fewheads serve --model-control explicit`."
             raise Unsupported(method, given=given, expected="--model-control explicit", fix=fix)
 
     async def load_model(self, name: str) -> None:
-        """Load every version of a model from what is in the directory now, or load it again.
+        """Load, or load again, every version of a model that is in the directory now.
 
-        A version is replaced when its successor has been loaded and checked; one that is no longer in the directory is
-        unloaded if no load failed. This waits for a build that an earlier load has begun: clients that try again must
-        not begin it anew. Cancelling this leaves the operation to end by itself.
+        A version is replaced after its successor has been loaded and checked; one that is no longer in the directory
+        is unloaded if no load failed. This waits for a build that an earlier load has started, so that clients that
+        retry do not restart it. Cancelling this call does not cancel the load.
 
         Raises:
             NotFound: no bundle has that name.
-            LoadFailed: a bundle cannot be served. What was served before still is.
-            ModelNotReady: the server is going down.
+            LoadFailed: a bundle cannot be served. The models that served before still do.
+            ModelNotReady: the server is shutting down.
         """
-        await self._operations.run(self._load(name))
+        await self._run(self._load(name))
 
     async def unload_model(self, name: str) -> None:
-        """Let no further request to a model in, and close it after its last one; a build of it ends.
+        """Reject further requests to a model, cancel its build, and close it after its last request.
 
         An unknown name is no error.
 
         Raises:
-            ModelNotReady: the server is going down.
+            ModelNotReady: the server is shutting down.
         """
-        self._end_builds(name)
-        await self._operations.run(self._unload_all(name))
+        self._cancel_builds(name)
+        await self._run(self._unload_all(name))
 
     async def list_unloaded(self) -> None:
-        """List the bundles that have come into the directory without having been loaded, and no longer those gone."""
+        """Update the list of bundles in the directory that are not loaded."""
         if self.mode == "explicit" and self._started.is_set():
             self._repository.list_unloaded(await asyncio.to_thread(self._directory.keys))
 
     async def poll(self, seconds: float) -> None:
-        """Follow the directory until :meth:`close`: load what is new or has changed, unload what has gone.
+        """Follow the directory until :meth:`close`, in steps of ``seconds``.
 
-        A bundle that is still being copied does not match the hashes in its manifest; it fails, and is tried again
-        when it changes again.
-
-        Args:
-            seconds: between two looks.
+        New and changed bundles are loaded, and removed ones are unloaded. A bundle that is still being copied does not
+        match the hashes in its manifest; it fails, and is loaded when it changes again.
         """
-        while not await self._operations.closed_within(seconds):
+        while not self._closing.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), seconds)
+                return
             with suppress(FewheadsError, OSError):  # they are in the log
-                await self._operations.run(self._follow())
+                await self._run(self._follow())
 
     async def close(self) -> None:
-        """Begin nothing more, wait for the operations that have begun, and close every model after its last user."""
+        """Start nothing more, wait for running operations, and close every model after its last user."""
         self.stop()
-        await self._operations.close()
+        self._closing.set()
+        await asyncio.gather(*self._operations, return_exceptions=True)
         for entry in self._repository:
             if entry.model:
-                await self._close(entry.unloading("the server is going down"))
-                entry.unloaded("the server is going down")
+                await self._unload(entry, "the server is shutting down")
+
+    async def _run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Await an operation. If the caller is cancelled, as when its client disconnects, the operation goes on."""
+        if self._closing.is_set():
+            operation.close()
+            given = Literally("a server that is shutting down")
+            raise ModelNotReady("server", given=given, expected="READY", fix="Use another server.")
+        task = asyncio.create_task(operation)
+        self._operations.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._operations.discard(task)
+        # Read even if the caller has gone, because asyncio complains about exceptions that nobody reads.
+        error = None if task.cancelled() else task.exception()
+        if error:
+            log.error("model control: %s", error, exc_info=None if isinstance(error, FewheadsError) else error)
 
     async def _load(self, name: str) -> None:
         await self._started.wait()
@@ -159,7 +173,7 @@ class ModelControl:
                 if paths:
                     known = True
                     failures |= await self._synchronise(actual, paths, paths)
-        subject = f"failed to load {name!r}"  # the words that clients of Triton look for
+        subject = f"failed to load {name!r}"  # clients of Triton look for these words
         if not known:
             raise self._repository.unknown(subject, fix="Put its bundle into the repository first.")
         if failures:
@@ -204,7 +218,7 @@ class ModelControl:
             found = await asyncio.to_thread(self._directory.read, path, name)
             entry, bundle = self._repository.enter(name, path, found, taken)
             present.append(entry)
-            # A reason may be past without a change: a bundle that was renamed while it was read, and back again.
+            # A reason may be outdated without a change: a bundle that was renamed while it was read, and back again.
             if bundle and (path in changed or not entry.model or entry.reason):
                 await self._replace(entry, bundle)
             if entry.reason:
@@ -240,7 +254,7 @@ class ModelControl:
         if self._builds.get(entry) is stop:  # otherwise it has ended meanwhile
             entry.building(progress)
 
-    def _end_builds(self, name: str | None = None) -> None:
+    def _cancel_builds(self, name: str | None = None) -> None:
         if name is not None:
             self._unwanted[name] += 1
         for entry, stop in self._builds.items():
@@ -256,9 +270,8 @@ class ModelControl:
 
     async def _unload(self, entry: Entry, reason: str) -> None:
         if entry.model:
-            model = entry.unloading(reason)
-            await self._close(model)
-            log.info("%s %s is %s", entry.name, entry.version, reason)
+            await self._close(entry.unloading(reason))
+            log.info("%s %s: %s", entry.name, entry.version, reason)
         entry.unloaded(reason)
 
     async def _close(self, model: Model) -> None:

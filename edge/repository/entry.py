@@ -8,10 +8,10 @@
          |      failed()     |   |  unloaded()                        |  unloaded()
          +-------------------+---+------------------------------------+
 
-Each arrow is a method of :class:`Entry`. A READY entry is loaded again without leaving READY: its model answers until
+Each arrow is a method of :class:`Entry`. A READY entry stays READY while it is loaded again: its model serves until
 ``loaded()`` replaces it, and goes on after ``failed()``. ``building()`` only changes the reason. Repeating
-``loading()`` while LOADING, or ``unloaded()`` while UNAVAILABLE, changes no state. Every other call is a programming
-error.
+``loading()`` while LOADING, or ``unloaded()`` while UNAVAILABLE, changes no state. Every other call raises a
+RuntimeError.
 """
 
 from __future__ import annotations
@@ -31,19 +31,17 @@ State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
 
 
 class Entry:
-    """One version of a model. The event loop changes it, any thread may read it.
-
-    A new entry is UNAVAILABLE because nobody has loaded it.
+    """One version of a model, UNAVAILABLE at first. The event loop changes it, any thread may read it.
 
     Args:
         path: the directory of its bundle.
         name: of the model, or of the directory where the bundle cannot be read.
         version: as the protocol writes it; empty where the bundle cannot be read.
-        reason: why it is not READY; may be empty if it is loaded at once.
+        reason: the reason why it is not READY; may be empty if it is loaded at once.
         on_change: called after every transition.
 
     Attributes:
-        statistics: of all models that have answered under this name and version.
+        statistics: of all models that have served under this name and version.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """Why it is not READY, or why its model is not the bundle that is at :attr:`path` now; otherwise empty."""
+        """The reason why it is not READY, or why its model is not the bundle at :attr:`path`; otherwise empty."""
         return self._progress or self._reason
 
     @property
@@ -87,11 +85,11 @@ class Entry:
 
     @property
     def model(self) -> Model | None:
-        """The model that answers; None unless READY."""
+        """The model that serves; None unless READY."""
         return self._model
 
     def loading(self, path: Path) -> None:
-        """Begin to load a bundle. A READY entry stays so meanwhile."""
+        """Start to load a bundle."""
         self._check("loading", "UNAVAILABLE", "LOADING", "READY")
         self._path, self._wanted = path, True
         if not self._model:
@@ -99,29 +97,24 @@ class Entry:
         self._on_change()
 
     def building(self, progress: str) -> None:
-        """Report the progress of a build that the load waits for. A READY entry stays so meanwhile."""
+        """Report the progress of a build that the load waits for."""
         self._check("building", "LOADING", "READY")
         if progress != self._progress:
             self._progress = progress
             self._on_change()
 
     def loaded(self, model: Model) -> Model | None:
-        """Let a model answer from now on; return the one that it replaces, which has to be closed."""
+        """Let a model serve from now on; return the one that it replaces, which the caller must close."""
         self._check("loaded", "LOADING", "READY")
         replaced, self._model = self._model, model
         self._state, self._reason, self._progress = "READY", "", ""
-        log.info(
-            "%s %s is ready on %s; its golden outputs differ by %.3g at most",
-            self.name,
-            self.version,
-            model.runner.platform,
-            model.golden_max_abs_diff,
-        )
+        text = "%s %s is ready on %s; its golden outputs differ by %.3g at most"
+        log.info(text, self.name, self.version, model.runner.platform, model.golden_max_abs_diff)
         self._on_change()
         return replaced
 
     def failed(self, error: FewheadsError) -> None:
-        """Record why a load failed."""
+        """Record the reason of a failed load."""
         self._check("failed", "LOADING", "READY")
         log.error("%s cannot be served: %s", self.path.name, error)
         self._reason, self._progress = str(error), ""
@@ -130,7 +123,7 @@ class Entry:
         self._on_change()
 
     def unloading(self, reason: str) -> Model:
-        """Let no further request find the model; return it, because it has to be closed."""
+        """Hide the model from further requests; return it, because the caller must close it."""
         self._check("unloading", "READY")
         model, self._model = self._model, None
         assert model
@@ -139,13 +132,14 @@ class Entry:
         return model
 
     def unloaded(self, reason: str) -> None:
-        """Note that there is no model, and that none is wanted."""
+        """Record that there is no model, and that none is wanted."""
         self._check("unloaded", "UNLOADING", "LOADING", "UNAVAILABLE")
         self._state, self._reason, self._wanted = "UNAVAILABLE", reason, False
         self._on_change()
 
     def _check(self, transition: str, *states: State) -> None:
         if self._state not in states:
+            allowed = ", ".join(states)
             raise RuntimeError(
-                f"{self.name}:{self.version}: {transition}() is for {', '.join(states)}, and this is {self._state}"
+                f"{self.name}:{self.version}: {transition}() is for {allowed}, and this is {self._state}"
             )

@@ -25,22 +25,21 @@ from edge.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at whether a build that waits for another one is to stop.
+#: Interval at which a build that waits for another one checks whether to stop.
 _WAIT_SECONDS = 0.2
 #: Seconds between two lines of the log during a build.
 _LOG_SECONDS = 30.0
 
-
-def _ignore(progress: str) -> None:
-    """Report nothing."""
+#: Reports the progress of a build, such as ``BUILDING 42 %, 3 min left``.
+Progress = Callable[[str], None]
 
 
 class Loader:
-    """Loads models beside those that serve.
+    """Loads models while others serve.
 
     Where runners belong to the device's thread, that thread loads one tier at a time and runs requests in between. A
     request then waits at most for the loading of one runner, its golden set, and a few runs that measure it: a GPU
-    takes no second thread, and a model that was not checked must not answer. Elsewhere requests do not wait, but share
+    takes no second thread, and a model that was not checked must not serve. Elsewhere requests do not wait, but share
     the processor. A build runs in a process of its own, one at a time, and no request waits for it. A reload needs the
     memory of both models until the new one has taken over.
 
@@ -50,18 +49,18 @@ class Loader:
     Args:
         device: where models are loaded and run.
         target: the runtime, as ``fewheads build --target`` takes it.
-        cache: the cache of builds.
+        cache: directory of the models that have been built.
         options: the options of all models.
-        budget: refuses models that do not fit into the memory; None refuses nothing.
-        build: whether to build what the runtime needs and the cache lacks.
+        budget: rejects models that do not fit into the memory; None rejects none.
+        build: whether to build models that are missing in the cache, for runtimes that need builds.
     """
 
     def __init__(
         self,
         device: Scheduler,
-        target: str,
-        cache: Path | None,
-        options: ServingOptions,
+        target: str = "auto",
+        cache: Path | None = None,
+        options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
         budget: MemoryBudget | None = None,
         build: bool = True,
     ) -> None:
@@ -87,31 +86,25 @@ class Loader:
         try:
             runtime = choose(self._target)
             return self._build and runtime.isolated_build and not is_built(runtime, bundle, self._cache)
-        except (BackendError, BundleError):  # the load says so
+        except (BackendError, BundleError):  # the load reports it
             return False
 
     def load_model(
-        self, bundle: Bundle, progress: Callable[[str], None] = _ignore, stop: threading.Event | None = None
+        self, bundle: Bundle, progress: Progress = lambda text: None, stop: threading.Event | None = None
     ) -> Model:
-        """Return a model whose every tier has reproduced its golden set, and has run a few times since.
+        """Return a model whose every tier has reproduced its golden set and has been timed.
 
-        Not for the event loop: it takes seconds, and minutes with a build.
-
-        Args:
-            bundle: the model.
-            progress: called with the progress of a build, such as ``BUILDING 42 %, 3 min left``, on this thread.
-            stop: ends a build when another thread sets it.
+        This takes seconds, and minutes with a build, so call it on a thread beside the event loop. ``progress`` is
+        called on this thread during a build; ``stop`` cancels a build when another thread sets it.
 
         Raises:
-            LoadFailed: it does not fit into the memory, or ``stop`` was set during a build.
+            LoadFailed: the model does not fit into the memory, or ``stop`` was set during a build.
             FewheadsError: as :func:`edge.runtimes.build.load_runner`. Nothing stays loaded.
         """
         load = partial(self._load_with, bundle=bundle, progress=progress, stop=stop or threading.Event())
         return first_that_works(self._target, str(bundle.path), load)
 
-    def _load_with(
-        self, runtime: Runtime, bundle: Bundle, progress: Callable[[str], None], stop: threading.Event
-    ) -> Model:
+    def _load_with(self, runtime: Runtime, bundle: Bundle, progress: Progress, stop: threading.Event) -> Model:
         if self._build and runtime.isolated_build:
             for tier in bundle.manifest.tiers:
                 self._build_tier(runtime, bundle, tier.name, progress, stop)
@@ -124,12 +117,11 @@ class Loader:
         return model
 
     def _build_tier(
-        self, runtime: Runtime, bundle: Bundle, tier: str, progress: Callable[[str], None], stop: threading.Event
+        self, runtime: Runtime, bundle: Bundle, tier: str, progress: Progress, stop: threading.Event
     ) -> None:
         if find_build(runtime, Source.of(bundle, runtime, tier), self._cache):
-            return  # it waits for no build of another model
+            return  # without waiting for the build of another model
         of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
-
         logged = -_LOG_SECONDS
 
         def report(position: BuildProgress) -> None:
@@ -163,18 +155,17 @@ class Loader:
             for loaded in tiers.values():
                 self._device.call(loaded.runner.close)
             raise
-        give_memory_back()  # the memory of the file and of its optimisation
+        _trim_memory()  # the memory of the file and of its optimisation
         return model
 
     def close(self, model: Model) -> None:
-        """Close a model, or let the last request on its way do so, and give its memory back to the system."""
+        """Close a model on the thread that owns it, and return its memory to the system."""
         self._device.call(model.close)
-        give_memory_back()
+        _trim_memory()
 
 
-def give_memory_back() -> None:
-    """Return freed memory to the system. Without this the C library would keep hundreds of megabytes for itself."""
-    # Only glibc has it; other C libraries return memory by themselves.
+def _trim_memory() -> None:
+    """Return freed memory to the system. Without this glibc keeps hundreds of megabytes; other C libraries do not."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)

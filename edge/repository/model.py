@@ -1,4 +1,4 @@
-"""A served model: its bundle, its preprocessing and its loaded runner."""
+"""A served model: its bundle, its preprocessing and its loaded runners."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edge.scheduling.elastic import PINNED, ROUTER, Elastic
 from edge.scheduling.lane import Lane, ServingOptions
 from edge.scheduling.use_count import UseCount
 
-#: Runs of each tier when it is loaded, from which its time is learnt before the first request comes.
+#: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
 
 
 class Feeds(NamedTuple):
-    """What the runner gets for one request: its inputs, and how many rows they hold."""
+    """The inputs of the graph for one request, and their number of rows."""
 
     inputs: dict[str, Array]
     rows: int
@@ -37,22 +37,18 @@ class Model:
     """One loaded bundle.
 
     Attributes:
-        name: its name.
-        version: its version, as the protocol writes it.
-        manifest: its manifest.
         tiers: the runner and golden report of each tier by name, the full one first.
-        full_tier: the name of the largest tier.
-        file: the bundle's file that computes it.
-        instances: how many runs are computed at once.
+        file: the ONNX file of the full tier.
+        instances: the number of concurrent runs.
         program: computes its requests.
-        lanes: each tier as the scheduler sees it, and the router under ``auto``.
+        lanes: the tiers, and the router under ``auto``, as the scheduler sees them.
         elastic: chooses among them.
         use: counts the users of the runners.
-        inputs: what a client may send, by name: the graph's inputs, and the text that may stand for some of them.
-        outputs: what a client may ask for, by name: the graph's outputs, and what is made of them.
-        made: makes a further output, such as a label or a score, from those of the graph; None where there is none.
+        inputs: the tensors that a client may send, by name: the graph's inputs and the text that replaces some of them.
+        outputs: the tensors that a client may request, by name.
+        made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
-        load_memory_bytes: how much the process grew while it was loaded.
+        load_memory_bytes: growth of the process while it was loaded.
     """
 
     def __init__(
@@ -74,14 +70,17 @@ class Model:
         self.load_memory_bytes = load_memory_bytes
         self._preprocess = preprocessor(bundle)
         self.made = postprocessor(bundle.manifest)
-        texts = self._preprocess.inputs if self._preprocess else ()
+        texts, computed = (self._preprocess.inputs, self._preprocess.outputs) if self._preprocess else ((), ())
         made = [self.made.output] if self.made else []
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
-        self.optional = {*(spec.name for spec in texts), *(self._preprocess.outputs if self._preprocess else ())}
-        self.program = self._program()
+        self.optional = {*(spec.name for spec in texts), *computed}
+        runners = {name: loaded.runner for name, loaded in self.tiers.items()}
+        program, self._serving = bundle.manifest.program, bundle.manifest.serving or Serving()
+        self.program: Program = Cascade(program, runners) if program else SingleRun(runners)
         self.lanes = self._lanes(options)
-        self.elastic = Elastic(self.name, self.lanes, options.policy or self._default_policy)
+        default_policy = self._serving.policy or (ROUTER if program and program.default else PINNED)
+        self.elastic = Elastic(self.name, self.lanes, options.policy or default_policy)
         self._golden = bundle.goldens
 
     @property
@@ -100,7 +99,7 @@ class Model:
         return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
 
     def measure(self) -> None:
-        """Learn how long each tier takes for one golden row, or the whole golden set where it has no rows."""
+        """Measure the latency of each tier for one golden row, or the whole golden set where it has no rows."""
         for name, lane in self.lanes.items():
             inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
@@ -110,15 +109,15 @@ class Model:
                 lane.latency.observe(lane.joiner.size(inputs), seconds, computed.repeats)
 
     def golden_row(self, lane: str) -> dict[str, Array]:
-        """Return inputs that a lane must be able to compute: one golden row, or the whole set where it has no rows."""
+        """Return golden inputs of a lane: one row, or the whole set where it has no rows."""
         golden = self._golden[self.full_tier if lane == AUTO else lane]
         return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
 
     def close(self) -> None:
-        """End the use of the model and close every runner, on the thread that owns the device.
+        """End the use of the model and close every runner. Call it on the thread that owns the device.
 
         Raises:
-            RuntimeError: somebody still uses it. Nothing is closed.
+            RuntimeError: a run still uses it. Nothing is closed.
         """
         self.use.end()
         if self.use.users:
@@ -126,29 +125,16 @@ class Model:
         for loaded in self.tiers.values():
             loaded.runner.close()
 
-    @property
-    def _serving(self) -> Serving:
-        return self.manifest.serving or Serving()
-
-    @property
-    def _default_policy(self) -> str:
-        program = self.manifest.program
-        return self._serving.policy or (ROUTER if program and program.default else PINNED)
-
-    def _program(self) -> Program:
-        runners = {name: loaded.runner for name, loaded in self.tiers.items()}
-        program = self.manifest.program
-        return Cascade(program, runners) if program else SingleRun(runners)
-
     def _lanes(self, options: ServingOptions) -> dict[str, Lane]:
         joiner = Joiner.of(self.manifest, few_shapes=self.runtime.few_shapes)
-        delay_us = (
-            self._serving.max_queue_delay_us if options.max_queue_delay_us is None else options.max_queue_delay_us
-        )
+        delay_us = options.max_queue_delay_us
+        if delay_us is None:
+            delay_us = self._serving.max_queue_delay_us
         program = self.manifest.program
         lanes = {}
         for name in [*self.tiers, *([AUTO] if program else [])]:
-            own = [program.lean, program.full] if program and name == AUTO else [name]
+            own = (program.lean, program.full) if name == AUTO and program else (name,)
+            # A tier whose rows depend on one another gives every request its own run.
             joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
             lanes[name] = Lane(
                 name,

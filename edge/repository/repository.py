@@ -1,22 +1,105 @@
-"""The models of one server, found by name and version."""
+"""The models of one server by name and version, and the directory of their bundles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound
-from edge.repository.budget import MemoryBudget
-from edge.repository.directory import Directory, Key, name_of
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.model import Model
-from edge.scheduling.lane import ServingOptions
-from edge.scheduling.scheduler import Scheduler
 
+#: Name and version of a model.
+Key = tuple[str, str]
+
+#: A directory that is replaced by renaming is missing for a moment.
+_RENAME_SECONDS = 0.2
+
+#: Name, size, time of modification and inode of each file of a bundle.
+_Stamp = frozenset[tuple[str, int, int, int]]
 #: 18 digits fit into 64 bits; Python refuses to convert thousands of them.
 _VERSION_DIGITS = 18
+
+
+class Directory:
+    """Finds bundles on disk. Call its methods on a thread beside the event loop, because they read files.
+
+    Args:
+        path: every subdirectory whose name does not start with a dot is a bundle, unless this is a bundle itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamps: dict[Path, _Stamp] = {}
+
+    def bundles(self) -> list[Path]:
+        """Return the directories of the bundles, sorted."""
+        if (self.path / MANIFEST_NAME).is_file():
+            return [self.path]
+        return sorted(path for path in self.path.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def keys(self, expected: Collection[Path] = ()) -> dict[Path, Key | FewheadsError]:
+        """Return the model that each bundle's manifest names, or the error of a manifest that cannot be read.
+
+        Args:
+            expected: directories that should exist; if one is missing, this waits a moment for its replacement.
+        """
+        if not all(path.is_dir() for path in expected):
+            time.sleep(_RENAME_SECONDS)
+        return {path: _key(path) for path in self.bundles()}
+
+    @staticmethod
+    def read(path: Path, name: str) -> Bundle | FewheadsError:
+        """Return the bundle of the model ``name`` in a directory, or the error. Its models are hashed when loaded."""
+        try:
+            bundle = Bundle.open(path, models=False)
+        except FewheadsError as error:
+            return error
+        if bundle.manifest.name != name:
+            given, expected = Literally(f"the model {bundle.manifest.name!r}"), f"the model {name!r}"
+            fix = "It was replaced while it was read. Load it again."
+            return BundleError(f"bundle {path}", given=given, expected=expected, fix=fix)
+        return bundle
+
+    def changes(self) -> set[Path]:
+        """Return the bundles that have appeared, changed or gone since the last call; all of them at the first."""
+        stamps = self._read_stamps()
+        if self._stamps.keys() - stamps.keys():
+            time.sleep(_RENAME_SECONDS)
+            stamps = self._read_stamps()
+        before, self._stamps = self._stamps, stamps
+        return {path for path in {*before, *stamps} if before.get(path) != stamps.get(path)}
+
+    def _read_stamps(self) -> dict[Path, _Stamp]:
+        return {path: _stamp(path) for path in self.bundles()}
+
+
+def name_of(path: Path, key: Key | FewheadsError) -> str:
+    """Return the name of the model in a directory, which is that of the directory if the manifest cannot be read."""
+    return path.name if isinstance(key, FewheadsError) else key[0]
+
+
+def _key(path: Path) -> Key | FewheadsError:
+    try:
+        manifest = manifest_file.read(path, f"bundle {path}")
+    except FewheadsError as error:
+        return error
+    return manifest.name, str(manifest.version)
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        with os.scandir(path) as files:
+            stats = ((file.name, file.stat()) for file in files)
+            return frozenset((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+    except OSError:  # it is being replaced; the next call sees the result
+        return frozenset()
 
 
 class Repository:
@@ -24,33 +107,16 @@ class Repository:
 
     Args:
         directory: every subdirectory whose name does not start with a dot is a bundle, unless this is a bundle itself.
-        device: where models are loaded and run.
-        target: the runtime, as ``fewheads build --target`` takes it.
-        cache: directory of the models that have been built.
-        options: what all models have in common.
-        budget: refuses models for which the memory has no room; None refuses none.
-        build: whether to build what the runtime needs and the cache lacks.
+        loader: loads and closes models.
 
     Attributes:
-        directory: the bundles on disk.
-        loader: loads and closes models.
         on_change: called on the event loop after every change of an entry or of the set of entries.
         generation: the number of these changes.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        device: Scheduler,
-        *,
-        target: str = "auto",
-        cache: Path | None = None,
-        options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
-        budget: MemoryBudget | None = None,
-        build: bool = True,
-    ) -> None:
+    def __init__(self, directory: Path, loader: Loader) -> None:
         self.directory = Directory(directory)
-        self.loader = Loader(device, target, cache, options, budget, build)
+        self.loader = loader
         self.on_change: Callable[[], None] = lambda: None
         self.generation = 0
         # Sorted by name, and by version in numeric order. Replaced, never changed: other threads read it.
@@ -69,7 +135,7 @@ class Repository:
 
         Raises:
             InvalidRequest: the version is not a positive integer.
-            NotFound: there is none.
+            NotFound: there is no such model or version.
         """
         fix = "Leave the version out for the highest one."
         digits = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
@@ -79,7 +145,7 @@ class Repository:
         readable = [entry for entry in self.named(name) if entry.version]
         if not readable:
             # Clients of Triton look for these words.
-            raise self.unknown(f"Request for unknown model {name!r}", fix="RepositoryIndex lists what there is.")
+            raise self.unknown(f"Request for unknown model {name!r}", fix="RepositoryIndex lists all models.")
         found = [entry for entry in readable if entry.version == str(int(version))] if version else readable
         if not found:
             expected = f"one of: {', '.join(entry.version for entry in readable)}"
@@ -92,8 +158,8 @@ class Repository:
 
         Raises:
             InvalidRequest: the version is not a positive integer.
-            NotFound: there is none, or it has not been loaded.
-            ModelNotReady: it is loading or unloading, or it could not be loaded.
+            NotFound: there is no such model or version, or it is not to be loaded.
+            ModelNotReady: it is loading or unloading, or its load failed.
         """
         entry = self.find(name, version)
         if not entry.wanted:
@@ -113,14 +179,10 @@ class Repository:
         return NotFound(subject, given=given, expected=f"one of: {known}", fix=fix)
 
     def paths_of(self, name: str, keys: Mapping[Path, Key | FewheadsError]) -> list[Path]:
-        """Return the directories of a model.
+        """Return the directories of a model; ``keys`` is the result of :meth:`Directory.keys`.
 
         A directory that cannot be read belongs to the models that were read from it before, or else to the model of
         its own name.
-
-        Args:
-            name: of the model.
-            keys: what :meth:`Directory.keys` returned.
         """
         names: dict[Path, set[str]] = {}
         for entry in self._entries:
@@ -134,12 +196,12 @@ class Repository:
     def enter(
         self, name: str, path: Path, found: Bundle | FewheadsError, taken: dict[Key, Path]
     ) -> tuple[Entry, Bundle | None]:
-        """Enter what was read from a directory, as wanted: LOADING, or READY while an earlier model answers.
+        """Enter a bundle to be loaded: as LOADING, or READY while an earlier model serves.
 
         Args:
             name: of the model that the directory belongs to.
             path: the directory.
-            found: what :meth:`Directory.read` returned. An error makes the entry UNAVAILABLE, or leaves it READY.
+            found: the result of :meth:`Directory.read`. An error makes the entry UNAVAILABLE, or leaves it READY.
             taken: the directories of the versions that have been entered from elsewhere; this one is added.
 
         Returns:
@@ -162,7 +224,7 @@ class Repository:
         return entry, None
 
     def _entry(self, path: Path, key: Key) -> Entry:
-        """Return the entry of a version, a new one if there is none, in place of what failed in that directory."""
+        """Return the entry of a version, or a new one that replaces the failed entries of its directory."""
         same = [entry for entry in self._entries if (entry.name, entry.version) == key]
         entry = same[0] if same else Entry(path, *key, on_change=self._changed)
         gone = [other for other in self._entries if other.path == path and other.state == "UNAVAILABLE"]
@@ -170,11 +232,7 @@ class Repository:
         return entry
 
     def list_unloaded(self, keys: Mapping[Path, Key | FewheadsError]) -> None:
-        """Enter the bundles that nobody has loaded, and forget those that are gone.
-
-        Args:
-            keys: what :meth:`Directory.keys` returned.
-        """
+        """Enter the bundles that are not loaded, and forget those that are gone; ``keys`` as in :meth:`paths_of`."""
         entries = [entry for entry in self._entries if entry.wanted or entry.path in keys]
         known = {entry.path for entry in entries}
         for path, key in keys.items():

@@ -15,7 +15,6 @@ from edge.pb import inference_pb2 as pb
 from edge.repository.budget import MemoryBudget
 from edge.repository.loader import Loader
 from edge.runtimes.table import choose
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.support.models import write_oracle_bundle
 from tests.support.server_processes import served
@@ -58,8 +57,8 @@ def test_the_refusal_gives_all_numbers(tmp_path: Path) -> None:
         pass
     # Three tiers of a matrix of 4 MiB each, 2.3 times; one of them 0.8 times more while it is loaded.
     assert str(caught.value) == (
-        "memory for tiered:1: got 100 MiB available (/proc/meminfo MemAvailable), expected 121 MiB: 31 MiB as its "
-        "files let expect, and 90 MiB to be kept free. Unload another model, serve fewer tiers or instances, or "
+        "memory for tiered:1: got 100 MiB available (/proc/meminfo MemAvailable), expected 121 MiB: 31 MiB estimated "
+        "from its files, and 90 MiB to be kept free. Unload another model, serve fewer tiers or instances, or "
         "lower --memory-headroom-bytes."
     )
 
@@ -125,7 +124,7 @@ def test_a_load_teaches_the_budget(tmp_path: Path) -> None:
     bundle = write_tiered_bundle(tmp_path / "tiered")
     sampler = machine(tmp_path, 2**40)
     budget, device = MemoryBudget(sampler, 0), Scheduler(1, device_bound=False)
-    loader = Loader(device, "onnxruntime", tmp_path / "cache", ServingOptions(), budget)
+    loader = Loader(device, "onnxruntime", tmp_path / "cache", budget=budget)
     model = loader.load_model(bundle)
     machine(tmp_path, 0)
     with pytest.raises(LoadFailed, match="as it took before"):

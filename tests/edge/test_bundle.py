@@ -102,7 +102,9 @@ def test_bundle_of_version_1_is_upgraded_in_memory(name: str, expected: Manifest
 
 def test_schema_of_version_1_never_changes():
     pinned = json.loads((VERSION_1 / "manifest.schema.json").read_text())
-    schema = json.loads(re.sub(rb"_?(\w+)V1\b", rb"\1", msgspec.json.encode(msgspec.json.schema(manifest_file.ManifestV1))))
+    schema = json.loads(
+        re.sub(rb"_?(\w+)V1\b", rb"\1", msgspec.json.encode(msgspec.json.schema(manifest_file.ManifestV1)))
+    )
     assert _without_prose(schema) == pinned
 
 

@@ -24,10 +24,9 @@ from edge.errors import BundleError, ServerError
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.repository.control import ModelControl
-from edge.repository.directory import Directory
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
-from edge.repository.repository import Repository
+from edge.repository.repository import Directory, Repository
 from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.support.busy_model import busy

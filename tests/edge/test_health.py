@@ -16,6 +16,7 @@ from edge.datatypes import Array
 from edge.errors import DeviceFailed, FewheadsError, InvalidRequest, ModelNotReady, RunnerError, RunStuck
 from edge.health.health import Health
 from edge.repository.control import ModelControl
+from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.scheduling.failure_tracker import SUSPECT_AFTER
 from edge.scheduling.lane import Lane
@@ -34,7 +35,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 
 def health_of(scheduler: Scheduler, tmp_path: Path, seconds: float = math.inf) -> Health:
-    return Health(Repository(tmp_path, scheduler), scheduler.runs, watchdog_seconds=seconds)
+    return Health(Repository(tmp_path, Loader(scheduler)), scheduler.runs, watchdog_seconds=seconds)
 
 
 def faulty_lane(**options: Any) -> Lane:
@@ -180,7 +181,7 @@ async def test_a_shutdown_begins_with_no_further_model(tmp_path: Path) -> None:
     device = Scheduler(1, device_bound=False)
     for name in ("a", "b", "c"):
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
-    repository = Repository(tmp_path / "repository", device, target="onnxruntime", cache=tmp_path / "cache")
+    repository = Repository(tmp_path / "repository", Loader(device, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(repository, "none")
 
     def on_change() -> None:

@@ -26,6 +26,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
+from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.runner import Handle, Tensor
 from edge.runtimes import cuda, tensorrt_package
@@ -266,7 +267,7 @@ async def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: P
     assert record.golden is not None
     assert record.golden.passed
     scheduler = Scheduler(4, device_bound=choose("reference").thread_bound)
-    repository = Repository(tmp_path / "repository", scheduler, target="reference", cache=tmp_path / "cache")
+    repository = Repository(tmp_path / "repository", Loader(scheduler, "reference", tmp_path / "cache"))
     control = ModelControl(repository, "none")
     await control.start()
     (entry,) = repository

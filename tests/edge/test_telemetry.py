@@ -18,6 +18,7 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.repository.control import ModelControl
+from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
@@ -185,7 +186,7 @@ def test_drops_are_counted_by_reason_and_place(
 async def test_internal_errors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_echo_bundle(tmp_path / "repository", "FP32")
     scheduler = Scheduler(5)
-    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "cache")
+    repository = Repository(tmp_path / "repository", Loader(scheduler, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(repository, "none")
     try:
         await control.start()

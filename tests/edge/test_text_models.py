@@ -22,6 +22,7 @@ from edge.errors import BundleError, GoldenError
 from edge.launch import running_server
 from edge.programs.cascade import margins
 from edge.repository.control import ModelControl
+from edge.repository.loader import Loader
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.runtimes.build import build, load_runner
@@ -251,9 +252,9 @@ async def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_model.write_sentiment_bundle(tmp_path / "models" / "sentiment")
-    monkeypatch.setattr("edge.repository.directory.Bundle", ReadingBundle)
+    monkeypatch.setattr("edge.repository.repository.Bundle", ReadingBundle)
     device = Scheduler(max_queue_size=1)
-    repository = Repository(tmp_path / "models", device, target="onnxruntime", cache=tmp_path / "cache")
+    repository = Repository(tmp_path / "models", Loader(device, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(repository, "none")
     await control.start()
     assert all(entry.state == "READY" for entry in repository)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from edge.instruments.snapshot import Snapshot
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
+from edge.repository.loader import Loader
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
@@ -84,7 +85,7 @@ async def running_service(
     place = directory / "repository"
     place.mkdir()
     write(place)
-    repository = Repository(place, scheduler, target=target, cache=directory / "cache")
+    repository = Repository(place, Loader(scheduler, target, directory / "cache"))
     control = ModelControl(repository, mode)
     try:
         await control.start()
