@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from click.testing import CliRunner
 from tritonclient.utils import InferenceServerException
 
-from edge.bundles import manifest_file
-from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import CascadeProgram, LabelPostprocess, Manifest
-from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
 from edge.cli.infer import infer
 from edge.cli.info import info
-from edge.datatypes import Array, TensorSpec
-from edge.errors import BundleError, UsageError
+from edge.datatypes import Array
+from edge.errors import UsageError
 from edge.launch import running_server
 from tests.support import text_model
-from tests.support.text_model import with_preprocess
 from tests.support.text_pair_model import (
     INPUTS,
     NAME,
     PAIRS,
-    files,
     golden,
-    manifest,
     scores,
-    tokenizer_json,
     write_pair_bundle,
 )
 
@@ -239,102 +230,3 @@ def test_info_shows_what_a_client_may_send_and_read(tmp_path: Path) -> None:
         ("made of outputs", "score", "FP32", "[-1, 1]"),
     ):
         assert any(all(cell in line for cell in cells) for line in lines), cells
-
-
-# The manifest
-
-
-def test_a_manifest_of_single_texts_says_nothing_of_pairs() -> None:
-    """So bundles from before there were pairs are read, and those of today by what was there before."""
-    encoded = json.loads(manifest_file.encode(text_model.manifest()))
-    assert set(encoded["preprocess"]) == {
-        *("type", "input", "file", "ids", "mask", "max_length", "pad_id", "max_text_bytes")
-    }
-    assert json.loads(manifest_file.encode(manifest()))["preprocess"].items() >= {
-        ("pair", "text_pair"),
-        ("segments", "token_type_ids"),
-    }
-
-
-def _without_batches(m: Manifest) -> Manifest:
-    return msgspec.structs.replace(m, max_batch_size=0)
-
-
-def _with_cascade(m: Manifest) -> Manifest:
-    lean = msgspec.structs.replace(
-        m.tiers[0], name="lean", artifacts=(msgspec.structs.replace(m.tiers[0].artifacts[0], file="lean.onnx"),)
-    )
-    program = CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5)
-    return msgspec.structs.replace(m, tiers=(*m.tiers, lean), program=program)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (with_preprocess(pair="text"), "preprocess input: got 'text', expected each name once"),
-        (
-            with_preprocess(pair="logits"),
-            "preprocess input: got 'logits', expected a name that no tensor",
-        ),
-        (with_preprocess(segments="zz"), "preprocess output: got 'zz', expected one of"),
-        (with_preprocess(segments="input_ids"), "preprocess output: got 'input_ids', expected each name once"),
-        (_without_batches, "preprocess pair: got max_batch_size 0, expected a model with batches"),
-        (
-            lambda m: msgspec.structs.replace(m, outputs=(TensorSpec("logits", "FP32", (-1, 2)),)),
-            "postprocess logits: got 'logits', expected an FP32 output of shape [-1, 1], the score",
-        ),
-        (
-            lambda m: msgspec.structs.replace(
-                m, postprocess=LabelPostprocess(logits="logits", output="label", labels=("a", "b"))
-            ),
-            "expected an FP32 output of shape [-1, 2], a column for each label",
-        ),
-        (
-            _with_cascade,
-            "cascade logits: got 'logits', expected an FP32 output of shape [-1, labels], 2 labels or more",
-        ),
-    ],
-)
-def test_manifests_that_contradict_themselves(
-    tmp_path: Path, change: Callable[[Manifest], Manifest], message: str
-) -> None:
-    with pytest.raises(BundleError) as caught:
-        write_bundle(tmp_path / "b", change(manifest()), {**files(), "lean.onnx": b"lean"})
-    assert message in str(caught.value)
-
-
-def test_golden_texts_that_make_other_segments_are_refused(tmp_path: Path) -> None:
-    wrong = golden()
-    wrong.raw["text"], wrong.raw["text_pair"] = wrong.raw["text_pair"], wrong.raw["text"]
-    bundle = write_bundle(tmp_path / "b", manifest(), {**files(), "golden.npz": wrong.encode()})
-    with pytest.raises(BundleError, match=r"golden raw 'text', 'text_pair': got other values, expected exactly the"):
-        preprocessor(bundle)
-
-
-def test_golden_set_without_the_second_text_is_refused(tmp_path: Path) -> None:
-    wrong = golden()
-    del wrong.raw["text_pair"]
-    with pytest.raises(BundleError, match=r"raw: got \['text'\], expected \['text', 'text_pair'\]"):
-        write_bundle(tmp_path / "b", manifest(), {**files(), "golden.npz": wrong.encode()})
-
-
-@pytest.mark.parametrize(("max_length", "fits"), [(3, False), (4, True)])
-def test_the_frame_of_a_pair_leaves_room_for_text(max_length: int, fits: bool) -> None:
-    config = msgspec.structs.replace(manifest().preprocess, max_length=max_length)
-    texts = [np.array([[text * 5]], np.object_) for text in (b"good ", b"bad ")]
-    if fits:
-        made = TokenizerPreprocessor(config, tokenizer_json(), "tokenizer")(*texts)
-        assert made["input_ids"].shape == (1, max_length)
-    else:
-        with pytest.raises(BundleError, match="max_length: got 3, expected more tokens than the 3 that"):
-            TokenizerPreprocessor(config, tokenizer_json(), "tokenizer")
-
-
-def test_pairs_without_segments_for_models_that_have_none() -> None:
-    config = msgspec.structs.replace(manifest().preprocess, segments=None)
-    step = TokenizerPreprocessor(config, tokenizer_json(), "tokenizer")
-    made = step(np.array([[b"good"]], np.object_), np.array([[b"bad"]], np.object_))
-    assert {name: array.tolist() for name, array in made.items()} == {
-        "input_ids": [[2, 4, 3, 5, 3]],
-        "attention_mask": [[1, 1, 1, 1, 1]],
-    }

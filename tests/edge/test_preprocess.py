@@ -1,7 +1,9 @@
-"""Text to the calculator's tokens, as a manifest asks for it."""
+"""Text to the inputs of a graph, and logits to labels and scores, as manifests describe them."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -9,19 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from edge.bundles.bundle import Bundle
-from edge.bundles.expression import MAX_TERMS, TOKENS, tokenize
-from edge.bundles.manifest import ExpressionPreprocess, Preprocess
-from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, preprocessor
+from edge.bundles import text
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.expression import TOKENS, tokenize
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
+from edge.bundles.postprocess import postprocessor
+from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, TokenizerPreprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
-from edge.errors import InvalidRequest
+from edge.errors import BundleError, InvalidRequest
+from tests.support import text_model, text_pair_model
 from tests.support.models import EXPRESSIONS, ORACLE_BUNDLE, oracle_golden
 
 STEP = ExpressionPreprocessor(ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0))
 
 
-def rows(*texts: str | bytes) -> Array:
+def column(*texts: str | bytes) -> Array:
     array = np.empty((len(texts), 1), np.object_)
     array[:, 0] = [text.encode() if isinstance(text, str) else text for text in texts]
     return array
@@ -31,84 +38,143 @@ def test_every_step_of_the_manifest_has_an_implementation() -> None:
     assert set(STEPS) == set(get_args(Preprocess)), "add the step to STEPS in edge/bundles/preprocess.py"
 
 
-def test_a_manifest_without_preprocessing_has_none() -> None:
+def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
     bundle = Bundle.open(ORACLE_BUNDLE)
+    step = preprocessor(bundle)
+    assert step is not None
+    assert (step.inputs, step.outputs) == ((TensorSpec("expression", "BYTES", (-1, 1)),), ("x",))
+    made = step(bundle.golden.raw["expression"])["x"]
+    assert np.array_equal(made, bundle.golden.inputs["x"])
+    assert made.dtype == np.float32
     plain = msgspec.structs.replace(bundle.manifest, preprocess=None)
     assert preprocessor(Bundle(bundle.path, plain, bundle.goldens)) is None
 
 
-def test_a_manifest_names_both_ends() -> None:
-    step = preprocessor(Bundle.open(ORACLE_BUNDLE))
-    assert step is not None
-    assert step.inputs == (TensorSpec("expression", "BYTES", (-1, 1)),)
-    assert step.outputs == ("x",)
-
-
-def test_the_golden_set_of_a_bundle_is_preprocessed_exactly() -> None:
-    bundle = Bundle.open(ORACLE_BUNDLE)
-    step = preprocessor(bundle)
-    assert step is not None
-    made = step(bundle.golden.raw[step.inputs[0].name])
-    assert np.array_equal(made["x"], bundle.golden.inputs["x"])
-    assert made["x"].dtype == np.float32
-
-
-def test_numpys_byte_strings_are_read_too() -> None:
+def test_expressions_as_numpys_byte_strings() -> None:
     raw = oracle_golden().raw["expression"]
     assert raw.dtype.kind == "S"
     assert np.array_equal(STEP(raw)["tokens"], tokenize(EXPRESSIONS))
 
 
-OPERANDS = st.lists(st.integers(-1024, 1024), min_size=1, max_size=MAX_TERMS)
-
-
-@given(st.lists(OPERANDS, min_size=1, max_size=5), st.data())
-@settings(deadline=None)
-def test_every_expression_becomes_its_row(expressions: list[list[int]], data: st.DataObject) -> None:
-    texts = []
-    want = np.full((len(expressions), TOKENS), 0.5, np.float32)
-    for row, operands in enumerate(expressions):
-        signs = data.draw(st.lists(st.booleans(), min_size=len(operands) - 1, max_size=len(operands) - 1))
-        text = str(operands[0])
-        want[row, 0] = operands[0]
-        for index, (plus, operand) in enumerate(zip(signs, operands[1:], strict=True), 1):
-            text += f" {'+' if plus else '-'} {operand}"
-            want[row, 2 * index - 1 : 2 * index + 1] = float(plus), operand
-        texts.append(text)
-    made = STEP(rows(*texts))
-    assert list(made) == ["tokens"]
-    assert np.array_equal(made["tokens"], want)
-
-
-@pytest.mark.parametrize("row", [0, 2])
-def test_text_that_is_no_utf8_is_shown(row: int) -> None:
-    texts: list[str | bytes] = ["1", "2", "3"]
-    texts[row] = b"1 + \xff"
-    with pytest.raises(InvalidRequest, match=r"text in input 'text': got b'1 \+ \\xff', expected UTF-8"):
-        STEP(rows(*texts))
-
-
-@pytest.mark.parametrize("text", ["", "+", "1 +", "1 2", "1 * 2", "１", "1\0", "nan", "1e5", "0x1", "1,5"])
-def test_text_that_is_no_expression_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="expression"):
-        STEP(rows("1", text))
-
-
-@pytest.mark.parametrize(("operand", "fits"), [("1024", True), ("-1024", True), ("1024.5", False), ("-1025", False)])
-def test_operands_have_the_manifests_limit(operand: str, fits: bool) -> None:
-    if fits:
-        assert STEP(rows(operand))["tokens"][0, 0] == float(operand)
-    else:
-        with pytest.raises(InvalidRequest, match="operands between -1024 and 1024"):
-            STEP(rows(operand))
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b"1 + \xff", r"text in input 'text': got b'1 + \xff', expected UTF-8. Encode it as UTF-8."),
+        (b"1,5", "expression: got '1,5', expected + or - at character 2. Write operands joined by + or -"),
+        (b"1025", "expression: got '1025', expected operands between -1024 and 1024. Replace the operand 1025;"),
+    ],
+)
+def test_bad_expression_is_rejected_in_any_row(row: bytes, message: str) -> None:
+    for rows in ([row, "2", "3"], ["1", "2", row]):
+        with pytest.raises(InvalidRequest) as caught:
+            STEP(column(*rows))
+        assert str(caught.value).startswith(message)
 
 
 @given(st.binary(max_size=300))
-@settings(deadline=None, max_examples=300)
-def test_any_bytes_become_tokens_or_are_refused(text: bytes) -> None:
+@settings(deadline=None, max_examples=200)
+def test_any_bytes_become_tokens_or_are_rejected(element: bytes) -> None:
     try:
-        made = STEP(rows(text))["tokens"]
+        made = STEP(column(element))["tokens"]
     except InvalidRequest:
         return
     assert made.shape == (1, TOKENS)
     assert np.isfinite(made).all()
+
+
+def test_text_keeps_its_shape() -> None:
+    texts = np.array([["a", "é", ""], ["b", "\u202e", "long"]], np.object_)
+    elements = text.encode(texts)
+    assert elements.tolist() == [[b"a", "é".encode(), b""], [b"b", "\u202e".encode(), b"long"]]
+    assert text.decode(elements, "x").tolist() == texts.tolist()
+
+
+def tokenizer(config: object, definition: bytes) -> TokenizerPreprocessor:
+    assert isinstance(config, TokenizerPreprocess)
+    return TokenizerPreprocessor(config, definition, "tokenizer")
+
+
+def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file() -> None:
+    definition = Tokenizer.from_str(text_model.tokenizer_json().decode())
+    definition.enable_padding(length=50)
+    definition.enable_truncation(1)
+    config = text_model.manifest().preprocess
+    made = tokenizer(config, definition.to_str().encode())(column("good bad", "fine", "good " * 20))
+    assert made["input_ids"][:, :3].tolist() == [[2, 3, 0], [4, 0, 0], [2, 2, 2]]
+    assert made["attention_mask"].sum(axis=1).tolist() == [2, 1, text_model.MAX_LENGTH]
+    assert {array.dtype for array in made.values()} == {np.dtype(np.int64)}
+
+
+def test_length_of_text_in_bytes_is_limited() -> None:
+    step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
+    assert step(column("x" * 200))
+    with pytest.raises(InvalidRequest, match="text in input 'text': got 201 bytes, expected at most 200"):
+        step(column("x", "é" * 99 + "xyz"))
+
+
+@pytest.mark.parametrize(("max_length", "fits"), [(3, False), (4, True)])
+def test_pair_has_room_for_text_beside_the_special_tokens(max_length: int, fits: bool) -> None:
+    config = msgspec.structs.replace(text_pair_model.manifest().preprocess, max_length=max_length)
+    if fits:
+        made = tokenizer(config, text_pair_model.tokenizer_json())(column("good " * 5), column("bad " * 5))
+        assert made["input_ids"].shape == (1, max_length)
+    else:
+        with pytest.raises(BundleError, match="max_length: got 3, expected more tokens than the 3 that the tokenizer"):
+            tokenizer(config, text_pair_model.tokenizer_json())
+
+
+def test_segments_are_optional() -> None:
+    config = text_pair_model.manifest().preprocess
+    texts = column("good"), column("bad")
+    made = tokenizer(config, text_pair_model.tokenizer_json())(*texts)
+    assert made.pop("token_type_ids").tolist() == [[0, 0, 0, 1, 1]]
+    without = tokenizer(msgspec.structs.replace(config, segments=None), text_pair_model.tokenizer_json())(*texts)
+    assert {name: array.tolist() for name, array in made.items()} == {
+        "input_ids": [[2, 4, 3, 5, 3]],
+        "attention_mask": [[1, 1, 1, 1, 1]],
+    }
+    assert list(without) == ["input_ids", "attention_mask"]
+
+
+def test_golden_text_must_give_the_golden_inputs(tmp_path: Path) -> None:
+    good, files = text_pair_model.golden(), text_pair_model.files()
+    both = "bundle .* golden raw 'text', 'text_pair': got"
+    for number, (raw, message) in enumerate(
+        [
+            ({"text": good.raw["text_pair"], "text_pair": good.raw["text"]}, f"{both} other values, expected exactly"),
+            ({name: np.char.multiply(array, 99) for name, array in good.raw.items()}, f"{both} text in input 'text'"),
+            (
+                {name: np.ones((len(array), 1)) for name, array in good.raw.items()},
+                f"{both} float64 .*, expected bytes",
+            ),
+            ({name: array[:, [0, 0]] for name, array in good.raw.items()}, rf"{both} .S\d+ .*2\], expected bytes"),
+        ]
+    ):
+        encoded = Golden(good.inputs, good.outputs, raw).encode()
+        bundle = write_bundle(tmp_path / str(number), text_pair_model.manifest(), {**files, "golden.npz": encoded})
+        with pytest.raises(BundleError, match=message):
+            preprocessor(bundle)
+    encoded = Golden(good.inputs, good.outputs, {"text": good.raw["text"]}).encode()
+    with pytest.raises(BundleError, match=r"raw: got \['text'\], expected \['text', 'text_pair'\]"):
+        write_bundle(tmp_path / "missing", text_pair_model.manifest(), {**files, "golden.npz": encoded})
+
+
+def test_broken_tokenizer_is_rejected(tmp_path: Path) -> None:
+    files = {**text_pair_model.files(), "tokenizer.json": b"{}"}
+    bundle = write_bundle(tmp_path / "b", text_pair_model.manifest(), files)
+    message = f"file {tmp_path}/b/tokenizer.json: got "
+    with pytest.raises(BundleError, match=rf"{re.escape(message)}.*, expected a tokenizer\.json of Hugging Face's"):
+        preprocessor(bundle)
+
+
+def test_labels_and_scores_are_made_from_logits() -> None:
+    logits = np.array([[0, 1], [3, 2], [5, 5]], np.float32)
+    label = postprocessor(text_model.manifest())
+    assert label is not None
+    assert (label.output, label.reads) == (TensorSpec("label", "BYTES", (-1, 1)), "logits")
+    assert label.compute(logits).tolist() == [[b"positive"], [b"negative"], [b"negative"]]
+    score = postprocessor(text_pair_model.manifest())
+    assert score is not None
+    assert (score.output, score.reads) == (TensorSpec("score", "FP32", (-1, 1)), "logits")
+    assert score.compute(logits[:, :1]).tolist() == [[0], [3], [5]]
+    assert postprocessor(msgspec.structs.replace(text_model.manifest(), postprocess=None)) is None

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.manifest import CascadeProgram, Manifest, Serving
-from edge.bundles.preprocess import TokenizerPreprocessor, preprocessor
+from edge.bundles.manifest import CascadeProgram, Manifest
 from edge.datatypes import Array
-from edge.errors import BundleError, GoldenError
+from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.programs.cascade import margins
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.model import Model
 from edge.repository.repository import Repository
-from edge.runtimes.build import build, load_runner
+from edge.runtimes.build import load_runner
 from edge.scheduling.scheduler import Scheduler
 from tests.support import text_model
 from tests.support.text_model import (
@@ -37,7 +36,6 @@ from tests.support.text_model import (
     manifest,
     model,
     tokenizer_json,
-    with_preprocess,
 )
 
 
@@ -194,50 +192,6 @@ def _cascade(**fields: object) -> CascadeProgram:
     return msgspec.structs.replace(program, **fields)
 
 
-def _post(**fields: object) -> Callable[[Manifest], Manifest]:
-    def change(m: Manifest) -> Manifest:
-        assert m.postprocess
-        return msgspec.structs.replace(m, postprocess=msgspec.structs.replace(m.postprocess, **fields))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_post(labels=("a", "b", "c")), r"\[-1, 3\]"),
-        (_post(logits="zz"), "postprocess logits"),
-        (_post(output="logits"), "postprocess output"),
-        (with_preprocess(file="zz.json"), "'zz.json'"),
-        (with_preprocess(mask="zz"), "preprocess output"),
-        (with_preprocess(input="logits"), "preprocess input"),
-        (lambda m: msgspec.structs.replace(m, program=_cascade(lean="zz")), "cascade tiers"),
-        (lambda m: msgspec.structs.replace(m, program=_cascade(lean="full")), "cascade tiers"),
-        (lambda m: msgspec.structs.replace(m, program=_cascade(logits="zz")), "cascade logits"),
-        (lambda m: msgspec.structs.replace(m, program=None, serving=Serving(policy="router")), "serving policy"),
-        (
-            lambda m: msgspec.structs.replace(m, serving=Serving(preferred_batch_sizes=(4, 9))),
-            r"serving preferred_batch_sizes.*at most max_batch_size \(8\)",
-        ),
-    ],
-)
-def test_manifests_that_contradict_themselves(
-    tmp_path: Path, change: Callable[[Manifest], Manifest], message: str
-) -> None:
-    wrong, files = _with(change)
-    with pytest.raises(BundleError, match=message):
-        write_bundle(tmp_path / "b", wrong, files)
-
-
-def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
-    wrong, files = _with(lambda m: m, tokenizer__json=b"{}")
-    bundle = write_bundle(tmp_path / "b", wrong, files)
-    with pytest.raises(BundleError, match=r"a tokenizer\.json of Hugging Face's tokenizers"):
-        preprocessor(bundle)
-    with pytest.raises(BundleError, match=r"a tokenizer\.json of Hugging Face's tokenizers"):
-        build(bundle, "onnxruntime", tmp_path / "cache")
-
-
 class ReadingBundle(Bundle):
     """A bundle that remembers which of its files were read after it was opened."""
 
@@ -269,17 +223,3 @@ def test_each_tier_answers_to_its_own_golden_set(tmp_path: Path) -> None:
     load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="full")
     with pytest.raises(GoldenError, match=r"lean\.onnx"):
         load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="lean")
-
-
-def test_the_tokenizer_ignores_the_padding_of_its_file(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json().decode())
-    tokenizer.enable_padding(length=50)
-    tokenizer.enable_truncation(1)
-    config = manifest().preprocess
-    assert config is not None
-    step = TokenizerPreprocessor(config, tokenizer.to_str().encode(), "tokenizer")  # type: ignore[arg-type]
-    made = step(np.array([[b"good bad"], [b"fine"]], np.object_))
-    assert made["input_ids"].tolist() == [[2, 3], [4, 0]]
-    assert made["attention_mask"].tolist() == [[1, 1], [1, 0]]

@@ -18,6 +18,7 @@ from edge.bundles.manifest import (
     Profile,
     Provenance,
     Tier,
+    TokenizerPreprocess,
     Tolerance,
 )
 from edge.bundles.manifest_file import encode
@@ -157,3 +158,11 @@ def _with_role(draw: st.DrawFn, file: str, role: str, batch: int) -> Artifact:
 def _preprocess(name: str, output: str) -> st.SearchStrategy[ExpressionPreprocess]:
     limits = st.floats(0, exclude_min=True).filter(isfinite)
     return st.builds(ExpressionPreprocess, input=st.just(name), output=st.just(output), max_abs_operand=limits)
+
+
+def with_files(manifest: Manifest) -> Manifest:
+    """Return a manifest with a record of every file that it names, so that its other rules can be checked."""
+    names = [artifact.file for tier in manifest.tiers for artifact in tier.artifacts]
+    names += [manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)]
+    names += [manifest.preprocess.file] if isinstance(manifest.preprocess, TokenizerPreprocess) else []
+    return msgspec.structs.replace(manifest, files=dict.fromkeys(names, FileRecord(size_bytes=1, sha256="0" * 64)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer
@@ -124,16 +122,6 @@ def manifest() -> Manifest:
         postprocess=LabelPostprocess(logits="logits", output="label", labels=LABELS),
         program=CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5),
     )
-
-
-def with_preprocess(**fields: object) -> Callable[[Manifest], Manifest]:
-    """Return what changes fields of a manifest's preprocessing."""
-
-    def change(m: Manifest) -> Manifest:
-        assert m.preprocess
-        return msgspec.structs.replace(m, preprocess=msgspec.structs.replace(m.preprocess, **fields))
-
-    return change
 
 
 def write_sentiment_bundle(directory: Path) -> Bundle:

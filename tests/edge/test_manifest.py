@@ -1,0 +1,281 @@
+"""Manifests: the schema of both versions, the rules that span fields, and bytes that are no manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.bundles import manifest_file, rules
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import LabelPostprocess, Manifest, Profile, Serving, schema
+from edge.datatypes import TensorSpec
+from edge.errors import BundleError
+from edge.files import sha256
+from edge.runtimes.build import load_runner
+from tests.data.make_broken_bundles import HEAD, Good
+from tests.support import text_model, text_pair_model
+from tests.support.manifests import as_version_1, valid_manifests, with_files
+from tests.support.models import DATA, oracle_manifest
+
+VERSION_1 = DATA / "version_1"
+ROUTER = (VERSION_1 / "bundles" / "sentiment-1" / "manifest.json").read_bytes()
+#: A router in version 1, the same as the program of version 2, and an artifact with tensors of its own.
+GOOD = [
+    ROUTER,
+    manifest_file.encode(manifest_file.decode(ROUTER, "router")),
+    Good(2).with_artifacts(HEAD)["manifest.json"],
+]
+#: The words and numbers of each, and the text between them.
+WORDS = [re.findall(rb"[\w.-]+|[^\w.-]+", good) for good in GOOD]
+SNIPPETS = [b"", b"-1", b"0", b"1e999", b"9" * 30, b"null", b"true", b"{}", b"[[]]", b'""', b"\\ud800", b"..", b"\xff"]
+SNIPPETS += sorted({word for words in WORDS for word in words})
+
+Change = Callable[[Manifest], Manifest]
+ORACLE, TEXT, PAIR = map(with_files, (oracle_manifest(), text_model.manifest(), text_pair_model.manifest()))
+
+
+def fields(**changes: Any) -> Change:
+    """Return a change of fields of a manifest; a dict changes fields of the struct in its place."""
+
+    def change(m: Manifest) -> Manifest:
+        for name, value in changes.items():
+            old = getattr(m, name)
+            nested = isinstance(old, msgspec.Struct) and isinstance(value, dict)
+            m = msgspec.structs.replace(m, **{name: msgspec.structs.replace(old, **value) if nested else value})
+        return m
+
+    return change
+
+
+def logits(datatype: str, *shape: int, name: str = "logits") -> tuple[TensorSpec, ...]:
+    return (TensorSpec(name, datatype, shape),)
+
+
+def profile(*shapes: tuple[int, ...]) -> Change:
+    return fields(profile={"x": Profile(min=shapes[0], opt=shapes[1], max=shapes[2])})
+
+
+def own_record(m: Manifest) -> Manifest:
+    return fields(files={**m.files, "manifest.json": m.files["golden.npz"]})(m)
+
+
+def auto_tier(m: Manifest) -> Manifest:
+    return fields(tiers=(m.tiers[0], msgspec.structs.replace(m.tiers[1], name="auto")), program={"lean": "auto"})(m)
+
+
+ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
+LABELS, SCORE = ", a column for each label", ", the score"
+OWN = "files: got 'manifest.json', expected every other file"
+#: A change of each manifest, and the message after its name.
+BROKEN: dict[str, tuple[Manifest, list[tuple[Change, str]]]] = {
+    "oracle": (
+        ORACLE,
+        [
+            (
+                own_record,
+                "files: got 'manifest.json', expected every other file, because a manifest cannot hash itself",
+            ),
+            (fields(golden="model.onnx"), f"file of an artifact or of the golden set: got 'model.onnx', {ONCE}"),
+            (
+                profile((9, 15), (8, 15), (64, 15)),
+                "profile of 'x': got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in every dimension",
+            ),
+            (
+                profile((1, 15), (8, 15), (63, 15)),
+                "profile of 'x': got (63, 15), expected the first dimension of max to be max_batch_size (64)",
+            ),
+        ],
+    ),
+    "text": (
+        TEXT,
+        [
+            *(
+                (
+                    fields(program=None, **changes),
+                    f"postprocess logits: got {got!r}, expected an FP32 output of {shape}",
+                )
+                for changes, got, shape in (
+                    ({"postprocess": {"labels": ("a", "b", "c")}}, "logits", f"shape [-1, 3]{LABELS}"),
+                    ({"postprocess": {"logits": "zz"}}, "zz", f"shape [-1, 2]{LABELS}"),
+                    ({"outputs": logits("FP64", -1, 2)}, "logits", f"shape [-1, 2]{LABELS}"),
+                )
+            ),
+            (fields(postprocess={"output": "input_ids"}), f"postprocess output: got 'input_ids', {NEW}"),
+            (
+                fields(preprocess={"file": "zz.json"}),
+                "files entry for 'zz.json': got nothing, expected the tokenizer of preprocess",
+            ),
+            (
+                fields(preprocess={"mask": "zz"}),
+                "preprocess output: got 'zz', expected one of ['input_ids', 'attention_mask']",
+            ),
+            (fields(preprocess={"input": "logits"}), f"preprocess input: got 'logits', {NEW}"),
+            *(
+                (change, f"cascade tiers: got {got}, expected two of {tiers}, none of which is called auto")
+                for change, got, tiers in (
+                    (fields(program={"lean": "zz"}), ("zz", "full"), ["full", "lean"]),
+                    (fields(program={"full": "zz"}), ("lean", "zz"), ["full", "lean"]),
+                    (fields(program={"lean": "full"}), ("full", "full"), ["full", "lean"]),
+                    (auto_tier, ("auto", "full"), ["full", "auto"]),
+                )
+            ),
+            *(
+                (
+                    fields(postprocess=None, **changes),
+                    f"cascade logits: got {got!r}, expected an FP32 output of shape [-1, labels], 2 labels or more, of "
+                    "a model with batches",
+                )
+                for changes, got in (
+                    ({"program": {"logits": "zz"}}, "zz"),
+                    ({"outputs": logits("FP64", -1, 2)}, "logits"),
+                    ({"outputs": logits("FP32", -1, 1)}, "logits"),
+                    ({"outputs": logits("FP32", -1, 2, 2)}, "logits"),
+                    ({"outputs": logits("FP32", -1, 2), "max_batch_size": 0}, "logits"),
+                )
+            ),
+            (
+                fields(program=None, serving=Serving(policy="router")),
+                "serving policy: got 'router', expected another one, because there is no program",
+            ),
+            (
+                fields(serving=Serving(preferred_batch_sizes=(4, 9))),
+                "serving preferred_batch_sizes: got (4, 9), expected at most max_batch_size (8)",
+            ),
+        ],
+    ),
+    "pair": (
+        PAIR,
+        [
+            (fields(preprocess={"pair": "text"}), f"preprocess input: got 'text', {ONCE}"),
+            (fields(preprocess={"pair": "logits"}), f"preprocess input: got 'logits', {NEW}"),
+            (
+                fields(preprocess={"segments": "zz"}),
+                "preprocess output: got 'zz', expected one of ['input_ids', 'attention_mask', 'token_type_ids']",
+            ),
+            (fields(preprocess={"segments": "input_ids"}), f"preprocess output: got 'input_ids', {ONCE}"),
+            (
+                fields(max_batch_size=0),
+                "preprocess pair: got max_batch_size 0, expected a model with batches, so that two texts have as many "
+                "rows",
+            ),
+            (
+                fields(outputs=logits("FP32", -1, 2)),
+                f"postprocess logits: got 'logits', expected an FP32 output of shape [-1, 1]{SCORE}",
+            ),
+            (
+                fields(postprocess=LabelPostprocess(logits="logits", output="label", labels=("a", "b"))),
+                f"postprocess logits: got 'logits', expected an FP32 output of shape [-1, 2]{LABELS}",
+            ),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rule_names_field_and_values(name: str):
+    good, rows = BROKEN[name]
+    for change, message in rows:
+        with pytest.raises(BundleError) as caught:
+            rules.check(change(good), "m")
+        assert str(caught.value) == f"m {message}. Export the bundle again; do not edit it by hand."
+
+
+@pytest.mark.parametrize(
+    ("good", "change"),
+    [
+        (ORACLE, profile((64, 15), (64, 15), (64, 15))),
+        (ORACLE, fields(serving=Serving(policy="load", preferred_batch_sizes=(64, 1)))),
+        (TEXT, fields(serving=Serving(policy="router", preferred_batch_sizes=(8,)))),
+        (TEXT, fields(outputs=logits("FP32", -1, -1), postprocess=None)),
+        (TEXT, fields(outputs=(*logits("FP32", -1, 2), *logits("FP64", -1, 9, name="zz")))),
+        (TEXT, fields(max_batch_size=0, program=None)),
+        (PAIR, fields(preprocess=None, postprocess=None)),
+    ],
+)
+def test_values_at_the_limits_of_the_rules_are_valid(good: Manifest, change: Change):
+    rules.check(good, "m")
+    rules.check(change(good), "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "encoded_sha256"),
+    [
+        ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
+        ("sentiment-1", text_model.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
+    ],
+)
+def test_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_sha256: str, tmp_path: Path):
+    bundle = Bundle.open(VERSION_1 / "bundles" / name)
+    assert msgspec.structs.replace(bundle.manifest, files={}) == expected
+    for tier in bundle.manifest.tiers:
+        loaded = load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name)
+        assert loaded.golden_report.passed
+        loaded.runner.close()
+    # The cache of builds is named by this hash: a device that upgrades Fewheads keeps its builds.
+    assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
+
+
+def test_manifest_of_single_texts_has_no_fields_of_pairs():
+    """Bundles from before there were pairs are valid, and their bytes have not changed."""
+    encoded = [json.loads(manifest_file.encode(m))["preprocess"] for m in (TEXT, PAIR)]
+    assert list(encoded[0]) == ["type", "input", "file", "ids", "mask", "max_length", "pad_id", "max_text_bytes"]
+    assert encoded[1].items() >= {("pair", "text_pair"), ("segments", "token_type_ids")}
+
+
+def test_schema_of_version_1_never_changes():
+    pinned = json.loads((VERSION_1 / "manifest.schema.json").read_text())
+    found = msgspec.json.encode(msgspec.json.schema(manifest_file.ManifestV1))
+    # The names of types are not part of the format.
+    assert _without_prose(json.loads(re.sub(rb"_?(\w+)V1\b", rb"\1", found))) == pinned
+
+
+def _without_prose(found: Any, *, named: bool = False) -> Any:
+    """Return a JSON Schema without titles and descriptions; ``named``: the keys are names of fields or types."""
+    if isinstance(found, list):
+        return [_without_prose(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    return {
+        key: _without_prose(value, named=key in ("properties", "$defs") and not named)
+        for key, value in found.items()
+        if named or key not in ("title", "description")
+    }
+
+
+def test_schema_describes_every_field_of_a_manifest():
+    properties = schema()["$defs"]["Manifest"]["properties"]
+    assert set(properties) == {"format_version", *Manifest.__struct_fields__}
+    assert properties["format_version"] == {"enum": [2]}
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.booleans())
+def test_valid_manifests_are_read_back(data: st.DataObject, roles: bool):
+    manifest = data.draw(valid_manifests(roles=roles))
+    assert manifest_file.decode(manifest_file.encode(manifest), "manifest") == manifest
+    if not roles:
+        assert manifest_file.decode(as_version_1(manifest), "manifest") == manifest
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, len(GOOD) - 1), st.data(), st.binary(max_size=60))
+def test_mutated_manifests_raise_only_bundle_errors(index: int, data: st.DataObject, inserted: bytes):
+    good, words = GOOD[index], WORDS[index]
+    assert manifest_file.decode(good, "manifest").tiers
+    position, length = data.draw(st.integers(0, len(good))), data.draw(st.integers(0, 60))
+    word, other = data.draw(st.integers(0, len(words) - 1)), data.draw(st.sampled_from(SNIPPETS))
+    for mutated in (
+        good[:position] + inserted + good[position + length :],
+        b"".join([*words[:word], other, *words[word + 1 :]]),
+    ):
+        with suppress(BundleError):
+            manifest_file.decode(mutated, "manifest")
