@@ -10,7 +10,7 @@ from edge import __version__
 from edge.load import device_table
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
-from tests.edge.test_layers import ORDER
+from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -120,9 +120,7 @@ def test_runner_reproduces_the_set_in_parts_of_any_size():
         report = check_runner(runner, good, EXACT, "oracle", max_rows)
         assert (report.passed, report.rows, report.max_abs_diff, sizes) == (True, 8, 0.0, expected)
     wrong = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(0.5)})
-    message = (
-        r"oracle output 'value' on 8 golden rows: got a largest difference of 0\.5, expected at most 0\.25\."
-    )
+    message = r"oracle output 'value' on 8 golden rows: got a largest difference of 0\.5, expected at most 0\.25\."
     with pytest.raises(GoldenError, match=message):
         check_runner(runner, wrong, Tolerance(atol=0.25, rtol=0), "oracle", 64)
     runner.infer = lambda feeds: {"value": infer(feeds)["value"] * np.float32(NAN)}  # type: ignore[method-assign]

@@ -1,0 +1,119 @@
+"""Imports of the sources of edge/ and export/, and the order of the packages of edge/.
+
+Imports for type checkers count like all others, because a reader has to follow them too. Only what a new process loads
+leaves them out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import edge
+
+ROOT = Path(edge.__file__).parent.parent
+GENERATED = "edge/pb/"
+
+#: The packages and modules of edge/ from the ground up: each may import those before it, and none after it.
+ORDER = (
+    *("errors", "protocol", "datatypes", "files", "instruments", "pb", "runner", "bundles", "runtimes", "security"),
+    *("profiling", "programs", "scheduling", "repository", "health", "serving", "telemetry", "rpc", "grpcio", "http2"),
+    *("rest", "client", "settings", "assembly", "server", "launch", "load", "cli", "__main__"),
+)
+
+
+class Import(NamedTuple):
+    """One imported module: where, and whether only when a function runs or only for type checkers."""
+
+    file: str
+    line: int
+    module: str
+    lazy: bool
+    typing: bool
+
+    def is_of(self, package: str) -> bool:
+        return self.module == package or self.module.startswith(f"{package}.")
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+EDGE, EXPORT = sources("edge"), sources("export")
+WRITTEN = [path for path in EDGE if not path.relative_to(ROOT).as_posix().startswith(GENERATED)]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), filename=str(path))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def part_of(module: str) -> str:
+    """Return the package or module of edge/ that a module is in."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def _imports(node: ast.AST, file: str, lazy: bool, typing: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(file, child.lineno, alias.name, lazy, typing)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, f"{file}:{child.lineno}: a relative import"
+            # `from edge import errors` imports a module, `from edge.errors import shown` a name of one.
+            inside = {f"{child.module}.{alias.name}" for alias in child.names}
+            modules = {name for name in inside if _is_module(name)}
+            for module in sorted(modules | ({str(child.module)} if inside - modules else set())):
+                yield Import(file, child.lineno, module, lazy, typing)
+        elif isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            yield from _imports(ast.Module(child.body, []), file, lazy, True)
+            yield from _imports(ast.Module(child.orelse, []), file, lazy, typing)
+        else:
+            inside_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(child, file, lazy or inside_function, typing)
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+@cache
+def _imports_of(path: Path) -> list[Import]:
+    return list(_imports(tree_of(path), name_of(path), False, False))
+
+
+def imports(files: list[Path]) -> list[Import]:
+    return [found for path in files for found in _imports_of(path)]
+
+
+def graph_of(files: list[Path], *, only_at_import: bool = False) -> dict[str, set[str]]:
+    """Return module to the modules of edge/ and export/ that it imports; ``only_at_import``: that it loads at once."""
+    graph: dict[str, set[str]] = {module_of(path): set() for path in files}
+    for path in files:
+        for found in _imports_of(path):
+            counts = not only_at_import or not (found.lazy or found.typing)
+            if counts and (found.is_of("edge") or found.is_of("export")) and found.module not in ("edge", "export"):
+                graph[module_of(path)].add(found.module)
+    return graph
+
+
+def reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        module = todo.pop()
+        todo += sorted(graph.get(module, set()) - seen)
+        seen |= graph.get(module, set())
+    return seen
