@@ -1,4 +1,4 @@
-"""Disks that are full, or may only be read, and builds that broke off: what can be served is served."""
+"""Full and read-only disks, and interrupted builds: the server serves what it can."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def build(repository: Path, cache: Path, *before: object, **variables: str) -> Done[str]:
-    """``fewheads build`` in one of the places of :mod:`tests.support.full_disk`, or without further ado."""
+    """Run ``fewheads build``; ``before`` are arguments of :mod:`tests.support.full_disk`."""
     arguments = ["build", repository / "busy-1", "--target=onnxruntime", f"--cache={cache}", "--json"]
     if not before:
         return fewheads(*arguments, **variables)
@@ -54,13 +54,18 @@ def is_served(server: Served) -> bool:
     return bool(response.raw_output_contents[0] == np.int64(3).tobytes())
 
 
-def ended(server: Served) -> tuple[int, str]:
-    os.kill(server.ready.process_id, signal.SIGTERM)
-    return server.end()
+def log_of(repository: Path, cache: Path, program: str = "edge") -> str:
+    """Return the log of a server that serves the model and exits with 0."""
+    with served(repository, f"--cache={cache}", program=program) as server:
+        assert is_served(server)
+        os.kill(server.ready.process_id, signal.SIGTERM)
+        code, log = server.end()
+    assert code == 0
+    return log
 
 
-def test_a_server_that_can_write_nothing_serves(repository: Path) -> None:
-    """Neither a file nor a line of its log, of which it has much to write here."""
+def test_server_that_can_write_nothing_serves(repository: Path) -> None:
+    """It can write neither a file nor a line of its debug log."""
     program = f"tests.support.full_disk no-room {repository}"
     with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
         assert is_served(one)
@@ -69,12 +74,13 @@ def test_a_server_that_can_write_nothing_serves(repository: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         one.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="busy"), timeout=20)
         assert is_served(one)
-        assert ended(one) == (0, "")
+        os.kill(one.ready.process_id, signal.SIGTERM)
+        assert one.end() == (0, "")
 
 
 @mounting
 @pytest.mark.parametrize("place", ["cache", pytest.param("scratch", marks=pytest.mark.slow)])
-def test_a_build_without_room(repository: Path, cache: Path, tmp_path: Path, place: str) -> None:
+def test_build_without_room_is_rejected(repository: Path, cache: Path, tmp_path: Path, place: str) -> None:
     small = cache
     variables = {}
     if place == "scratch":
@@ -85,40 +91,32 @@ def test_a_build_without_room(repository: Path, cache: Path, tmp_path: Path, pla
     assert "No space left on device" in line
     assert "make room" in line
     assert list(cache.iterdir()) == []
-    answer(build(repository, cache))  # nothing that broke off is in its way
+    answer(build(repository, cache))  # the failed build left nothing in the way
 
 
 @pytest.mark.slow
 @mounting
-def test_a_cache_that_may_only_be_read(repository: Path, cache: Path) -> None:
+def test_read_only_cache_is_used_and_not_written(repository: Path, cache: Path) -> None:
     line = refusal(build(repository, cache, "read-only", cache), 2)
     assert "Read-only file system" in line
-    with served(repository, f"--cache={cache}", program=f"tests.support.full_disk read-only {cache}") as server:
-        assert is_served(server)
-        code, log = ended(server)
-        assert (code, "was read from the bundle" in log) == (0, True)
+    program = f"tests.support.full_disk read-only {cache}"
+    assert "was read from the bundle" in log_of(repository, cache, program)
     answer(build(repository, cache))
-    with served(repository, f"--cache={cache}", program=f"tests.support.full_disk read-only {cache}") as server:
-        assert is_served(server)
-        code, log = ended(server)
-        assert (code, "was read from the cache" in log) == (0, True)
+    assert "was read from the cache" in log_of(repository, cache, program)
 
 
 @pytest.mark.parametrize("file", ["model.onnx", pytest.param("build.json", marks=pytest.mark.slow)])
-def test_a_build_that_is_cut_is_not_served(repository: Path, cache: Path, file: str) -> None:
+def test_truncated_build_is_ignored(repository: Path, cache: Path, file: str) -> None:
     answer(build(repository, cache))
     (path,) = cache.glob(f"*/{file}")
     path.write_bytes(path.read_bytes()[:-100])
-    with served(repository, f"--cache={cache}") as server:
-        assert is_served(server)
-        code, log = ended(server)
-    assert code == 0
+    log = log_of(repository, cache)
     assert "is ignored, build it again" in log
     assert "was read from the bundle" in log
 
 
 @pytest.mark.slow
-def test_a_build_that_is_killed_leaves_a_whole_one_or_none(repository: Path, cache: Path) -> None:
+def test_killed_build_leaves_a_whole_one_or_none(repository: Path, cache: Path) -> None:
     write_oracle_bundle(repository / "oracle", "oracle", 1)
     code = (
         "import sys; from itertools import count; from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Servers that are told to end, or just killed, while everybody asks: each request is answered or told why not."""
+"""Servers that are terminated or killed under load: every request gets a response or an error."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.models import write_oracle_bundle
 from tests.support.sample_requests import expression
 from tests.support.server_processes import Served, served
 
-#: What it says concerns the protocol, whatever carries it.
+#: These tests concern the protocol, which every transport carries.
 ON_EVERY_TRANSPORT = True
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
-ASKERS = 4
-#: A request that is answered at all is answered long before.
+CLIENTS = 4
+#: Far above the latency of any request that gets a response.
 SECONDS = 10
 
 
@@ -41,18 +41,18 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-def question(number: int) -> pb.ModelInferRequest:
+def sum_request(number: int) -> pb.ModelInferRequest:
     request = expression(b"%d + 1" % (number % 100))
     request.model_name = "oracle"
     return request
 
 
-class Askers:
-    """Clients that ask without a pause, each on its own connection, the first of them on a stream.
+class Clients:
+    """Clients that send requests without a pause, each on its own connection, the first of them on a stream.
 
     Attributes:
-        codes: how the requests ended.
-        slowest: seconds that one of them took at most.
+        codes: the number of requests by status.
+        slowest: the longest latency, in seconds.
     """
 
     def __init__(self, server: Served) -> None:
@@ -61,22 +61,22 @@ class Askers:
         self._wrong: list[object] = []
         self._url = f"127.0.0.1:{server.ready.grpc_port}"
         self._stop = threading.Event()
-        works = [self._stream, *[self._ask] * (ASKERS - 1)]
+        works = [self._stream, *[self._infer] * (CLIENTS - 1)]
         self._threads = [threading.Thread(target=self._until_refused, args=(work,)) for work in works]
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Ask while the block runs; each of them stops at its first refusal."""
+    def sending(self) -> Iterator[None]:
+        """Send requests while the block runs; each client stops at its first error."""
         for thread in self._threads:
             thread.start()
         try:
-            assert wait_until(lambda: self.codes[OK] > 20 * ASKERS)
+            assert wait_until(lambda: self.codes[OK] > 20 * CLIENTS)
             yield
         finally:
             for thread in self._threads:
                 thread.join(SECONDS)
                 self._stop.set()
-                assert not thread.is_alive(), "a request was never answered"
+                assert not thread.is_alive(), "a request got no response"
         assert not self._wrong
 
     def _until_refused(self, work: Callable[[Stub], None]) -> None:
@@ -86,21 +86,21 @@ class Askers:
             except grpc.RpcError as error:
                 self.codes[error.code()] += 1
 
-    def _ask(self, stub: Stub) -> None:
+    def _infer(self, stub: Stub) -> None:
         for number in count():
             begun = time.monotonic()
             try:
-                self._take(number, stub.ModelInfer(question(number), timeout=SECONDS))
+                self._check(number, stub.ModelInfer(sum_request(number), timeout=SECONDS))
             finally:
                 self.slowest = max(self.slowest, time.monotonic() - begun)
 
     def _stream(self, stub: Stub) -> None:
-        questions = map(question, takewhile(lambda _: not self._stop.is_set(), count()))
-        for number, answer in enumerate(stub.ModelStreamInfer(questions)):
-            assert not answer.error_message, answer.error_message
-            self._take(number, answer.infer_response)
+        requests = map(sum_request, takewhile(lambda _: not self._stop.is_set(), count()))
+        for number, response in enumerate(stub.ModelStreamInfer(requests)):
+            assert not response.error_message, response.error_message
+            self._check(number, response.infer_response)
 
-    def _take(self, number: int, response: pb.ModelInferResponse) -> None:
+    def _check(self, number: int, response: pb.ModelInferResponse) -> None:
         value = np.frombuffer(response.raw_output_contents[0], np.float32)[0]
         if value != number % 100 + 1:
             self._wrong.append((number, value))
@@ -109,35 +109,35 @@ class Askers:
 
 def test_sigterm_under_load(repository: Path, transport: str) -> None:
     with served(repository, f"--transport={transport}", "--drain-seconds=20") as server:
-        askers = Askers(server)
-        with askers.asking():
+        clients = Clients(server)
+        with clients.sending():
             begun = time.monotonic()
             os.kill(server.ready.process_id, signal.SIGTERM)
         code, log = server.end()
-        assert time.monotonic() - begun < SECONDS  # it had nothing to wait for
+        assert time.monotonic() - begun < SECONDS  # there was nothing to wait for
     assert code == 0
-    # Seldom grpcio cancels a call that comes in the moment in which it stops.
+    # Rarely grpcio cancels a call that arrives at the moment when it stops.
     refused = {UNAVAILABLE, grpc.StatusCode.CANCELLED} if transport == "grpcio" else {UNAVAILABLE}
-    assert set(askers.codes) <= {OK, *refused}
-    assert sum(askers.codes[code] for code in refused) == ASKERS
+    assert set(clients.codes) <= {OK, *refused}
+    assert sum(clients.codes[code] for code in refused) == CLIENTS
     assert "Traceback" not in log
     assert "ERROR" not in log
 
 
 @pytest.mark.slow
 def test_sigkill_under_load(repository: Path, transport: str) -> None:
-    """Whoever asks gets to know at once; the next server on the same port needs no tidying up."""
+    """Clients get an error at once; the next server on the same port needs no cleanup."""
     before = sorted(path.name for path in repository.rglob("*"))
     with served(repository, f"--transport={transport}") as server:
         port = server.ready.grpc_port
-        askers = Askers(server)
-        with askers.asking():
+        clients = Clients(server)
+        with clients.sending():
             os.kill(server.ready.process_id, signal.SIGKILL)
         assert server.end()[0] == -signal.SIGKILL
-    assert askers.codes[UNAVAILABLE] == ASKERS
-    assert set(askers.codes) == {OK, UNAVAILABLE}
-    assert askers.slowest < 5
+    assert clients.codes[UNAVAILABLE] == CLIENTS
+    assert set(clients.codes) == {OK, UNAVAILABLE}
+    assert clients.slowest < 5
     assert sorted(path.name for path in repository.rglob("*")) == before
     again = running_server([repository / "oracle"], arguments=[f"--grpc-port={port}", f"--transport={transport}"])
     with again as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        assert Stub(channel).ModelInfer(question(1), timeout=SECONDS)
+        assert Stub(channel).ModelInfer(sum_request(1), timeout=SECONDS)

@@ -1,8 +1,7 @@
-"""What is put in place of a model and is none: the model that is there serves on, however many ask meanwhile."""
+"""Broken bundles in place of a model: the loaded model goes on serving under load."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from tests.support.metrics import wait_until
 from tests.support.model_control import NAME, READY, ask, damage, explicit, is_healthy, served, states
 from tests.support.models import DATA, write_oracle_bundle
 
-ASKERS = 3
+CLIENTS = 3
 
 
 @pytest.fixture
@@ -27,60 +26,38 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-def truncate(bundle: Path) -> None:
-    data = (bundle / "model.onnx").read_bytes()
-    (bundle / "model.onnx").write_bytes(data[: len(data) // 2])
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def lose(bundle: Path) -> None:
-    (bundle / "model.onnx").unlink()
-
-
-def link(bundle: Path) -> None:
-    (bundle / "model.onnx").unlink()
-    (bundle / "model.onnx").symlink_to("/etc/passwd")
-
-
-def cut_manifest(bundle: Path) -> None:
-    text = (bundle / "manifest.json").read_text()
-    (bundle / "manifest.json").write_text(text[: len(text) // 2])
-
-
-def empty_manifest(bundle: Path) -> None:
-    (bundle / "manifest.json").write_text("")
-
-
-def wrong_hash(bundle: Path) -> None:
-    """The files are whole, and the manifest speaks of others."""
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["files"]["model.onnx"]["sha256"] = "0" * 64
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
 
 
 def wrong_golden(bundle: Path) -> None:
-    """Everything is as recorded, and computes something else."""
+    """Everything is as recorded, but the model computes something else."""
     shutil.rmtree(bundle)
     shutil.copytree(DATA / "broken_bundles" / "golden-wrong", bundle)
     text = (bundle / "manifest.json").read_text()
     (bundle / "manifest.json").write_text(text.replace('"calculator-oracle"', f'"{NAME}"'))
 
 
-#: Each way, and what the refusal speaks of.
-CORRUPTIONS: dict[Callable[[Path], None], str] = {
-    truncate: r"model\.onnx",
-    damage: "sha256",
-    lose: r"model\.onnx",
-    link: "a symbolic link",
-    cut_manifest: "manifest",
-    empty_manifest: "manifest",
-    wrong_hash: "sha256",
-    wrong_golden: "largest difference",
-}
+#: Each corruption, and the part of the bundle that the error names.
+CORRUPTIONS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda bundle: truncate(bundle / "model.onnx"), r"model\.onnx"),
+    (damage, "sha256"),
+    (lambda bundle: (bundle / "model.onnx").unlink(), r"model\.onnx"),
+    (lambda bundle: link(bundle / "model.onnx"), "a symbolic link"),
+    (lambda bundle: truncate(bundle / "manifest.json"), "manifest"),
+    (lambda bundle: (bundle / "manifest.json").write_text(""), "manifest"),
+    (wrong_golden, "largest difference"),
+]
 
 
 @contextmanager
-def asking(url: str) -> Iterator[list[str]]:
-    """Ask on several connections while the block runs; the versions that answered, or what was wrong with one."""
+def clients_of(url: str) -> Iterator[list[str]]:
+    """Send requests on several connections while the block runs; yield the versions that answered, or errors."""
     versions: list[str] = []
     stop = threading.Event()
 
@@ -95,11 +72,11 @@ def asking(url: str) -> Iterator[list[str]]:
             while not stop.is_set():
                 versions.append(answer(client))
 
-    threads = [threading.Thread(target=keep_asking) for _ in range(ASKERS)]
+    threads = [threading.Thread(target=keep_asking) for _ in range(CLIENTS)]
     for thread in threads:
         thread.start()
     try:
-        assert wait_until(lambda: len(versions) > ASKERS)
+        assert wait_until(lambda: len(versions) > CLIENTS)
         yield versions
     finally:
         stop.set()
@@ -107,36 +84,51 @@ def asking(url: str) -> Iterator[list[str]]:
             thread.join()
 
 
-def test_corrupt_reloads_under_load(repository: Path) -> None:
-    with explicit(repository, "--load-model=*") as (ready, client), asking(f"127.0.0.1:{ready.grpc_port}") as versions:
-        for corrupt, told in CORRUPTIONS.items():
+def goes_on(versions: list[str]) -> bool:
+    before = len(versions)
+    return wait_until(lambda: len(versions) > before + CLIENTS)
+
+
+def test_failed_reloads_leave_the_model_serving(repository: Path) -> None:
+    with (
+        explicit(repository, "--load-model=*") as (ready, client),
+        clients_of(f"127.0.0.1:{ready.grpc_port}") as versions,
+    ):
+        for corrupt, message in CORRUPTIONS:
             write_oracle_bundle(repository / "a", NAME, 1, replace=True)
             corrupt(repository / "a")
-            answered = len(versions)
-            with pytest.raises(InferenceServerException, match=told) as caught:
+            with pytest.raises(InferenceServerException, match=message) as caught:
                 client.load_model(NAME)
             assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
-            assert [state for state, _ in states(client).values()] == [READY]
+            ((state, reason),) = states(client).values()
+            assert (state, "got " in reason) == (READY, True)
             assert is_healthy(ready)
-            assert wait_until(lambda answered=answered: len(versions) > answered + ASKERS)  # type: ignore[misc]
+            assert client.is_server_ready()
+            assert goes_on(versions)
         assert set(versions) == {"1"}
         write_oracle_bundle(repository / "a", NAME, 2, replace=True)
         client.load_model(NAME)
-        assert wait_until(lambda: versions[-ASKERS:] == ["2"] * ASKERS)
+        assert states(client) == {(NAME, "2"): (READY, "")}
+        assert wait_until(lambda: versions[-CLIENTS:] == ["2"] * CLIENTS)
     assert set(versions) == {"1", "2"}
 
 
-@pytest.mark.parametrize("corrupt", [truncate, pytest.param(wrong_golden, marks=pytest.mark.slow)])
-def test_what_appears_broken_is_not_followed(repository: Path, corrupt: Callable[[Path], None]) -> None:
-    """As a copy does that breaks off, where the server follows its repository by itself."""
-    arguments = ["--model-control=poll", "--poll-seconds=0.1"]
-    with served(repository, *arguments) as (ready, client), asking(f"127.0.0.1:{ready.grpc_port}") as versions:
+@pytest.mark.parametrize(
+    "corrupt",
+    [lambda bundle: truncate(bundle / "model.onnx"), pytest.param(wrong_golden, marks=pytest.mark.slow)],
+    ids=["truncated", "golden"],
+)
+def test_poll_does_not_follow_broken_bundles(repository: Path, corrupt: Callable[[Path], object]) -> None:
+    """An interrupted copy, where the server follows its repository."""
+    with (
+        served(repository, "--model-control=poll", "--poll-seconds=0.1") as (ready, client),
+        clients_of(f"127.0.0.1:{ready.grpc_port}") as versions,
+    ):
         corrupt(repository / "a")
         assert wait_until(lambda: any("got " in reason for _, reason in states(client).values()))
-        answered = len(versions)
-        assert wait_until(lambda: len(versions) > answered + ASKERS)
+        assert goes_on(versions)
         assert [state for state, _ in states(client).values()][-1] == READY
         assert set(versions) == {"1"}
         write_oracle_bundle(repository / "a", NAME, 2, replace=True)
-        assert wait_until(lambda: versions[-ASKERS:] == ["2"] * ASKERS)
+        assert wait_until(lambda: versions[-CLIENTS:] == ["2"] * CLIENTS)
     assert set(versions) == {"1", "2"}
