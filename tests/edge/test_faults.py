@@ -1,26 +1,29 @@
-"""The page of faults: whole, and true as far as names go."""
+"""The pages of faults and threats: every row is complete and names tests that exist."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.documents import missing, names_tests, rows
 
-PAGE = (Path(__file__).parent / "FAULTS.md").read_text()
+HERE = Path(__file__).parent
+PAGES = {"faults": HERE / "FAULTS.md", "threats": HERE.parents[1] / "deploy" / "THREATS.md"}
 
 
-def test_the_page_is_whole() -> None:
-    assert len(rows(PAGE)) > 40
-    for row in rows(PAGE):
-        assert len(row) == 3
-        fault, held, shown = row
-        assert fault.endswith(".")
-        assert held.endswith(".")
-        assert names_tests(shown), shown
+@pytest.mark.parametrize(("name", "columns", "enough"), [("faults", 3, 40), ("threats", 4, 15)])
+def test_rows_are_complete_and_name_existing_tests(name: str, columns: int, enough: int) -> None:
+    page = PAGES[name].read_text()
+    assert len(rows(page)) > enough
+    for row in rows(page):
+        assert len(row) == columns
+        assert all(cell.endswith(".") for cell in row[:2])
+        assert names_tests(row[-1]), row[-1]
+    assert not missing(page)
 
 
-def test_the_tests_that_it_names_exist() -> None:
-    assert not missing(PAGE)
+def test_missing_tests_are_found() -> None:
     assert missing("`test_zz.py`, `test_faults.py`, `test_faults.py::test_zz`") == [
         "test_zz.py::",
         "test_faults.py::test_zz",

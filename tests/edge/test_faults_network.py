@@ -1,4 +1,4 @@
-"""Clients that send what no client should, or die in the middle: bytes on sockets, to the whole server."""
+"""Malformed and hostile clients, and clients that are killed: bytes on sockets, to the whole server."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.busy_model import busy, failures
 from tests.support.http2_client import OPENING, RawClient, raw
 from tests.support.metrics import gauges, is_at_rest, wait_until
 
-#: What it says concerns the protocol, whatever carries it.
+#: These tests concern the protocol, which every transport carries.
 ON_EVERY_TRANSPORT = True
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 EXHAUSTED, CANCEL = 8, 8
-#: What a connection and its buffers may cost; far below what was announced, or sent.
+#: Memory of a connection and its buffers; far below the sizes announced or sent.
 ALLOWED_GROWTH_BYTES = 16 * 2**20
 
 
 class Watched:
-    """The memory and the open files of a server."""
+    """Memory and open files of a server since the start of a test."""
 
     def __init__(self, server: Ready) -> None:
         self._process = psutil.Process(server.process_id)
@@ -40,13 +40,13 @@ class Watched:
     def grown(self) -> int:
         return int(self._process.memory_info().rss - self._bytes)
 
-    def has_let_go(self) -> bool:
+    def has_closed_files(self) -> bool:
         return wait_until(lambda: self._process.num_fds() <= self._files)
 
 
 @pytest.fixture
 def watched(server: Ready, stub: Stub) -> Watched:
-    stub.ServerLive(pb.ServerLiveRequest())  # the connection of this client counts as there
+    stub.ServerLive(pb.ServerLiveRequest())  # so that the connection of this client is open
     return Watched(server)
 
 
@@ -54,19 +54,19 @@ def is_served(stub: Stub) -> bool:
     return bool(stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes())
 
 
-async def test_a_gigabyte_is_announced(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
+async def test_announced_gigabyte_takes_no_memory(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
     async with RawClient(server.grpc_port) as client:
         await client.greet().agreed()
         client.send(client.head(1, "ModelInfer", _path=INFER), DataFrame(1, b"\0\x40\0\0\0x"))
-        if transport == "nghttp2":  # grpcio looks at the length once the message is whole
+        if transport == "nghttp2":  # grpcio checks the length when the message is complete
             assert (await client.answer()).status == EXHAUSTED
         assert is_served(stub)
         assert watched.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_let_go()
+    assert watched.has_closed_files()
 
 
-async def test_messages_that_never_end(server: Ready, stub: Stub, watched: Watched) -> None:
-    """A hundred messages of 32 MiB each are announced, and of each comes one byte: room is made for what has come."""
+async def test_unfinished_messages_take_little_memory(server: Ready, stub: Stub, watched: Watched) -> None:
+    """A hundred messages of 32 MiB are announced, and one byte of each is sent."""
     async with RawClient(server.grpc_port) as client:
         await client.greet().agreed()
         for number in range(100):
@@ -75,12 +75,12 @@ async def test_messages_that_never_end(server: Ready, stub: Stub, watched: Watch
         await client.writer.drain()
         assert all(is_served(stub) for _ in range(5))
         assert watched.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_let_go()
+    assert watched.has_closed_files()
     assert gauges(server, "queue_depth", "queue_bytes") == [0, 0]
 
 
-async def test_headers_without_an_end(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
-    """As in the attack by CONTINUATION frames: 20 MB of headers, none of them the last."""
+async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
+    """The CONTINUATION flood: 20 MB of headers, none of them the last."""
     async with RawClient(server.grpc_port) as client:
         await client.greet().agreed()
         client.send(HeadersFrame(1, client.head(1, "ModelInfer", _path=INFER).data))
@@ -90,7 +90,7 @@ async def test_headers_without_an_end(server: Ready, stub: Stub, watched: Watche
         await (client.end() if transport == "nghttp2" else client.answer())
     assert is_served(stub)
     assert watched.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_let_go()
+    assert watched.has_closed_files()
 
 
 async def reset_at_once(server: Ready, stub: Stub) -> None:
@@ -104,12 +104,12 @@ async def reset_at_once(server: Ready, stub: Stub) -> None:
     assert wait_until(lambda: gauges(server, "queue_depth", "queue_bytes") == [0, 0])
 
 
-async def test_calls_that_are_reset_as_soon_as_they_are_made(server: Ready, stub: Stub, watched: Watched) -> None:
+async def test_rapid_resets_leave_nothing(server: Ready, stub: Stub, watched: Watched) -> None:
     await reset_at_once(server, stub)
     warm = Watched(server)  # the pools of the allocator have grown
     await reset_at_once(server, stub)
     assert warm.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_let_go()
+    assert watched.has_closed_files()
 
 
 def noise(source: random.Random) -> bytes:
@@ -117,13 +117,13 @@ def noise(source: random.Random) -> bytes:
 
 
 def frame(source: random.Random) -> bytes:
-    """A frame whose length is right, and nothing else for sure."""
+    """Return a frame with the right length and random contents."""
     stream_id = source.choice([0, 1, 2, 3, 2**31 - 1])
     return raw(source.randrange(12), source.randrange(256), stream_id, noise(source))
 
 
 @pytest.mark.parametrize(
-    "say",
+    "garbage",
     [
         noise,
         lambda source: OPENING + noise(source),
@@ -134,17 +134,19 @@ def frame(source: random.Random) -> bytes:
     ],
     ids=["noise", "noise after the preface", "frames", "half a preface", "HTTP/1.1", "TLS"],
 )
-def test_garbage(server: Ready, stub: Stub, watched: Watched, say: Callable[[random.Random], bytes]) -> None:
+def test_garbage_harms_nobody(
+    server: Ready, stub: Stub, watched: Watched, garbage: Callable[[random.Random], bytes]
+) -> None:
     source = random.Random(0)
     for _ in range(30):
         with socket.create_connection(("127.0.0.1", server.grpc_port)) as connection:
-            connection.sendall(say(source))
+            connection.sendall(garbage(source))
     assert is_served(stub)
-    assert watched.has_let_go()
+    assert watched.has_closed_files()
     assert watched.grown() < ALLOWED_GROWTH_BYTES
 
 
-def test_a_killed_client_leaves_no_request(stub: Stub, server: Ready, url: str) -> None:
+def test_killed_client_leaves_no_request(stub: Stub, server: Ready, url: str) -> None:
     code = (
         "import grpc, time\n"
         f"call = grpc.insecure_channel({url!r}).unary_unary({INFER!r})\n"
@@ -163,13 +165,12 @@ def test_a_killed_client_leaves_no_request(stub: Stub, server: Ready, url: str) 
     assert is_served(stub)
 
 
-def test_who_sends_and_never_reads(server: Ready, stub: Stub, watched: Watched) -> None:
-    """Metrics are asked for on sockets that nobody reads."""
-    asked = [socket.create_connection(("127.0.0.1", server.metrics_port or 0)) for _ in range(20)]
-    for connection in asked:
+def test_http_client_that_never_reads_stops_no_other(server: Ready, stub: Stub, watched: Watched) -> None:
+    connections = [socket.create_connection(("127.0.0.1", server.metrics_port or 0)) for _ in range(20)]
+    for connection in connections:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
     assert all(is_served(stub) for _ in range(5))
-    for connection in asked:
+    for connection in connections:
         connection.close()
-    assert watched.has_let_go()
+    assert watched.has_closed_files()

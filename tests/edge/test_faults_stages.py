@@ -1,4 +1,4 @@
-"""Calls that are given up at each stage of their way, in each manner: nothing of them stays behind."""
+"""Calls that are cancelled, time out or lose their client, at each stage: nothing of them is left."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.http2_client import RawClient
 from tests.support.metrics import gauge, gauges, wait_until
 from tests.support.server_models import write_busy_bundle
 
-#: What it says concerns the protocol, whatever carries it.
+#: These tests concern the protocol, which every transport carries.
 ON_EVERY_TRANSPORT = True
 
 STAGES = ("arriving", "queued", "running", "answered", "streaming", "stream not read")
 CANCEL = 8
-#: Within this the request of a test has reached its stage; its deadline comes then.
+#: Longer than a request takes to reach its stage.
 DEADLINE = "250m"
 NO_WINDOW = {SettingsFrame.INITIAL_WINDOW_SIZE: 0}
 
@@ -45,7 +45,7 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iter
 
 
 class Busy:
-    """The one model of a server, and what the server says of it.
+    """The one model of a server, and its telemetry.
 
     Attributes:
         long: steps that take longer than :data:`DEADLINE`.
@@ -86,7 +86,7 @@ def head(client: RawClient, method: str, how: str) -> Any:
 
 @asynccontextmanager
 async def at_stage(model: Busy, stage: str, how: str) -> AsyncIterator[RawClient]:
-    """A client whose one call has come so far; the end hangs up."""
+    """Yield a client whose one call has reached a stage; disconnect at the end."""
     unread = stage in ("answered", "stream not read")
     async with RawClient(model.ready.grpc_port) as client:
         client.greet(NO_WINDOW if unread else None)
@@ -111,7 +111,7 @@ async def at_stage(model: Busy, stage: str, how: str) -> AsyncIterator[RawClient
     "how", ["cancel", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deadline", "hang up"))]
 )
 @pytest.mark.parametrize("stage", STAGES)
-async def test_who_leaves_leaves_nothing(model: Busy, stage: str, how: str) -> None:
+async def test_abandoned_call_leaves_nothing(model: Busy, stage: str, how: str) -> None:
     place = {"queued": "queued", "running": "running", "streaming": "running"}.get(stage)
     ahead = model.stub.ModelInfer.future(busy(model.long)) if stage == "queued" else None
     before, answered = model.dropped(place or ""), model.reading().success_count
@@ -136,7 +136,7 @@ async def test_who_leaves_leaves_nothing(model: Busy, stage: str, how: str) -> N
         assert wait_until(lambda: model.dropped(place) > before)
     if ahead:
         assert ahead.result().raw_output_contents
-    # A model whose requests have all gone is closed at once; one use that is not given back would keep it for ever.
+    # A model without requests is closed at once; a use that is not given back would block this for ever.
     model.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="busy"), timeout=20)
     model.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="busy"), timeout=20)
     assert model.stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes()

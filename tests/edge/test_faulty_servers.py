@@ -1,4 +1,4 @@
-"""Servers whose runner goes wrong: what their clients, their health and their supervisor are told."""
+"""Servers whose runner fails: their responses, their health and their exit code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def request(number: float = 1.0) -> pb.ModelInferRequest:
     return message
 
 
-def test_a_lost_device_is_told_to_everyone_and_ends_the_process(repository: Path) -> None:
+def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
     with served(repository, program="tests.support.faulty_runners lost") as server:
         server.stub.ModelInfer(request())
         assert is_ready(server)
@@ -69,7 +69,7 @@ def fail(server: Served, number: float, times: int) -> None:
             server.stub.ModelInfer(request(number))
 
 
-def test_a_model_that_fails_on_what_it_was_checked_with_is_not_ready_until_it_answers(repository: Path) -> None:
+def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(repository: Path) -> None:
     with served(repository, program="tests.support.faulty_runners worn-out") as server:
         fail(server, -20_000, 2)
         assert is_ready(server)
@@ -85,8 +85,8 @@ def test_a_model_that_fails_on_what_it_was_checked_with_is_not_ready_until_it_an
         assert wait_until(lambda: health(server, NAME) == SERVING, 2)
 
 
-def test_requests_that_are_wrong_make_no_model_unready(tmp_path: Path) -> None:
-    """A number beyond the table makes the runtime fail, and says nothing of the model."""
+def test_bad_requests_leave_the_model_ready(tmp_path: Path) -> None:
+    """An index beyond the table makes the runtime fail, but the model is fine."""
     graph = helper.make_graph(
         [helper.make_node("Gather", ["table", "index"], ["value"])],
         "lookup",

@@ -1,4 +1,4 @@
-"""What fails inside stays inside: every RPC fails where its own code begins, and a runtime in the middle of a run."""
+"""Internal errors leak nothing to clients, and failed requests leave no memory behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OURS = [rpc for rpc in methods() if rpc.split("/")[1] in (INFERENCE, TELEMETRY)]
 
 @contextmanager
 def failing(code: CodeType) -> Iterator[None]:
-    """The interpreter raises an error where some code is entered for the first time, as if it had failed by itself."""
+    """Raise an error in the first frame that enters ``code``, as if it had failed by itself."""
     failed = []
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -52,7 +52,7 @@ def failing(code: CodeType) -> Iterator[None]:
 
 def code_of(rpc: str, transport: str) -> CodeType:
     _, service, method = rpc.split("/")
-    if (method, transport) == ("ModelInfer", "nghttp2"):  # which needs no coroutine for it
+    if (method, transport) == ("ModelInfer", "nghttp2"):  # it has a function of its own
         method = "start_model_infer"
     servicer = InferenceServicer if service == INFERENCE else TelemetryServicer
     found: CodeType = inspect.unwrap(getattr(servicer, method)).__code__
@@ -63,7 +63,7 @@ async def end(channel: grpc.aio.Channel, rpc: str) -> tuple[grpc.StatusCode, str
     request = REQUESTS.get(rpc.rpartition("/")[2])
     answers = 0
     try:
-        if rpc.endswith("ModelStreamInfer"):  # it may end before anything is written, which grpc.aio cannot bear
+        if rpc.endswith("ModelStreamInfer"):  # it may end before anything is written, which grpc.aio does not support
             await channel.stream_stream(rpc)(timeout=1).read()
             return grpc.StatusCode.OK, ""
         call = channel.stream_stream(rpc)(iter([request.SerializeToString() if request else b""]), timeout=10)
@@ -76,20 +76,20 @@ async def end(channel: grpc.aio.Channel, rpc: str) -> tuple[grpc.StatusCode, str
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_every_rpc_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str) -> None:
+async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str) -> None:
     async with serving_here(tmp_path, transport) as channel:
         for rpc in OURS:
             caplog.clear()
             with failing(code_of(rpc, transport)):
                 assert await end(channel, rpc) == (grpc.StatusCode.INTERNAL, INTERNAL), rpc
-            assert SECRET in caplog.text  # which is where whoever runs the server can read it
-            if not rpc.endswith("/Watch"):  # which goes on for as long as it is let
+            assert SECRET in caplog.text  # for the operator
+            if not rpc.endswith("/Watch"):  # it would not end
                 assert SECRET not in (await end(channel, rpc))[1]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("place", ["decode_inputs", "ResponseBuilder.build"])
-async def test_a_failed_request_leaves_nothing_to_the_collector(
+async def test_failed_request_leaves_no_cycle_with_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, place: str
 ) -> None:
     held: list[weakref.ref[Any]] = []
@@ -102,7 +102,7 @@ async def test_a_failed_request_leaves_nothing_to_the_collector(
     monkeypatch.setattr(f"edge.serving.inference.{place}", fail)
     async with serving_here(tmp_path, transport) as channel:
         call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
-        gc.disable()  # tensors in a circle would be freed too late
+        gc.disable()  # it would free tensors in a cycle, too late
         try:
             for _ in range(3):
                 with pytest.raises(grpc.aio.AioRpcError, match=r"x: got 3, expected 2\. Send 2\."):
@@ -113,18 +113,20 @@ async def test_a_failed_request_leaves_nothing_to_the_collector(
             gc.enable()
 
 
-async def test_a_request_of_a_stream_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_stream_request_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving_here(tmp_path) as channel:
         stream = channel.stream_stream(
             f"/{INFERENCE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
         )
         with failing(InferenceService.infer.__code__):
-            told = [answer.error_message async for answer in stream(iter([good().SerializeToString()] * 3), timeout=10)]
-        assert told == [INTERNAL, "", ""]
+            errors = [
+                answer.error_message async for answer in stream(iter([good().SerializeToString()] * 3), timeout=10)
+            ]
+        assert errors == [INTERNAL, "", ""]
         assert SECRET in caplog.text
 
 
-async def test_a_runtime_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_runtime_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     request = pb.ModelInferRequest(model_name="failing")
     request.inputs.add(name="index", datatype="INT64", shape=[1])
     request.raw_input_contents.append((99).to_bytes(8, "little"))
@@ -136,8 +138,8 @@ async def test_a_runtime_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFix
         )
         (answer,) = [answer async for answer in stream(iter([request.SerializeToString()]), timeout=10)]
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    for told in (str(caught.value.details()), answer.error_message):
-        assert "failing" in told
-        assert "Gather" not in told
-        assert "out of" not in told
+    for shown in (str(caught.value.details()), answer.error_message):
+        assert "failing" in shown
+        assert "Gather" not in shown
+        assert "out of" not in shown
     assert "out of data bounds" in caplog.text

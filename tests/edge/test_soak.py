@@ -1,6 +1,6 @@
-"""Hours in minutes: everything that clients do, all at once. In the end nothing is left of it, and nothing has grown.
+"""All kinds of clients at once for minutes: every request ends as it should, and neither memory nor files grow.
 
-FEWHEADS_SOAK_MINUTES says how long, 10 by default.
+FEWHEADS_SOAK_MINUTES sets the duration, 10 by default.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tests.support.server_models import write_busy_bundle
 from tests.support.server_processes import Served, served
 from tests.support.soak import NAMES, Traffic
 
-#: What it says concerns the protocol, whatever carries it.
+#: These tests concern the protocol, which every transport carries.
 ON_EVERY_TRANSPORT = True
 
 MINUTES = float(os.environ.get("FEWHEADS_SOAK_MINUTES", "10"))
 SAMPLE_SECONDS = 2.0
-#: Of which it is not expected yet that nothing grows.
+#: Share of the duration in which growth is normal.
 WARM_UP = 0.4
 ALLOWED_SLOPE_BYTES_PER_MINUTE = 2**20
-#: The pools of the allocator grow with the first few hundred reloads: less shows no trend.
+#: The pools of the allocator grow with the first few hundred reloads; shorter runs show no trend.
 ENOUGH_MINUTES = 4
 ALLOWED_FILES = 10
 MODELS = (*NAMES[:2], "busy")
@@ -45,7 +45,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def unload_all(server: Served) -> None:
-    """A model is closed after its last request, so this ends only where none has left something behind."""
+    """Unload all models, which succeeds only if every request has ended."""
     for name in MODELS:
         server.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=20)
 
@@ -68,7 +68,9 @@ def test_soak(repository: Path, transport: str) -> None:
         warm = sizes[int(WARM_UP * len(sizes)) :]
         per_minute = slope(warm) * 60 / SAMPLE_SECONDS
         megabytes = " ".join(f"{size / 1e6:.1f}" for size in (start, warm[0], warm[-1]))
-        print(f"\nstart, warm, end: {megabytes} MB; {per_minute / 1e3:.1f} kB a minute; {traffic.ended.total()} asked")
+        print(
+            f"\nstart, warm, end: {megabytes} MB; {per_minute / 1e3:.1f} kB a minute; {traffic.ended.total()} requests"
+        )
         print({f"{kind} {how}": count for (kind, how), count in sorted(traffic.ended.items())})
         assert not traffic.faults, traffic.faults[:10]
         assert all(traffic.ended[kind, "OK"] for kind, _ in traffic.ended)

@@ -1,4 +1,4 @@
-"""Notifications as systemd receives them, and the unit file as systemd judges it."""
+"""Notifications as systemd receives them, and the unit file as systemd checks it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNIT = Path(__file__).parents[2] / "deploy" / "fewheads.service"
 
 
 class Listener:
-    """What systemd does at its end of the socket."""
+    """The end of the socket that systemd reads."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -55,26 +55,26 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listene
     listener.close()
 
 
-def test_a_message_arrives_as_it_is_written(listener: Listener) -> None:
+def test_message_is_one_datagram_of_lines(listener: Listener) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": listener.address})
     notifier.notify(READY=1, STATUS="two\nlines, é")
     assert listener.read() == ["READY=1\nSTATUS=two lines, é"]
 
 
-def test_without_a_supervisor_nothing_is_sent() -> None:
+def test_nothing_is_sent_without_a_supervisor() -> None:
     notifier = Notifier({"WATCHDOG_USEC": "1000000"})
     notifier.notify(READY=1)
     assert notifier.watchdog_seconds is None
 
 
-def test_a_supervisor_that_has_gone_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_socket_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")})
     for _ in range(3):
         notifier.notify(READY=1)
     assert len(caplog.records) == 1
 
 
-def test_a_supervisor_that_does_not_read_does_not_hold_the_server(listener: Listener) -> None:
+def test_full_socket_does_not_block(listener: Listener) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": listener.address})
     for _ in range(2000):
         notifier.notify(STATUS="x")
@@ -93,12 +93,12 @@ def test_a_supervisor_that_does_not_read_does_not_hold_the_server(listener: List
         ({}, None),
     ],
 )
-def test_how_often_it_wants_to_hear(variables: dict[str, str], seconds: float | None) -> None:
+def test_watchdog_interval_comes_from_the_environment(variables: dict[str, str], seconds: float | None) -> None:
     assert Notifier({"NOTIFY_SOCKET": "@x", **variables}).watchdog_seconds == seconds
 
 
 @pytest.mark.parametrize("listener", ["abstract"], indirect=True)
-def test_the_life_of_a_server(listener: Listener, tmp_path: Path) -> None:
+def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     write_oracle_bundle(repository / "oracle", "oracle", 1)
@@ -116,7 +116,7 @@ def test_the_life_of_a_server(listener: Listener, tmp_path: Path) -> None:
         assert it.end()[0] == 0
     messages = listener.read()
     stuck = next(index for index, text in enumerate(messages) if "takes longer than its limit" in text)
-    assert messages[stuck + 1] == "STATUS=2 of 2 models ready"  # no ping in between: that is what makes systemd act
+    assert messages[stuck + 1] == "STATUS=2 of 2 models ready"  # without a ping in between, so that systemd acts
     assert messages.index("READY=1") < stuck < messages.index("STOPPING=1")
 
 
@@ -132,7 +132,7 @@ def seconds(time: str) -> int:
     return int(number) * (60 if of == "min" else 1)
 
 
-def test_the_unit_agrees_with_the_server() -> None:
+def test_unit_agrees_with_the_server() -> None:
     command = unit()["ExecStart"].split()
     given = {word for word in command if word.startswith("--")}
     assert given <= {name for parameter in serve.params for name in parameter.opts}
@@ -142,7 +142,7 @@ def test_the_unit_agrees_with_the_server() -> None:
 
 
 @with_systemd
-def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_hardened(tmp_path: Path) -> None:
     installed = tmp_path / UNIT.name
     text = UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or "")
     installed.write_text(text)
