@@ -51,7 +51,7 @@ class ExpressionPreprocessor:
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the tokens of expressions."""
-        decoded = text.decode(texts[0][:, 0], f"input {self.inputs[0].name!r}").tolist()
+        decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
         return {self.outputs[0]: expression.tokenize(decoded, self._max_abs_operand)}
 
 
@@ -80,7 +80,7 @@ class TokenizerPreprocessor:
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return ids, mask and segments, as long as the longest row of the request."""
-        columns = [self._decoded(spec.name, column[:, 0]) for spec, column in zip(self.inputs, texts, strict=True)]
+        columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # One by one: the batch call would start threads of its own beside the server's.
         encoded = [self._tokenizer.encode(*row) for row in zip(*columns, strict=True)]
         ids = np.full((len(encoded), max(len(one.ids) for one in encoded)), self._config.pad_id, np.int64)

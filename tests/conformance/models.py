@@ -21,9 +21,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from edge.bundles.manifest import Profile
 from edge.datatypes import Array, TensorSpec
-from tests.support.models import serialized
+from tests.support.models import manifest_of, serialized
 
 ROWS = 8
 QUEUE_SIZE = 32
@@ -92,36 +92,13 @@ def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
     most = {
         tensor: tuple(size if size > 0 else shape.rows or ELEMENTS for size in s.shape) for tensor, s in specs.items()
     }
-    manifest = Manifest(
-        name=name,
-        version=version,
-        description="for the tests of conformance",
-        inputs=tuple(specs.values()),
-        outputs=tuple(TensorSpec(output(s.name), s.datatype, s.shape) for s in specs.values()),
-        max_batch_size=shape.rows,
-        profile={
-            tensor: Profile(min=tuple(max(size, 1) for size in spec.shape), opt=most[tensor], max=most[tensor])
-            for tensor, spec in specs.items()
-            if -1 in spec.shape
-        },
-        tiers=(
-            Tier(
-                name="full",
-                artifacts=(
-                    Artifact(
-                        file="model.onnx",
-                        runtime="any",
-                        precision="fp32",
-                        opset=17,
-                        tolerance=Tolerance(atol=0, rtol=0),
-                    ),
-                ),
-            ),
-        ),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
-    )
+    profile = {
+        tensor: Profile(min=tuple(max(size, 1) for size in spec.shape), opt=most[tensor], max=most[tensor])
+        for tensor, spec in specs.items()
+        if -1 in spec.shape
+    }
+    outputs = tuple(TensorSpec(output(s.name), s.datatype, s.shape) for s in specs.values())
+    manifest = manifest_of(name, tuple(specs.values()), outputs, profile, version=version, max_batch_size=shape.rows)
     golden = Golden(shape.golden, {output(tensor): value for tensor, value in shape.golden.items()})
     graph = {"slow": _slow, "failing": _failing}.get(name, lambda: _identity(shape))()
     write_bundle(path, manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})

@@ -42,8 +42,6 @@ CORPORA = {
 
 
 class Link(NamedTuple):
-    """A symbolic link to ``target``."""
-
     target: str
 
 
@@ -69,18 +67,14 @@ class Good:
         return {name: content for name, content in changed.items() if content is not None}
 
     def with_manifest(self, change: Callable[[dict[str, Any]], object]) -> Tree:
-        """Return the good files with a change to the manifest."""
         manifest = copy.deepcopy(self.manifest)
         change(manifest)
         return self.with_files(manifest_json=as_json(manifest))
 
     def with_hashed(self, name: str, content: bytes) -> Tree:
-        """Return the good files with one replaced, and the manifest's size and hash adapted to it."""
         return {**self.with_manifest(lambda manifest: manifest["files"].update({name: record(content)})), name: content}
 
     def with_field(self, *path: str | int, value: object) -> Tree:
-        """Return the good files with one value of the manifest replaced, or added."""
-
         def change(manifest: Any) -> None:
             for key in path[:-1]:
                 manifest = manifest[key]
@@ -89,7 +83,6 @@ class Good:
         return self.with_manifest(change)
 
     def without(self, name: str) -> Tree:
-        """Return the good files with a field of the manifest missing."""
         return self.with_manifest(lambda manifest: manifest.pop(name))
 
     def with_model_called(self, name: str) -> Tree:
@@ -119,17 +112,14 @@ class Good:
 
 
 def record(content: bytes) -> dict[str, object]:
-    """Return what a manifest records of a file."""
     return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def as_json(value: object) -> bytes:
-    """Return JSON as a bundle holds it."""
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def changed_onnx(change: Callable[[onnx.ModelProto], object]) -> bytes:
-    """Return the good model with a change."""
     model = onnx.load_from_string(oracle_onnx())
     change(model)
     return bytes(model.SerializeToString(deterministic=True))
@@ -143,7 +133,6 @@ def golden(**changes: Mapping[str, Array]) -> bytes:
 
 
 def golden_compressed() -> bytes:
-    """Return the good golden set with its members deflated."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(oracle_golden().encode())) as stored,
@@ -165,7 +154,6 @@ def golden_pickled() -> bytes:
 
 
 def external_data(model: onnx.ModelProto) -> None:
-    """Move one weight into another file."""
     weight = model.graph.initializer[2]
     external_data_helper.set_external_data(weight, "weights.bin")
     weight.ClearField("raw_data")
@@ -180,7 +168,6 @@ def custom_operator(model: onnx.ModelProto) -> None:
 
 
 def rename_input(model: onnx.ModelProto) -> None:
-    """Call the input ``tokens``."""
     model.graph.input[0].name = model.graph.node[0].input[0] = "tokens"
 
 
@@ -198,7 +185,6 @@ def cases(version: int) -> dict[str, Tree]:
 
 
 def broken_files(good: Good) -> dict[str, Tree]:
-    """Files that are not those of the manifest."""
     return {
         "wrong-hash": good.with_files(model_onnx=good.files["model.onnx"][:-1] + b"\0"),
         "wrong-size-short": good.with_files(model_onnx=good.files["model.onnx"][:-1]),
@@ -218,7 +204,6 @@ def broken_files(good: Good) -> dict[str, Tree]:
 
 
 def broken_manifests(good: Good) -> dict[str, Tree]:
-    """Manifests that break the schema or a rule."""
     return {
         "missing-manifest": good.with_files(manifest_json=None),
         "empty-manifest": good.with_files(manifest_json=b""),
@@ -298,7 +283,6 @@ def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
 
 
 def broken_golden_sets(good: Good) -> dict[str, Tree]:
-    """Golden sets that break the format."""
     values = oracle_golden().outputs["value"]
     return {
         "golden-no-zip": good.with_hashed("golden.npz", b"not a zip file\n"),
@@ -314,7 +298,6 @@ def broken_golden_sets(good: Good) -> dict[str, Tree]:
 
 
 def broken_models(good: Good) -> dict[str, Tree]:
-    """Sound files that contradict each other, found only when the model is loaded."""
     values = oracle_golden().outputs["value"]
     return {
         "golden-wrong": good.with_hashed("golden.npz", golden(outputs={"value": values + 1})),

@@ -1,4 +1,4 @@
-"""Loading beside those who are asked: what they have to wait for, and what is left when it fails."""
+"""Loading while other models serve: how long requests wait, builds, and failures that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from edge.runtimes import table
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.models import DATA, oracle_golden, write_oracle_bundle
@@ -35,27 +34,27 @@ from tests.support.text_model import write_sentiment_bundle
 
 
 class Recorder:
-    """Notes where and when runners are really loaded, and lets a neighbour ask in the middle of each."""
+    """Records order and threads of the loads of tiers, and submits a request during each."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.order: list[str] = []
         self.threads: set[str] = set()
         self._scheduler = scheduler
         self._load = loader.load_with
-        self._neighbours: list[threading.Thread] = []
+        self._requests: list[threading.Thread] = []
 
     def load_with(self, *arguments: Any, tier: str) -> Any:
-        neighbour = threading.Thread(target=self._scheduler.call, args=(lambda: self.order.append("request"),))
-        neighbour.start()
-        time.sleep(0.05)  # it waits for its turn by now
-        self._neighbours.append(neighbour)
+        request = threading.Thread(target=self._scheduler.call, args=(lambda: self.order.append("request"),))
+        request.start()
+        time.sleep(0.05)  # lets it reach the queue
+        self._requests.append(request)
         self.threads.add(threading.current_thread().name)
         self.order.append(tier)
         return self._load(*arguments, tier=tier)
 
     def join(self) -> None:
-        for neighbour in self._neighbours:
-            neighbour.join()
+        for request in self._requests:
+            request.join()
 
 
 @pytest.fixture(params=[True, False], ids=["device", "processor"])
@@ -65,27 +64,27 @@ def scheduler(request: pytest.FixtureRequest) -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def test_others_have_their_turn_between_tiers(
+def test_requests_run_between_the_loads_of_tiers(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     recorder = Recorder(scheduler)
     monkeypatch.setattr(loader, "load_with", recorder.load_with)
-    made = Loader(scheduler, "onnxruntime", tmp_path / "cache", ServingOptions())
+    made = Loader(scheduler, "onnxruntime", tmp_path / "cache")
     model = made.load_model(bundle)
     recorder.join()
     assert list(model.tiers) == [tier.name for tier in bundle.manifest.tiers]
     if "device" in request.node.name:
         assert recorder.order == ["full", "request", "lean", "request"]
         assert recorder.threads == {"device-0"}
-    else:  # nobody waits for anything
+    else:
         assert recorder.order == ["request", "full", "request", "lean"]
         assert recorder.threads == {threading.current_thread().name}
     made.close(model)
     assert not model.use.take()
 
 
-def test_a_load_that_fails_leaves_nothing_loaded(
+def test_failed_load_closes_what_was_loaded(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Any] = []
@@ -101,7 +100,7 @@ def test_a_load_that_fails_leaves_nothing_loaded(
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     monkeypatch.setattr(loader, "load_with", load_with)
     with pytest.raises(GoldenError):
-        Loader(scheduler, "onnxruntime", tmp_path / "cache", ServingOptions()).load_model(bundle)
+        Loader(scheduler, "onnxruntime", tmp_path / "cache").load_model(bundle)
     assert len(closed) == 1
 
 
@@ -118,11 +117,11 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> None:
 async def unbuilt(
     scheduler: Scheduler, builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[ModelControl, Repository]]:
-    """A repository of a model whose build stops in the middle, and of one behind it that is built already."""
+    """Yield a repository of a model whose build pauses in the middle, and of a later one that is built."""
     write_sentiment_bundle(tmp_path / "repository" / "a-sentiment")
     build(write_oracle_bundle(tmp_path / "repository" / "z-oracle"), "onnxruntime", tmp_path / "cache")
     pause_builds(monkeypatch, tmp_path / "site")
-    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "cache")
+    repository = Repository(tmp_path / "repository", Loader(scheduler, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(repository, "explicit")
     yield control, repository
     await control.close()
@@ -131,7 +130,7 @@ async def unbuilt(
 
 
 async def building(repository: Repository, name: str) -> Entry:
-    """Wait until the child that builds a model runs."""
+    """Wait until the child process that builds a model runs."""
     for _ in range(1000):
         found = [entry for entry in repository.named(name) if "%" in entry.reason]
         if found and children():
@@ -141,7 +140,7 @@ async def building(repository: Repository, name: str) -> Entry:
 
 
 @pytest.mark.parametrize("ending", ["unload", "unload after a load", "stop"])
-async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended(
+async def test_other_models_serve_during_a_build_which_can_be_cancelled(
     unbuilt: tuple[ModelControl, Repository], ending: str
 ) -> None:
     control, repository = unbuilt
@@ -159,7 +158,7 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
     elif ending == "unload after a load":
         child, loading = children(), asyncio.create_task(control.load_model("sentiment"))
         await asyncio.sleep(0.5)
-        assert children() == child  # it waits for the build
+        assert children() == child  # the load waits for the build
         await control.unload_model("sentiment")
         with pytest.raises(LoadFailed, match="got a request to end it"):
             await loading
@@ -173,7 +172,7 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
         assert "got a request to end it, expected none. Load the model again." in entry.reason
 
 
-async def test_a_model_that_is_built_does_not_wait_for_the_build_of_another(
+async def test_built_model_does_not_wait_for_the_build_of_another(
     unbuilt: tuple[ModelControl, Repository],
 ) -> None:
     control, repository = unbuilt
@@ -187,7 +186,7 @@ async def test_a_model_that_is_built_does_not_wait_for_the_build_of_another(
         await loading
 
 
-async def test_reload_that_builds_leaves_the_model_ready(
+async def test_reload_with_a_build_leaves_the_model_ready(
     unbuilt: tuple[ModelControl, Repository], scheduler: Scheduler, tmp_path: Path
 ) -> None:
     control, repository = unbuilt
@@ -206,33 +205,27 @@ async def test_reload_that_builds_leaves_the_model_ready(
         await reloading
 
 
-async def test_server_that_must_not_build_says_which_command_does(
-    scheduler: Scheduler, builds: None, tmp_path: Path
-) -> None:
-    write_oracle_bundle(tmp_path / "repository" / "oracle")
-    cache = tmp_path / "cache"
-    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=cache, build=False)
-    await ModelControl(repository, "none").start()
-    (entry,) = repository
-    assert f"fewheads build {tmp_path}/repository/oracle --target onnxruntime --cache {cache}" in entry.reason
-
-
-async def test_cache_that_cannot_be_written_is_reported_at_the_start(
+async def test_builds_that_are_off_or_impossible_are_explained(
     scheduler: Scheduler, builds: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_oracle_bundle(tmp_path / "repository" / "oracle")
-    (tmp_path / "file").write_bytes(b"")
-    repository = Repository(tmp_path / "repository", scheduler, target="onnxruntime", cache=tmp_path / "file")
+    path = write_oracle_bundle(tmp_path / "repository" / "oracle").path
+    cache = tmp_path / "cache"
+    repository = Repository(path.parent, Loader(scheduler, "onnxruntime", cache, build=False))
     await ModelControl(repository, "none").start()
     (entry,) = repository
-    expected = f"expected a cache at {tmp_path}/file that can be written. Give another directory"
+    assert f"fewheads build {path} --target onnxruntime --cache {cache}" in entry.reason
+    cache.write_bytes(b"")
+    repository = Repository(path.parent, Loader(scheduler, "onnxruntime", cache))
+    await ModelControl(repository, "none").start()
+    (entry,) = repository
+    expected = f"expected a cache at {cache} that can be written. Give another directory"
     assert "models that are not in the cache cannot be built: --cache: got [Errno 17] File exists: " in caplog.text
     assert expected in caplog.text
     assert expected in entry.reason
 
 
 class Unable(OnnxRuntimeCpu):
-    """A runtime that suits this machine, and cannot load any model."""
+    """A runtime that works on this machine, and cannot load any model."""
 
     name = "unable"
 
@@ -241,7 +234,7 @@ class Unable(OnnxRuntimeCpu):
 
 
 class Wrong(OnnxRuntimeCpu):
-    """A runtime that suits this machine, and computes other values than it should."""
+    """A runtime that works on this machine, and computes wrong values."""
 
     name = "wrong"
 
@@ -252,12 +245,12 @@ class Wrong(OnnxRuntimeCpu):
         return runner
 
 
-async def test_auto_serves_a_model_with_the_first_runtime_that_can(
+async def test_auto_chooses_the_first_runtime_that_loads_the_model(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(table, "RUNTIMES", {"unable": Unable, "wrong": Wrong, **table.RUNTIMES})
     bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
-    repository = Repository(tmp_path / "repository", scheduler, cache=tmp_path / "cache")
+    repository = Repository(tmp_path / "repository", Loader(scheduler, cache=tmp_path / "cache"))
     control = ModelControl(repository, "none")
     await control.start()
     (entry,) = repository

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import LabelPostprocess, Manifest, Profile, Serving, schema
+from edge.bundles.manifest import LabelPostprocess, Manifest, Profile, Serving, Struct, schema
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
@@ -255,6 +255,7 @@ def test_schema_describes_every_field_of_a_manifest():
     properties = schema()["$defs"]["Manifest"]["properties"]
     assert set(properties) == {"format_version", *Manifest.__struct_fields__}
     assert properties["format_version"] == {"enum": [2]}
+    assert all(part.__struct_config__.frozen for part in Struct.__subclasses__())
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,12 +1,13 @@
-"""Tiny models and bundles for the tests, made without training and without torch.
+"""Tiny models and bundles for the tests, without training and without torch.
 
-python -m tests.support.models      writes tests/data/bundles/calculator-oracle-1 again
+python -m tests.support.models      writes tests/data/bundles/calculator-oracle-1
 """
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ from edge.datatypes import Array, TensorSpec
 
 DATA = Path(__file__).parent.parent / "data"
 ORACLE_BUNDLE = DATA / "bundles" / "calculator-oracle-1"
+
+ORACLE, VERSIONED = "calculator-oracle", "versioned"
 
 #: The oracle is exact for whole operands up to this size: float32 holds their sums with it without rounding.
 LARGEST_OPERAND = 1024.0
@@ -131,20 +134,46 @@ def oracle_golden() -> Golden:
     )
 
 
-def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manifest:
-    """The manifest of the oracle; its ``files`` are filled in when it is written."""
+def tier_of(name: str = "full", file: str = "model.onnx", *, atol: float = 0, rtol: float = 0, **fields: Any) -> Tier:
+    """Return a tier of one FP32 artifact for any runtime; ``fields`` are further ones of the tier."""
+    tolerance = Tolerance(atol=atol, rtol=rtol)
+    artifact = Artifact(file=file, runtime="any", precision="fp32", opset=17, tolerance=tolerance)
+    return Tier(name=name, artifacts=(artifact,), **fields)
+
+
+def manifest_of(
+    name: str,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    profile: dict[str, Profile],
+    *,
+    trainer: str = "none",
+    **fields: Any,
+) -> Manifest:
+    """Return a manifest without files: version 1, exact, and without batches if ``fields`` do not say otherwise."""
+    defaults = {"version": 1, "description": "for tests", "max_batch_size": 0, "golden": "golden.npz"}
     return Manifest(
         name=name,
+        inputs=inputs,
+        outputs=outputs,
+        profile=profile,
+        files={},
+        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer=trainer, data="none"),
+        **{**defaults, "tiers": (tier_of(),), **fields},
+    )
+
+
+def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manifest:
+    return manifest_of(
+        name,
+        (TensorSpec("x", "FP32", (-1, TOKENS)),),
+        (TensorSpec("value", "FP32", (-1, 1)),),
+        {"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))},
         version=version,
         description="Evaluates sums and differences of up to 8 whole numbers exactly.",
-        inputs=(TensorSpec("x", "FP32", (-1, TOKENS)),),
-        outputs=(TensorSpec("value", "FP32", (-1, 1)),),
         max_batch_size=MAX_BATCH_SIZE,
-        profile={"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))},
-        tiers=(_tier("fp32", Tolerance(atol=1e-4, rtol=1e-6)),),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none: the weights are chosen", data="none"),
+        tiers=(tier_of(atol=1e-4, rtol=1e-6),),
+        trainer="none: the weights are chosen",
         preprocess=ExpressionPreprocess(input="expression", output="x", max_abs_operand=LARGEST_OPERAND),
     )
 
@@ -180,18 +209,15 @@ def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
     width = ATTENTION_HEADS * head_dim
     shape = (-1, ATTENTION_SEQUENCE, width)
     x = np.random.default_rng(1).normal(size=(4, *shape[1:])).astype(np.float16)
-    manifest = Manifest(
-        name=f"attention-{head_dim}",
-        version=1,
-        description="One block of self-attention with random weights.",
-        inputs=(TensorSpec("x", "FP16", shape),),
-        outputs=(TensorSpec("y", "FP16", shape),),
+    tier = tier_of(atol=1e-2, rtol=1e-2)
+    half = msgspec.structs.replace(tier.artifacts[0], precision="fp16")
+    manifest = manifest_of(
+        f"attention-{head_dim}",
+        (TensorSpec("x", "FP16", shape),),
+        (TensorSpec("y", "FP16", shape),),
+        {"x": Profile(min=(1, *shape[1:]), opt=(4, *shape[1:]), max=(8, *shape[1:]))},
         max_batch_size=8,
-        profile={"x": Profile(min=(1, *shape[1:]), opt=(4, *shape[1:]), max=(8, *shape[1:]))},
-        tiers=(_tier("fp16", Tolerance(atol=1e-2, rtol=1e-2)),),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none: the weights are random", data="none"),
+        tiers=(msgspec.structs.replace(tier, artifacts=(half,)),),
     )
     golden = Golden(inputs={"x": x}, outputs={"y": _attention(x, head_dim)})
     return write_bundle(directory, manifest, {"model.onnx": attention_onnx(head_dim), "golden.npz": golden.encode()})
@@ -206,16 +232,6 @@ def _attention(x: Array, head_dim: int) -> Array:
     return heads.reshape(x.shape).astype(np.float16)
 
 
-def _tier(precision: str, tolerance: Tolerance) -> Tier:
-    artifact = Artifact(file="model.onnx", runtime="any", precision=precision, opset=17, tolerance=tolerance)
-    return Tier(name="full", artifacts=(artifact,))
-
-
 if __name__ == "__main__":
     shutil.rmtree(ORACLE_BUNDLE, ignore_errors=True)
     write_oracle_bundle(ORACLE_BUNDLE)
-
-
-ORACLE = "calculator-oracle"
-
-VERSIONED = "versioned"

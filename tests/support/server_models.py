@@ -1,4 +1,4 @@
-"""Models that only the server's tests need: one that returns what it gets, and one that takes as long as it is told."""
+"""Models for tests of servers: one that returns its input, and one that computes for as long as a request says."""
 
 from __future__ import annotations
 
@@ -10,25 +10,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from tests.support.models import serialized
+from tests.support.models import manifest_of, serialized
 
-_ELEMENTS = {
-    "BOOL": TensorProto.BOOL,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "FP16": TensorProto.FLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BYTES": TensorProto.STRING,
-}
+_ELEMENTS = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUMPY_TYPES.items()}
 ECHO_MAX = 4096
 
 
@@ -105,24 +91,8 @@ def write_bundle_of(
         shape = tuple(dim.dim_value or -1 for dim in kind.shape.dim)
         return TensorSpec(tensor, types[kind.elem_type], shape)
 
-    inputs_specs = tuple(spec(tensor) for tensor in inputs)
-    manifest = Manifest(
-        name=name,
-        version=1,
-        description="for tests",
-        inputs=inputs_specs,
-        outputs=tuple(spec(tensor) for tensor in outputs),
-        max_batch_size=0,
-        profile={s.name: Profile(min=(1,), opt=(8,), max=(ECHO_MAX,)) for s in inputs_specs if -1 in s.shape},
-        tiers=(Tier(name="full", artifacts=(_artifact(),)),),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
-    )
+    specs = tuple(spec(tensor) for tensor in inputs)
+    profile = {s.name: Profile(min=(1,), opt=(8,), max=(ECHO_MAX,)) for s in specs if -1 in s.shape}
+    manifest = manifest_of(name, specs, tuple(spec(tensor) for tensor in outputs), profile)
     files = {"model.onnx": model, "golden.npz": Golden(inputs, outputs).encode()}
     return write_bundle(directory / f"{name}-1", manifest, files)
-
-
-def _artifact() -> Artifact:
-    tolerance = Tolerance(atol=0, rtol=0)
-    return Artifact(file="model.onnx", runtime="any", precision="fp32", opset=17, tolerance=tolerance)

@@ -13,18 +13,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import (
-    Artifact,
     CascadeProgram,
     LabelPostprocess,
     Manifest,
     Profile,
-    Provenance,
-    Tier,
     TokenizerPreprocess,
-    Tolerance,
 )
 from edge.datatypes import Array, TensorSpec
-from tests.support.models import serialized
+from tests.support.models import manifest_of, serialized, tier_of
 
 WORDS = ("[PAD]", "[UNK]", "good", "bad", "fine", "poor")
 #: What each word adds to the logits of the two labels. The lean tier knows only the first two.
@@ -94,22 +90,15 @@ def golden(tier: str) -> Golden:
 
 def manifest() -> Manifest:
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
-    artifact = {"runtime": "any", "precision": "fp32", "opset": 17, "tolerance": Tolerance(atol=0, rtol=0)}
-    return Manifest(
-        name="sentiment",
-        version=1,
+    return manifest_of(
+        "sentiment",
+        tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask")),
+        (TensorSpec("logits", "FP32", (-1, 2)),),
+        {"input_ids": shape, "attention_mask": shape},
         description="Counts good and bad words.",
-        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask")),
-        outputs=(TensorSpec("logits", "FP32", (-1, 2)),),
         max_batch_size=MAX_BATCH_SIZE,
-        profile={"input_ids": shape, "attention_mask": shape},
-        tiers=tuple(
-            Tier(name=tier, artifacts=(Artifact(file=f"{tier}.onnx", **artifact),), golden=f"{tier}.npz")
-            for tier in TIERS
-        ),
+        tiers=tuple(tier_of(tier, f"{tier}.onnx", golden=f"{tier}.npz") for tier in TIERS),
         golden="full.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
         preprocess=TokenizerPreprocess(
             input="text",
             file="tokenizer.json",

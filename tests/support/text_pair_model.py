@@ -15,17 +15,13 @@ from tokenizers.processors import TemplateProcessing
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import (
-    Artifact,
     Manifest,
     Profile,
-    Provenance,
     ScorePostprocess,
-    Tier,
     TokenizerPreprocess,
-    Tolerance,
 )
 from edge.datatypes import Array, TensorSpec
-from tests.support.models import serialized
+from tests.support.models import manifest_of, serialized
 
 NAME = "better"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad")
@@ -104,20 +100,13 @@ def _ids(text: str) -> list[int]:
 
 def manifest() -> Manifest:
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
-    exact = Tolerance(atol=0, rtol=0)
-    artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=17, tolerance=exact)
-    return Manifest(
-        name=NAME,
-        version=1,
+    return manifest_of(
+        NAME,
+        tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
+        (TensorSpec("logits", "FP32", (-1, 1)),),
+        dict.fromkeys(INPUTS, shape),
         description="How much better the words of one text are than those of another.",
-        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
-        outputs=(TensorSpec("logits", "FP32", (-1, 1)),),
         max_batch_size=MAX_BATCH_SIZE,
-        profile=dict.fromkeys(INPUTS, shape),
-        tiers=(Tier(name="full", artifacts=(artifact,)),),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
         preprocess=TokenizerPreprocess(
             input="text",
             file="tokenizer.json",

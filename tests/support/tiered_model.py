@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
-from tests.support.models import serialized
+from tests.support.models import manifest_of, serialized, tier_of
 
 WIDTH = 1024
 #: Layers of each tier; the time of a request is about proportional.
@@ -35,20 +35,14 @@ def tier_onnx(layers: int) -> bytes:
 
 
 def write_tiered_bundle(directory: Path, max_batch_size: int = 4) -> Bundle:
-    artifact = {"runtime": "any", "precision": "fp32", "opset": 17, "tolerance": Tolerance(atol=1e-6, rtol=0)}
     x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float32)
-    manifest = Manifest(
-        name="tiered",
-        version=1,
-        description="The identity, slowly.",
-        inputs=(TensorSpec("x", "FP32", (-1, WIDTH)),),
-        outputs=(TensorSpec("y", "FP32", (-1, WIDTH)),),
+    manifest = manifest_of(
+        "tiered",
+        (TensorSpec("x", "FP32", (-1, WIDTH)),),
+        (TensorSpec("y", "FP32", (-1, WIDTH)),),
+        {"x": Profile(min=(1, WIDTH), opt=(1, WIDTH), max=(max_batch_size, WIDTH))},
         max_batch_size=max_batch_size,
-        profile={"x": Profile(min=(1, WIDTH), opt=(1, WIDTH), max=(max_batch_size, WIDTH))},
-        tiers=tuple(Tier(name=name, artifacts=(Artifact(file=f"{name}.onnx", **artifact),)) for name in LAYERS),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none", data="none"),
+        tiers=tuple(tier_of(name, f"{name}.onnx", atol=1e-6) for name in LAYERS),
     )
     files = {f"{name}.onnx": tier_onnx(layers) for name, layers in LAYERS.items()}
     return write_bundle(directory, manifest, {**files, "golden.npz": Golden({"x": x}, {"y": x}).encode()})
