@@ -258,7 +258,7 @@ def test_schema_describes_every_field_of_a_manifest():
     assert all(part.__struct_config__.frozen for part in Struct.__subclasses__())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.data(), st.booleans())
 def test_valid_manifests_are_read_back(data: st.DataObject, roles: bool):
     manifest = data.draw(valid_manifests(roles=roles))

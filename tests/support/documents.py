@@ -1,4 +1,4 @@
-"""Pages of tables whose rows name the tests that show them: what is written there is looked up here."""
+"""Tables in documents whose rows name tests, and a check that these tests exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = r"`(test_\w+\.py)(?:::(test_\w+))?`"
 
 
 def rows(page: str) -> list[list[str]]:
-    """The cells of each row of a page's tables, without their heads."""
+    """Return the cells of each row of a page's tables, without their heads."""
     lines = page.splitlines()
     heads = [before for before, line in pairwise(lines) if line.startswith("| ---")]
     body = [line for line in lines if line.startswith("| ") and not line.startswith("| ---") and line not in heads]
@@ -20,12 +20,12 @@ def rows(page: str) -> list[list[str]]:
 
 
 def names_tests(cell: str) -> bool:
-    """Whether a cell holds names of tests, with commas in between, and nothing else."""
+    """Return whether a cell holds names of tests, separated by commas, and nothing else."""
     return bool(re.fullmatch(f"{_NAME}(, {_NAME})*", cell))
 
 
 def missing(page: str) -> list[str]:
-    """The tests of a page that do not exist."""
+    """Return the tests that a page names and that do not exist."""
     return [f"{file}::{name}" for file, name in re.findall(_NAME, page) if not _exists(file, name)]
 
 

@@ -1,4 +1,4 @@
-"""Runners that go wrong as real ones do, and a server that uses one of them.
+"""Runners that fail as real ones do, and a server that uses one of them.
 
 python -m tests.support.faulty_runners KIND serve REPOSITORY ...   `fewheads serve` with such a runner for every model
 """
@@ -20,7 +20,7 @@ ILLEGAL = "cuMemcpyDtoHAsync failed: an illegal memory access was encountered"
 
 
 class Faulty:
-    """On a GPU where a kernel went wrong every later call fails; here a number below 0 makes it go wrong."""
+    """A lost GPU: an input below -10,000 makes this call and all later ones fail."""
 
     platform, device = "tensorrt_plan", "GPU"
     inputs: tuple[TensorSpec, ...] = ()
@@ -40,7 +40,7 @@ class Faulty:
 
 
 class Around(Faulty):
-    """The same around another runner, which gives the answers while all is well."""
+    """The same around another runner, which computes until then."""
 
     def __init__(self, inner: Runner) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Around(Faulty):
 
 
 class WornOut(Around):
-    """One whose answers fail from a number below -10,000 to one above 10,000, whatever is asked in between."""
+    """A runner that fails from an input below -10,000 until one above 10,000."""
 
     device = "CPU"
 

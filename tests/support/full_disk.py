@@ -1,10 +1,10 @@
-"""Programs that find no room on the disk, or may not write there.
+"""Commands on a full or read-only disk.
 
 python -m tests.support.full_disk KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
 
-- ``small``: DIRECTORY is a file system of 64 KiB of its own;
-- ``read-only``: DIRECTORY is as it was, and nobody may write there;
-- ``no-room``: no file can be written at all, and what is said on stderr is lost with an error. DIRECTORY is any.
+- ``small``: DIRECTORY is a file system of 64 KiB;
+- ``read-only``: DIRECTORY cannot be written;
+- ``no-room``: no file can be written, and writing to stderr fails. DIRECTORY is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _command(kind: str, directory: str, *command: str) -> list[str]:
 
 
 def can_mount(directory: str) -> bool:
-    """Whether this machine lets its users have mounts of their own."""
+    """Return whether users of this machine may mount file systems."""
     try:
         return all(not subprocess.run(_command(kind, directory, "true"), check=False).returncode for kind in _MOUNTS)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether what a server holds grows: a straight line through what was seen of it."""
+"""Trend of measurements such as the memory of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server in the process of the test, so that a test can look into it."""
+"""Servers in the process of the test, so that the test can inspect them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.server_models import write_bundle_of
 
 
 def write_failing_bundle(directory: Path) -> None:
-    """``failing``: returns the element at ``index`` of three; beyond them the runtime fails."""
+    """Write ``failing``: it returns the element at ``index`` of three, and beyond them the runtime fails."""
     graph = helper.make_graph(
         [helper.make_node("Gather", ["elements", "index"], ["element"])],
         "failing",
@@ -43,10 +43,10 @@ def write_oracle_and_failing_bundle(repository: Path) -> None:
 async def running_here(
     directory: Path, write: Callable[[Path], object], cache: Path | None = None, **options: Any
 ) -> AsyncIterator[Ready]:
-    """A server in this process, with everything on.
+    """Run a server in this process, with all optional features.
 
     Args:
-        directory: for the repository, and for the cache unless another one is given.
+        directory: the parent of the repository, and of the cache unless ``cache`` is given.
         write: writes the bundles into the repository.
         cache: of builds.
         options: of the server.
@@ -80,7 +80,7 @@ async def running_here(
 async def serving_here(
     directory: Path, transport: str = Settings.transport, **options: Any
 ) -> AsyncIterator[grpc.aio.Channel]:
-    """A server in this process, with everything on, and a connection to it."""
+    """Run a server as :func:`running_here` does, and yield a channel to it."""
     async with (
         running_here(directory, write_oracle_and_failing_bundle, transport=transport, **options) as ready,
         grpc.aio.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,

@@ -1,4 +1,4 @@
-"""Servers whose models are loaded and unloaded on request, and a client of them."""
+"""Servers whose models are loaded and unloaded on request, and a client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from edge.launch import serving
 from edge.server import Ready
 
 NAME = "changing"
-
-READY = "READY"
-
-UNAVAILABLE = "UNAVAILABLE"
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 
 
 @contextmanager
@@ -41,7 +38,7 @@ def states(client: triton.InferenceServerClient) -> dict[tuple[str, str], tuple[
 
 
 def ask(client: triton.InferenceServerClient, name: str = NAME) -> str:
-    """Ask a model, check its answer, and return the version that gave it."""
+    """Send a request, check the result, and return the version that computed it."""
     tensor = triton.InferInput("expression", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[b"3 - -4 + 2"]], dtype=np.object_))
     result = client.infer(name, [tensor])
@@ -56,7 +53,7 @@ def is_healthy(ready: Ready, name: str = NAME) -> bool:
 
 
 def damage(bundle: Path) -> None:
-    """Change a byte of the model, as a bad copy would."""
+    """Change a byte of the model, as a bad copy does."""
     data = bytearray((bundle / "model.onnx").read_bytes())
     data[-1] ^= 1
     (bundle / "model.onnx").write_bytes(data)

@@ -1,4 +1,4 @@
-"""Servers as processes of their own whose end is looked at: their log and their exit code."""
+"""Servers as child processes, with their log and exit code."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Served:
         self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and its log."""
+        """Wait until it exits; return its exit code and its log."""
         _, log = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, log
 
 
 @contextmanager
 def served(repository: Path, *arguments: object, program: str = "edge", **variables: str) -> Iterator[Served]:
-    """Start a server, and kill it in the end if it lives still.
+    """Run a server, and kill it at the end if it has not exited.
 
     Args:
-        repository: what it serves.
+        repository: the directory that it serves.
         arguments: of ``fewheads serve``.
         program: the module to run, and its first arguments, in place of ``edge``.
         variables: of its environment.
@@ -67,9 +67,7 @@ def served(repository: Path, *arguments: object, program: str = "edge", **variab
         process.communicate()
 
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def health(server: Served, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Everything that clients do to a server, well-behaved or not, each kind on a thread of its own until it is stopped."""
+"""Traffic of well-behaved and misbehaving clients, each kind on a thread of its own until it is stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.sample_requests import expression
 
 Code = grpc.StatusCode
 OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
-#: What each kind may be told beside an answer. All else is a fault.
+#: The errors that each kind may get. All others are faults.
 REFUSALS: dict[str, set[str]] = {
     "infer": OVERLOAD,
     "stream": OVERLOAD,
@@ -50,8 +50,8 @@ class Traffic:
         repository: its directory.
 
     Attributes:
-        ended: how many requests of each kind ended in which way.
-        faults: what should not have happened.
+        ended: the number of requests by kind and status.
+        faults: unexpected results.
     """
 
     def __init__(self, ready: Ready, repository: Path) -> None:
@@ -75,22 +75,21 @@ class Traffic:
         self._threads = [threading.Thread(target=self._go_on, args=item, name=item[0]) for item in works.items()]
 
     def start(self) -> None:
-        """Begin with all kinds."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Let each finish what it is at."""
+        """Wait for the current request of each kind."""
         self._stop.set()
         for thread in self._threads:
             thread.join(2 * SECONDS)
             if thread.is_alive():
-                self.faults.append(f"{thread.name}: never answered")
+                self.faults.append(f"{thread.name}: no response")
 
     def _go_on(self, kind: str, work: Callable[[random.Random, grpc.Channel], str]) -> None:
         chance = random.Random(kind)
         while not self._stop.is_set():
-            # Now and then a connection of its own, as of clients that come and go.
+            # A new connection now and then, like clients that come and go.
             with grpc.insecure_channel(
                 f"127.0.0.1:{self._ready.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
             ) as c:
@@ -107,25 +106,25 @@ class Traffic:
         channel: grpc.Channel,
     ) -> None:
         try:
-            how = work(chance, channel)
+            status = work(chance, channel)
         except grpc.RpcError as error:
-            how = error.code().name
-            if how not in REFUSALS[kind]:
-                self.faults.append(f"{kind}: {how} {error.details()}")
+            status = error.code().name
+            if status not in REFUSALS[kind]:
+                self.faults.append(f"{kind}: {status} {error.details()}")
         except Exception as error:
-            how = type(error).__name__
+            status = type(error).__name__
             self.faults.append(f"{kind}: {error!r}")
-        self.ended[kind, how] += 1
+        self.ended[kind, status] += 1
 
     def _infer(self, chance: random.Random, channel: grpc.Channel) -> str:
         number = chance.randrange(100)
-        _check(number, _stub(channel).ModelInfer(_question(chance, number), timeout=SECONDS))
+        _check(number, _stub(channel).ModelInfer(_sum_request(chance, number), timeout=SECONDS))
         return "OK"
 
     def _stream(self, chance: random.Random, channel: grpc.Channel) -> str:
         numbers = [chance.randrange(100) for _ in range(chance.randrange(20))]
-        answers = _stub(channel).ModelStreamInfer((_question(chance, n) for n in numbers), timeout=SECONDS)
-        left = chance.randrange(40)  # some leave before the end
+        answers = _stub(channel).ModelStreamInfer((_sum_request(chance, n) for n in numbers), timeout=SECONDS)
+        left = chance.randrange(40)  # some clients leave before the end
         for number, answer in zip(numbers[:left], answers, strict=False):
             if not answer.error_message:
                 _check(number, answer.infer_response)
@@ -137,11 +136,11 @@ class Traffic:
     def _rest(self, chance: random.Random, channel: grpc.Channel) -> str:
         number, name = chance.randrange(100), chance.choice(NAMES[:2])
         body = {"inputs": [tensor("expression", "BYTES", [1, 1], [f"{number} + 1"])]}
-        heard = ask(f"127.0.0.1:{self._ready.http_port}", f"/v2/models/{name}/infer", body, timeout=SECONDS)
-        if heard.status != 200:
-            assert str(heard.status) in REFUSALS["rest"], heard
-            return str(heard.status)
-        assert heard.json["outputs"][0]["data"] == [number + 1], heard
+        response = ask(f"127.0.0.1:{self._ready.http_port}", f"/v2/models/{name}/infer", body, timeout=SECONDS)
+        if response.status != 200:
+            assert str(response.status) in REFUSALS["rest"], response
+            return str(response.status)
+        assert response.json["outputs"][0]["data"] == [number + 1], response
         return "OK"
 
     def _cancel(self, chance: random.Random, channel: grpc.Channel) -> str:
@@ -158,7 +157,7 @@ class Traffic:
         return "OK"
 
     def _wrong(self, chance: random.Random, channel: grpc.Channel) -> str:
-        data = bytearray(_question(chance, 1).SerializeToString())
+        data = bytearray(_sum_request(chance, 1).SerializeToString())
         for _ in range(chance.randrange(1, 5)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(bytes(data), timeout=SECONDS)
@@ -188,11 +187,11 @@ class Traffic:
         return "OK"
 
     def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> str:
-        """Say nothing, something else, half of something; and go."""
+        """Send nothing, garbage or half a request, and disconnect."""
         port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
-        said = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
+        data = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
         with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
-            connection.sendall(said)
+            connection.sendall(data)
         return "OK"
 
 
@@ -200,7 +199,7 @@ def _stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
     return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def _question(chance: random.Random, number: int) -> pb.ModelInferRequest:
+def _sum_request(chance: random.Random, number: int) -> pb.ModelInferRequest:
     request = expression(b"%d + 1" % number)
     request.model_name = chance.choice(NAMES[:2])
     return request
