@@ -1,4 +1,4 @@
-"""What a loaded model takes and refuses before anything is computed."""
+"""Checks of a request before anything is computed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_threads_share_a_model(oracle: Model) -> None:
         assert np.array_equal(value, alone[number % len(alone)])
 
 
-def test_what_a_model_tells(oracle: Model) -> None:
+def test_names_and_tensors_of_a_model(oracle: Model) -> None:
     assert (oracle.name, oracle.version, oracle.load_memory_bytes) == ("calculator-oracle", "1", 7)
     assert list(oracle.inputs) == ["expression", "x"]
     assert list(oracle.outputs) == ["value"]
@@ -79,14 +79,14 @@ def test_what_a_model_tells(oracle: Model) -> None:
     assert list(oracle.tiers) == [oracle.full_tier]
 
 
-def test_what_a_model_without_preprocessing_tells(echo: Model) -> None:
+def test_tensors_of_a_model_without_preprocessing(echo: Model) -> None:
     assert list(echo.inputs) == [echo_input("FP32")]
     assert list(echo.outputs) == [echo_output("FP32")]
     assert echo.optional == set()
 
 
 @pytest.mark.parametrize("rows", [1, 2, MAX_BATCH_SIZE])
-def test_tokens(oracle: Model, rows: int) -> None:
+def test_tokens_are_accepted(oracle: Model, rows: int) -> None:
     array = tokens(rows)
     feeds = oracle.prepare({"x": array})
     assert feeds.rows == rows
@@ -95,7 +95,7 @@ def test_tokens(oracle: Model, rows: int) -> None:
     assert oracle.runner.infer(feeds.inputs)["value"].tolist() == [[9.0]] * rows
 
 
-def test_text(oracle: Model) -> None:
+def test_text_is_preprocessed(oracle: Model) -> None:
     arrays = {"expression": texts(*EXPRESSIONS)}
     feeds = oracle.prepare(arrays)
     assert feeds.rows == len(EXPRESSIONS)
@@ -105,29 +105,29 @@ def test_text(oracle: Model) -> None:
     assert oracle.runner.infer(feeds.inputs)["value"][:, 0].tolist() == [evaluate(text) for text in EXPRESSIONS]
 
 
-def test_no_input(oracle: Model, echo: Model) -> None:
+def test_missing_input_is_rejected(oracle: Model, echo: Model) -> None:
     assert "got only [], expected 'x' (or 'expression'). Add it." in str(refused(oracle, {}))
     assert f"got only [], expected {echo_input('FP32')!r}. Add it." in str(refused(echo, {}))
 
 
-def test_text_and_tokens(oracle: Model) -> None:
+def test_text_with_tokens_is_rejected(oracle: Model) -> None:
     error = refused(oracle, {"expression": texts("1"), "x": tokens(1)})
     assert "got 'expression' and 'x', expected one of them. 'expression' stands for 'x'." in str(error)
 
 
-def test_a_batch_that_is_too_large(oracle: Model) -> None:
+def test_too_large_batch_is_rejected(oracle: Model) -> None:
     error = refused(oracle, {"x": tokens(MAX_BATCH_SIZE + 1)})
     assert f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request." in str(error)
     assert "rows" in str(refused(oracle, {"expression": texts(*["1"] * (MAX_BATCH_SIZE + 1))}))
 
 
-def test_an_uneven_batch(oracle: Model) -> None:
+def test_uneven_batch_is_rejected(oracle: Model) -> None:
     error = refused(oracle, {"expression": texts("1", "2"), "x": tokens(1)})
     assert error.subject.startswith("batch")
     assert error.given == {"expression": 2, "x": 1}
 
 
-def test_a_shape_outside_the_profile(echo: Model) -> None:
+def test_shape_outside_the_profile_is_rejected(echo: Model) -> None:
     name = echo_input("FP32")
     for size in (0, ECHO_MAX + 1):
         error = refused(echo, {name: np.zeros(size, np.float32)})
@@ -149,7 +149,7 @@ def test_a_model_without_a_batch_counts_one_row(echo: Model, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", [b"1 +", b"\xff", b"", b"5000", b"1+1+1+1+1+1+1+1+1"])
-def test_text_that_cannot_be_read(oracle: Model, text: bytes) -> None:
+def test_unreadable_text_is_rejected(oracle: Model, text: bytes) -> None:
     array = np.empty((1, 1), np.object_)
     array[0, 0] = text
     with pytest.raises(InvalidRequest):
