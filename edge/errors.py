@@ -93,11 +93,7 @@ class BackendError(FewheadsError):
 class ServerError(FewheadsError):
     """The server cannot be reached, fails, or sends an invalid response.
 
-    Args:
-        subject: this and the next three are as in :class:`FewheadsError`.
-        given: see there.
-        expected: see there.
-        fix: see there.
+    Attributes:
         code: name of the gRPC status; empty if the call did not end with one.
         server: its address; empty if no server was called.
         attempts: on all servers together.
@@ -186,11 +182,7 @@ class ModelNotReady(RequestError):
 class Overloaded(RequestError):
     """The queue is full, the deadline cannot be met, or another limit of the server is reached.
 
-    Args:
-        subject: this and the next three are as in :class:`FewheadsError`.
-        given: see there.
-        expected: see there.
-        fix: see there.
+    Attributes:
         cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``; empty for other limits.
         retry_after_ms: when there may be room; 0 if unknown.
     """

@@ -16,14 +16,23 @@ from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import LabelPostprocess, Manifest, Profile, Serving, Struct, schema
+from edge.bundles.manifest import (
+    FileRecord,
+    LabelPostprocess,
+    Manifest,
+    Measure,
+    Profile,
+    Serving,
+    Struct,
+    TokenizerPreprocess,
+    schema,
+)
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
 from edge.runtimes.build import load_runner
 from tests.data.make_broken_bundles import HEAD, Good
 from tests.support import text_model, text_pair_model
-from tests.support.manifests import as_version_1, valid_manifests, with_files
 from tests.support.models import DATA, oracle_manifest
 
 VERSION_1 = DATA / "version_1"
@@ -40,6 +49,16 @@ SNIPPETS = [b"", b"-1", b"0", b"1e999", b"9" * 30, b"null", b"true", b"{}", b"[[
 SNIPPETS += sorted({word for words in WORDS for word in words})
 
 Change = Callable[[Manifest], Manifest]
+
+
+def with_files(manifest: Manifest) -> Manifest:
+    """Return a manifest with a record of every file that it names, so that its other rules can be checked."""
+    names = [artifact.file for tier in manifest.tiers for artifact in tier.artifacts]
+    names += [manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)]
+    names += [manifest.preprocess.file] if isinstance(manifest.preprocess, TokenizerPreprocess) else []
+    return msgspec.structs.replace(manifest, files=dict.fromkeys(names, FileRecord(size_bytes=1, sha256="0" * 64)))
+
+
 ORACLE, TEXT, PAIR = map(with_files, (oracle_manifest(), text_model.manifest(), text_pair_model.manifest()))
 
 
@@ -58,6 +77,19 @@ def fields(**changes: Any) -> Change:
 
 def logits(datatype: str, *shape: int, name: str = "logits") -> tuple[TensorSpec, ...]:
     return (TensorSpec(name, datatype, shape),)
+
+
+#: Every field that the models of the tests leave out.
+EVERY_OPTION = {
+    "description": "\u202e",
+    "serving": Serving(policy="deadline", max_queue_delay_us=1_000_000, preferred_batch_sizes=(1, 8)),
+    "measures": (
+        Measure(metric="accuracy", split="dev", value=-1e300, n=1, seeds=2**31 - 1, interval=(0.0, 1e-300)),
+        Measure(metric="", split="", value=0, n=2),
+    ),
+    "program": {"margin": 1.0, "default": True},
+    "provenance": {"seed": -(2**63), "git_commit": "0", "versions": {"torch": "2"}},
+}
 
 
 def profile(*shapes: tuple[int, ...]) -> Change:
@@ -114,11 +146,6 @@ BROKEN: dict[str, tuple[Manifest, list[tuple[Change, str]]]] = {
                 fields(preprocess={"file": "zz.json"}),
                 "files entry for 'zz.json': got nothing, expected the tokenizer of preprocess",
             ),
-            (
-                fields(preprocess={"mask": "zz"}),
-                "preprocess output: got 'zz', expected one of ['input_ids', 'attention_mask']",
-            ),
-            (fields(preprocess={"input": "logits"}), f"preprocess input: got 'logits', {NEW}"),
             *(
                 (change, f"cascade tiers: got {got}, expected two of {tiers}, none of which is called auto")
                 for change, got, tiers in (
@@ -258,12 +285,20 @@ def test_schema_describes_every_field_of_a_manifest():
     assert all(part.__struct_config__.frozen for part in Struct.__subclasses__())
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.data(), st.booleans())
-def test_valid_manifests_are_read_back(data: st.DataObject, roles: bool):
-    manifest = data.draw(valid_manifests(roles=roles))
+def as_version_1(manifest: Manifest) -> bytes:
+    """Return what version 1 wrote of a manifest without further roles."""
+    encoded = json.loads(manifest_file.encode(manifest))
+    if "program" in encoded:
+        encoded["router"] = encoded.pop("program")
+    return json.dumps({**encoded, "format_version": 1}).encode()
+
+
+@pytest.mark.parametrize(
+    "manifest", [ORACLE, TEXT, PAIR, fields(**EVERY_OPTION)(TEXT), manifest_file.decode(GOOD[2], "head")]
+)
+def test_manifests_of_both_versions_are_read_back(manifest: Manifest):
     assert manifest_file.decode(manifest_file.encode(manifest), "manifest") == manifest
-    if not roles:
+    if {artifact.role for tier in manifest.tiers for artifact in tier.artifacts} == {"model"}:
         assert manifest_file.decode(as_version_1(manifest), "manifest") == manifest
 
 
