@@ -36,7 +36,7 @@ class Preprocessor(Protocol):
         """Return the inputs of the graph for texts of shape (rows, 1), in the order of :attr:`inputs`.
 
         Raises:
-            InvalidRequest: a text is not UTF-8, or not what the model reads.
+            InvalidRequest: a text is not UTF-8, or not valid for the model.
         """
         ...
 

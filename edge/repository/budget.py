@@ -33,7 +33,7 @@ _TEXT_BYTES = 64
 class MemoryBudget:
     """Rejects models that would not leave enough memory free. Thread-safe; it counts concurrent loads.
 
-    The need of a model that has been loaded before in this process is what it took then; otherwise it is estimated from
+    The need of a model that was loaded before in this process is its growth then; otherwise it is estimated from
     the sizes of its files. The headroom must cover what runs need beyond their inputs and outputs.
 
     Args:

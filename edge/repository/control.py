@@ -158,7 +158,7 @@ class ModelControl:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._operations.discard(task)
-        # Read even if the caller has gone, because asyncio complains about exceptions that nobody reads.
+        # Read even if the caller has gone, because asyncio warns about exceptions that are never read.
         error = None if task.cancelled() else task.exception()
         if error:
             log.error("model control: %s", error, exc_info=None if isinstance(error, FewheadsError) else error)
@@ -178,7 +178,7 @@ class ModelControl:
             raise self._repository.unknown(subject, fix="Put its bundle into the repository first.")
         if failures:
             given = Literally("; ".join(f"{directory}: {reason}" for directory, reason in failures.items()))
-            fix = "RepositoryIndex gives the reason. What was served before still is."
+            fix = "RepositoryIndex gives the reason. The models that served before still do."
             raise LoadFailed(subject, given=given, expected="bundles that can be served", fix=fix)
 
     async def _actual_names(self, name: str) -> list[str]:

@@ -96,7 +96,7 @@ def test_models_are_loaded_and_unloaded(shared: Shared) -> None:
             assert not client.is_model_ready(NAME)
             assert not is_healthy(shared.ready)
             assert shared.rejection(ask, client)[0] == "NOT_FOUND"
-        assert client.is_server_ready()  # nobody wants the model
+        assert client.is_server_ready()  # the model is not wanted
         client.load_model(NAME)  # and the statistics survive
         assert client.get_inference_statistics(NAME).model_stats[0].inference_stats.success.count == 2 * answered
 

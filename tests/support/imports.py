@@ -1,7 +1,7 @@
 """Imports of the sources of edge/ and export/, and the order of the packages of edge/.
 
-Imports for type checkers count like all others, because a reader has to follow them too. Only what a new process loads
-leaves them out.
+Imports for type checkers count like all others, because readers follow them too. Only loads in a new process
+leave them out.
 """
 
 from __future__ import annotations
