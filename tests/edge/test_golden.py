@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.bundles.golden import Golden, OutputDiff, check_runner, compare, decode
+from edge.bundles.golden import Golden, GoldenReport, OutputDiff, check_runner, compare, decode
 from edge.bundles.manifest import Tolerance
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
@@ -37,6 +37,7 @@ def test_set_is_read_back_and_equal_sets_are_equal_bytes():
             assert arrays[name].dtype == array.dtype
     assert decoded.rows == 8
     assert decoded.encode() == ENCODED
+    assert all(kind.__struct_config__.frozen for kind in (Golden, GoldenReport, OutputDiff))
     text = Golden({"x": np.array([b"a"], object)}, {})
     assert text.encode() == Golden({"x": np.array([b"a"])}, {}).encode()
 
@@ -48,6 +49,8 @@ def test_set_is_read_back_and_equal_sets_are_equal_bytes():
         ("input/y", np.zeros(1), "golden input names: got ['x', 'y'], expected exactly ['x']. Export the bundle"),
         ("raw/y", np.zeros(8), "golden raw: got ['expression', 'y'], expected ['expression']. Export the bundle"),
         ("output/value", np.zeros((0, 1), "f4"), "golden output 'value': got FP32 [0, 1], expected FP32 [-1, 1], not"),
+        ("output/value", np.zeros((8, 1), "f8"), "golden output 'value': got FP64 [8, 1], expected FP32 [-1, 1], not"),
+        ("output/value", np.zeros((8, 2), "f4"), "golden output 'value': got FP32 [8, 2], expected FP32 [-1, 1], not"),
         ("output/value", np.full((8, 1), INF, "f4"), "golden output 'value': got NaN or Inf, expected finite values."),
         ("output/value", np.zeros((7, 1), "f4"), "golden: got {'input/x': 8, 'output/value': 7, 'raw/expression': 8}"),
     ],

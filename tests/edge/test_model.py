@@ -136,12 +136,12 @@ def test_shape_outside_the_profile_is_rejected(echo: Model) -> None:
         assert error.expected == f"between [1] and [{ECHO_MAX}]"
 
 
-def test_an_empty_batch(oracle: Model) -> None:
+def test_empty_batch_is_rejected(oracle: Model) -> None:
     assert refused(oracle, {"x": np.empty((0, TOKENS), np.float32)}).given == [0, TOKENS]
 
 
 @pytest.mark.parametrize("size", [1, ECHO_MAX])
-def test_a_model_without_a_batch_counts_one_row(echo: Model, size: int) -> None:
+def test_request_without_a_batch_dimension_has_one_row(echo: Model, size: int) -> None:
     name = echo_input("FP32")
     feeds = echo.prepare({name: np.arange(size, dtype=np.float32)})
     assert feeds.rows == 1
