@@ -10,11 +10,11 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from edge.pb import inference_pb2 as pb
-from tests.support.growth import slope
 from tests.support.metrics import gauges, wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
@@ -66,7 +66,7 @@ def test_soak(repository: Path, transport: str) -> None:
             sizes.append(process.memory_info().rss)
         traffic.stop()
         warm = sizes[int(WARM_UP * len(sizes)) :]
-        per_minute = slope(warm) * 60 / SAMPLE_SECONDS
+        per_minute = np.polyfit(np.arange(len(warm)), warm, 1)[0] * 60 / SAMPLE_SECONDS
         megabytes = " ".join(f"{size / 1e6:.1f}" for size in (start, warm[0], warm[-1]))
         print(
             f"\nstart, warm, end: {megabytes} MB; {per_minute / 1e3:.1f} kB a minute; {traffic.ended.total()} requests"
