@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import click
 import numpy as np
 
-from edge.cli.connection import connection_options
+from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
 from edge.errors import Literally, UsageError, printable

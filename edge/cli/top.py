@@ -13,7 +13,7 @@ import msgspec
 from rich.live import Live
 from rich.text import Text
 
-from edge.cli.connection import connection_options
+from edge.cli.options import connection_options
 from edge.cli.output import stderr, stdout
 from edge.cli.view import view
 from edge.errors import Literally, ServerError, ServerRefused

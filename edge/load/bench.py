@@ -1,4 +1,4 @@
-"""Serving overhead: the same requests through the runner alone and through the server, in turns, in one run."""
+"""Serving overhead: latency of the same requests in process and through a server, in turns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,18 +17,18 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
 from edge.client import ONCE, Client
 from edge.client.connection import Credentials
-from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.launch import running_server
+from edge.load.inputs import Inputs, golden_inputs, random_inputs, text_inputs
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 
-#: A measurement is divided into so many series.
+#: Number of series that a measurement consists of.
 ROUNDS = 5
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Percentiles of one series, in ms, and its throughput over the wall time that it took."""
+    """Percentiles in ms, and the throughput over the elapsed time."""
 
     count: int
     p50_ms: float
@@ -44,9 +45,9 @@ class BenchReport(msgspec.Struct, frozen=True):
         platform: runtime of the in-process side; empty without one.
         rows: batch size of each request.
         concurrency: number of clients.
-        in_process: preprocessing and the runner, called directly; None without the bundle.
+        in_process: of preprocessing and the runner; None without the bundle.
         served: as clients of the server see it.
-        overhead_ratio: the served median over the in-process one; None without the latter. With several clients it
+        overhead_ratio: of the served median to the in-process one; None without the latter. With several clients it
             includes the time that they wait for each other.
     """
 
@@ -59,11 +60,11 @@ class BenchReport(msgspec.Struct, frozen=True):
     overhead_ratio: float | None
 
 
-class Series(NamedTuple):
-    """Durations of single calls, and the wall time of all of them."""
+class _Series(NamedTuple):
+    """Durations of single calls, and the elapsed time of all of them."""
 
     durations_ns: list[int]
-    wall_ns: int
+    elapsed_ns: int
 
 
 def bench(
@@ -78,65 +79,92 @@ def bench(
     credentials: Credentials | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> BenchReport:
-    """Measure one bundle.
+    """Measure a bundle in process and through a server, with golden inputs.
 
     Args:
-        path: the bundle; its golden inputs are the requests.
-        url: a server that serves it; None starts one, on a free port, for the time of the run.
-        requests: how many to send in all, after as many tenths to warm up.
-        concurrency: how many clients send at once, each waiting for its answer before the next request.
+        path: the bundle.
+        url: a server that serves it; None starts one on a free port.
+        requests: total number, after a tenth of them to warm up.
+        concurrency: number of clients, each of which waits for its response before the next request.
         rows: batch size of each request.
-        target: the runtime for the in-process side and for a server that is started.
+        target: runtime of the in-process side, and of a server that is started.
         cache: directory of built models.
-        credentials: to reach the server at ``url`` with.
-        advanced: called after each of the rounds.
+        credentials: TLS and a token for the server at ``url``.
+        advanced: called after each round.
 
     Raises:
         FewheadsError: the bundle is broken, or the server refuses.
     """
     bundle = Bundle.open(path)
+    manifest, inputs = bundle.manifest, golden_inputs(bundle, rows)
     loaded = load_runner(bundle, target, cache)
-    direct = direct_inputs(bundle, rows)
-    local = in_process(bundle, loaded.runner)
-    per_round = max(requests // ROUNDS, concurrency)
-    alone, served = [], []
     try:
         with (
             server_for([bundle], url, target, cache) as address,
             Client(address, retries=ONCE, credentials=credentials) as client,
         ):
-
-            def remote(inputs: dict[str, Array]) -> None:
-                client.infer(bundle.manifest.name, inputs, version=str(bundle.manifest.version))
-
-            for call in (local, remote):
-                series(call, direct, max(requests // 10, concurrency), concurrency if call is remote else 1)
-            for _ in range(ROUNDS):  # in turns, so that a noisy neighbour disturbs both alike
-                alone.append(series(local, direct, per_round, 1))
-                served.append(series(remote, direct, per_round, concurrency))
-                advanced()
+            remote = partial(client.infer, manifest.name, version=str(manifest.version))
+            calls: dict[Callable[[Inputs], Any], int] = {in_process(bundle, loaded.runner): 1, remote: concurrency}
+            one, other = _in_turns(calls, inputs, requests, concurrency, advanced)
     finally:
         loaded.runner.close()
-    one, other = latency(alone), latency(served)
     ratio = other.p50_ms / one.p50_ms
-    return BenchReport(bundle.manifest.name, loaded.runner.platform, rows, concurrency, one, other, ratio)
+    return BenchReport(manifest.name, loaded.runner.platform, rows, concurrency, one, other, ratio)
+
+
+def bench_served(
+    model: str,
+    *,
+    url: str,
+    requests: int,
+    concurrency: int,
+    rows: int,
+    texts: Sequence[str] = (),
+    credentials: Credentials | None = None,
+    advanced: Callable[[], None] = lambda: None,
+) -> BenchReport:
+    """Measure a served model without its bundle.
+
+    Args:
+        model: its name.
+        url: address of the server.
+        requests: as of :func:`bench`, like the next two and the last two.
+        concurrency: number of clients.
+        rows: batch size.
+        texts: lines to send, with a tab between the texts of a pair; empty sends random numbers.
+        credentials: TLS and a token.
+        advanced: called after each round.
+
+    Raises:
+        UsageError: the model does not take random numbers, or the texts or the rows do not fit it.
+        ServerError: the server cannot be reached, or refuses.
+    """
+    with Client(url, retries=ONCE, credentials=credentials) as client:
+        specs, _ = client.metadata(model)
+        if texts:
+            names = [spec.name for spec in specs if spec.datatype == "BYTES"]
+            inputs = text_inputs(model, names, rows, texts)
+        else:
+            inputs = random_inputs(model, specs, rows)
+        (served,) = _in_turns({partial(client.infer, model): concurrency}, inputs, requests, concurrency, advanced)
+    return BenchReport(model, "", rows, concurrency, None, served, None)
 
 
 @contextmanager
 def server_for(
     bundles: Sequence[Bundle], url: str | None, target: str, cache: Path | None, arguments: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield the address of the server at ``url``, or of one that serves the bundles for the time of the block.
+    """Yield ``url``, or without one the address of a server that runs during the block.
 
     Args:
         bundles: the bundles to serve.
-        url: a server that does so already; None starts one, on a free port.
-        target: the runtime of one that is started.
+        url: a server that serves them; None starts one on a free port.
+        target: runtime of a server that is started.
         cache: directory of built models.
-        arguments: more arguments of ``fewheads serve`` for one that is started.
+        arguments: more arguments of ``fewheads serve`` for a server that is started.
 
     Raises:
-        UsageError: arguments are given for a server that is there already.
+        UsageError: there are arguments and a URL.
         ServerError: as :func:`edge.launch.running_server`.
     """
     if url:
@@ -150,42 +178,36 @@ def server_for(
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
-def direct_inputs(bundle: Bundle, rows: int) -> list[dict[str, Array]]:
-    """Return requests made of golden rows: text where the model takes text, tensors otherwise.
-
-    A model without a batch has one request, its golden inputs.
-
-    Raises:
-        UsageError: there is no batch to hold ``rows``.
-    """
-    arrays = bundle.golden.raw or bundle.golden.inputs
-    if not bundle.manifest.max_batch_size:
-        if rows > 1:
-            expected = f"1, since {bundle.manifest.name} has no batch"
-            raise UsageError("--rows", given=rows, expected=expected, fix="Leave it out.")
-        return [{name: _plain(array) for name, array in arrays.items()}]
-    picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
-    return [{name: _plain(array[pick]) for name, array in arrays.items()} for pick in picks]
-
-
-def _plain(array: Array) -> Array:
-    return array.astype(np.object_) if array.dtype.kind == "S" else array
-
-
-def in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], None]:
+def in_process(bundle: Bundle, runner: Runner) -> Callable[[Inputs], None]:
     """Return a function that preprocesses a request and runs it, without a server."""
     step = preprocessor(bundle)
 
-    def call(inputs: dict[str, Array]) -> None:
+    def call(inputs: Inputs) -> None:
         runner.infer(step(*(inputs[spec.name] for spec in step.inputs)) if step else inputs)
 
     return call
 
 
-def series(
-    call: Callable[[dict[str, Array]], None], inputs: list[dict[str, Array]], count: int, concurrency: int
-) -> Series:
-    """Call ``count`` times from ``concurrency`` threads; the first error of any of them is raised."""
+def _in_turns(
+    calls: dict[Callable[[Inputs], Any], int],
+    inputs: list[Inputs],
+    requests: int,
+    concurrency: int,
+    advanced: Callable[[], None],
+) -> list[Latency]:
+    """Time functions in turns, each from its number of threads, so that other load affects all of them alike."""
+    for call, threads in calls.items():
+        _series(call, inputs, max(requests // 10, concurrency), threads)
+    measured: list[list[_Series]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for parts, (call, threads) in zip(measured, calls.items(), strict=True):
+            parts.append(_series(call, inputs, max(requests // ROUNDS, concurrency), threads))
+        advanced()
+    return [_latency(parts) for parts in measured]
+
+
+def _series(call: Callable[[Inputs], Any], inputs: list[Inputs], count: int, concurrency: int) -> _Series:
+    """Call ``count`` times from ``concurrency`` threads; the first error in any of them is raised."""
     durations: list[int] = []
     failures: list[BaseException] = []
     share = count // concurrency
@@ -196,7 +218,7 @@ def series(
                 begun = time.perf_counter_ns()
                 call(inputs[index % len(inputs)])
                 durations.append(time.perf_counter_ns() - begun)
-        except BaseException as error:  # handed to the caller below
+        except BaseException as error:  # raised below
             failures.append(error)
 
     begun = time.perf_counter_ns()
@@ -210,11 +232,10 @@ def series(
             thread.join()
     if failures:
         raise failures[0]
-    return Series(durations, time.perf_counter_ns() - begun)
+    return _Series(durations, time.perf_counter_ns() - begun)
 
 
-def latency(parts: list[Series]) -> Latency:
-    """Return the percentiles of several series together."""
+def _latency(parts: list[_Series]) -> Latency:
     durations = np.array([duration for part in parts for duration in part.durations_ns]) / 1e6
-    p50, p95, p99 = (float(value) for value in np.percentile(durations, [50, 95, 99]))
-    return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.wall_ns for part in parts) / 1e9))
+    p50, p95, p99 = np.percentile(durations, [50, 95, 99]).tolist()
+    return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.elapsed_ns for part in parts) / 1e9))

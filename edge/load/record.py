@@ -1,4 +1,4 @@
-"""Outcomes of a load run: one row of numbers for each request."""
+"""Outcome of every request of a load run, a row each."""
 
 from __future__ import annotations
 
@@ -9,34 +9,23 @@ import numpy as np
 
 from edge.datatypes import Array
 
-#: How a request ends. Every one ends in exactly one of these ways.
+#: Each request has one outcome.
 #:
-#: - ``in_time``, ``late``: answered, within its deadline or after it
-#: - ``refused``: the server said no at once, and may have said when to come back
+#: - ``in_time``, ``late``: it got a response, within its deadline or after it
+#: - ``refused``: the server rejected it at once, perhaps with a time to retry after
 #: - ``expired``: its deadline passed, here or in the server
-#: - ``cancelled``: by this client, which was interrupted, or by the server
-#: - ``failed``: any other error, also that no connection could be made
-#: - ``lost``: it was sent, and there never was an answer
-#: - ``unsent``: too many others were on their way
-OUTCOMES = IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = (
-    "in_time",
-    "late",
-    "refused",
-    "expired",
-    "cancelled",
-    "failed",
-    "lost",
-    "unsent",
-)
+#: - ``cancelled``: by this client, after an interrupt, or by the server
+#: - ``failed``: any other error, also that there was no connection
+#: - ``lost``: it was sent, and no response came
+#: - ``unsent``: too many others were in flight
+OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "lost", "unsent")
+IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _MAX_NAMES = 1000
 _CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
 
 class Record:
-    """The rows of one run, some 40 bytes each. A request that never ends stays ``lost``.
-
-    Not for several threads.
-    """
+    """Rows of one run, about 40 bytes each. A request that never ends stays ``lost``. Not thread-safe."""
 
     def __init__(self) -> None:
         self._due = array("d")
@@ -57,8 +46,8 @@ class Record:
 
         Args:
             due: seconds from the start of the run.
-            lag: seconds by which it was sent later than that.
-            kind: of the workload.
+            lag: seconds from then until it was sent.
+            kind: index in the kinds of the workload.
         """
         self._due.append(due)
         self._lag.append(lag)
@@ -71,13 +60,13 @@ class Record:
         return len(self._due) - 1
 
     def answered(self, row: int, latency: float, *, late: bool, tier: str = "") -> None:
-        """End a request with an answer, ``latency`` seconds after it was due."""
+        """End a request with a response, ``latency`` seconds after it was due."""
         self._latency[row] = latency
         self._outcome[row] = _CODES[LATE if late else IN_TIME]
         self._tier[row] = self._number(tier)
 
     def ended(self, row: int, latency: float, outcome: str, cause: str = "", retry_ms: float | None = None) -> None:
-        """End a request in another way: why, in a word or two, and when the server said to come back."""
+        """End a request without a response: the cause in a few words, and the server's hint when to retry."""
         self._latency[row] = latency
         self._outcome[row] = _CODES[outcome]
         self._cause[row] = self._number(cause)
@@ -85,7 +74,7 @@ class Record:
             self._retry[row] = retry_ms
 
     def columns(self) -> Columns:
-        """Return a copy of everything for calculations."""
+        """Return a copy of all rows."""
         names = np.array(list(self._names))
         return Columns(
             due=np.array(self._due),
@@ -100,13 +89,13 @@ class Record:
 
     def _number(self, name: str) -> int:
         if name not in self._names and len(self._names) >= _MAX_NAMES:
-            name = "other"  # a server whose every message is another one must not fill the memory
+            name = "other"  # bounds the memory where every message differs
         return self._names.setdefault(name, len(self._names))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The rows of a record as arrays [requests]: seconds, except ``retry_ms``; NaN where there is nothing."""
+    """Rows of a record as arrays [requests]. Times are in seconds except ``retry_ms``, and NaN if absent."""
 
     due: Array
     lag: Array
@@ -122,14 +111,14 @@ class Columns:
 
     @property
     def answered(self) -> Array:
-        """Which requests got an answer, in time or late."""
+        """Mask [requests] of those with a response, in time or late."""
         return np.isin(self.outcome, (IN_TIME, LATE))
 
     def where(self, mask: Array) -> Columns:
-        """Return the rows that a mask [requests] selects."""
+        """Return the rows selected by a mask [requests]."""
         return Columns(**{name: column[mask] for name, column in vars(self).items()})
 
     def counts(self) -> dict[str, int]:
-        """Return how many ended in which way; those are left out in which none did."""
+        """Return the number of requests with each outcome that occurred."""
         found = {outcome: int(np.count_nonzero(self.outcome == outcome)) for outcome in OUTCOMES}
         return {outcome: count for outcome, count in found.items() if count}

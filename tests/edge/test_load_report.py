@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-
-from edge.load import report
 from edge.load.charts import Bars, Line, chart, linear_axis, log_axis
 from edge.load.page import COLORS
+
+from edge.load import report
 from edge.load.record import OUTCOMES, Record
 from edge.load.report import Percentiles
 from edge.load.workload import Kind

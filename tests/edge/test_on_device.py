@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deploy import device_table
 from edge.cli.on_device import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
 from edge.launch import running_server
-from edge.load import device_table
 from edge.load.bench import direct_inputs
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, Plan
