@@ -30,7 +30,7 @@ _DEFAULT_REQUESTS = 2000
 _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache", "--json")
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=SectionedCommand, context_settings={"show_default": True})
 @bundles_argument
 @click.option("--url", help="A server that serves them.  [default: starts one on a free port]")
 @click.option(
@@ -38,8 +38,8 @@ _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache"
     type=click.IntRange(min=10),
     help=f"[default: {_DEFAULT_REQUESTS}; in an open loop as many as come in --seconds]",
 )
-@click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1, show_default=True)
-@click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True, help="Batch size of each request.")
+@click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
+@click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
 @target_option
 @cache_option
 @connection_options
@@ -92,8 +92,7 @@ def bench(
         given = Literally("it with a bundle, without --rate or --trace")
         fix = "Leave it out for the golden inputs."
         raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
-    from edge.load.bench import bench as bench_bundle
-    from edge.load.bench import bench_served
+    from edge.load import bench as measurement
     from edge.load.inputs import read_texts
 
     requests = requests or _DEFAULT_REQUESTS
@@ -102,11 +101,19 @@ def bench(
     with progress() as bar:
         for path in bundles:
             advanced = partial(bar.advance, bar.add_task(path.name, total=5, note=""))
-            same = {"requests": requests, "concurrency": concurrency, "rows": rows, "credentials": credentials}
-            if url and path in names:
-                reports.append(bench_served(str(path), url=url, texts=texts, advanced=advanced, **same))
-            else:
-                reports.append(bench_bundle(path, url=url, target=target, cache=cache, advanced=advanced, **same))
+            report = measurement.bench(
+                str(path) if path in names else path,
+                url=url,
+                requests=requests,
+                concurrency=concurrency,
+                rows=rows,
+                texts=texts,
+                target=target,
+                cache=cache,
+                credentials=credentials,
+                advanced=advanced,
+            )
+            reports.append(report)
     if as_json:
         print_json(reports)
         return

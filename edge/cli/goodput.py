@@ -10,41 +10,20 @@ from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json, progress
 from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
 
-_FIELDS = {
-    "policy": "policy",
-    "in time per second": "per_second",
-    "in time": "in_time",
-    "refused": "refused",
-    "late": "late",
-    "p50 ms": "p50_ms",
-    "p99 ms": "p99_ms",
-    "lag p99 ms": "lag_p99_ms",
-    "tiers": "tiers",
-}
+_FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_ms", "lag_p99_ms", "tiers")
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("bundle", type=PATH)
 @click.option(
-    "--factor",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    help="Load, as a multiple of the full tier's capacity.",
+    "--factor", type=click.FloatRange(min=0.1), default=2.0, help="Load, as a multiple of the full tier's capacity."
 )
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Length of each burst.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Bursts of each policy.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, help="Length of each burst.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, help="Bursts of each policy.")
 @click.option(
     "--deadline-ms", type=click.FloatRange(min=1), help="[default: 20 times the latency of one request, at least 50]"
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    type=click.Choice(POLICIES),
-    default=(PINNED, LOAD, DEADLINE),
-    show_default=True,
-)
+@click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=(PINNED, LOAD, DEADLINE))
 @target_option
 @cache_option
 @json_option

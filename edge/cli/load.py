@@ -12,62 +12,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge.cli.options import PATH, section_option
-from edge.cli.output import print_fields, print_json, print_table, progress, remark, stderr
+from edge.cli.output import heading, print_fields, print_json, print_table, progress, remark, stderr
 from edge.errors import Literally, ServerError, UsageError
 from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, parse_number_mix
 from edge.scheduling.job import PRIORITY_LEVELS
 
 if TYPE_CHECKING:
-    from edge.load.report import LoadReport, Percentiles
+    from edge.load.percentiles import Percentiles
+    from edge.load.report import LoadReport
 
 OPEN_LOOP = "Open loop, with --rate or --trace"
 #: Steps of the progress bar.
 _STEPS = 100
-#: Heading to attribute.
-_LATENCY = {
-    "p50 ms": "p50_ms",
-    "p90 ms": "p90_ms",
-    "p95 ms": "p95_ms",
-    "p99 ms": "p99_ms",
-    "p99.9 ms": "p99_9_ms",
-    "max ms": "max_ms",
-}
-_CAUSE = {
-    "outcome": "outcome",
-    "cause": "cause",
-    "count": "count",
-    "answered after p50 ms": "latency.p50_ms",
-    "p99 ms": "latency.p99_ms",
-    "retry after, p50 ms": "retry_after_p50_ms",
-}
+_LATENCY = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms")
+_CAUSE = ("outcome", "cause", "count", "latency.p50_ms", "latency.p99_ms", "retry_after_p50_ms")
 _option = section_option(OPEN_LOOP)
 _SECONDS = click.FloatRange(min=0.1)
 #: Their arguments have the names of :class:`edge.load.plan.Plan`, except for those of :func:`run_load`.
 LOAD_OPTIONS = (
     _option("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
-    _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, show_default=True),
+    _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON),
     _option("--trace", type=PATH, help="In place of --rate: a file of times in seconds, one to a line."),
-    _option("--seconds", type=_SECONDS, default=10.0, show_default=True, help="Length of the measurement."),
+    _option("--seconds", type=_SECONDS, default=10.0, help="Length of the measurement."),
     _option(
         "--warm-up",
         "warm_up_seconds",
         type=click.FloatRange(min=0),
         default=1.0,
-        show_default=True,
         help="Seconds before the measurement.",
     ),
-    _option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
-    _option(
-        "--burst-period",
-        "burst_period_seconds",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Seconds from burst to burst.",
-    ),
-    _option(
-        "--burst-share", type=float, default=0.5, show_default=True, help="Share of the period in which requests come."
-    ),
+    _option("--seed", type=click.IntRange(min=0), default=0),
+    _option("--burst-period", "burst_period_seconds", type=float, default=1.0, help="Seconds from burst to burst."),
+    _option("--burst-share", type=float, default=0.5, help="Share of the period in which requests come."),
     _option("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
     _option(
         "--deadline-ms",
@@ -80,7 +56,6 @@ LOAD_OPTIONS = (
         "enforcer",
         type=click.Choice(ENFORCERS),
         default="client",
-        show_default=True,
         help="Whether the client's gRPC ends late requests, or the server, by the parameter `timeout`.",
     ),
     _option("--priority", "priorities", metavar="LEVEL[=PARTS],...", help="[default: the server's]"),
@@ -91,16 +66,15 @@ LOAD_OPTIONS = (
         help="File of texts, one to a line, to send in place of the golden inputs; also without --rate, for a name at "
         "--url.",
     ),
-    _option("--channels", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Connections."),
+    _option("--channels", type=click.IntRange(min=1, max=64), default=4, help="Connections."),
     _option(
         "--patience",
         "patience_seconds",
         type=_SECONDS,
         default=30.0,
-        show_default=True,
         help="Seconds after which a response is lost if the client has no deadline.",
     ),
-    _option("--max-outstanding", type=click.IntRange(min=1), default=10_000, show_default=True),
+    _option("--max-outstanding", type=click.IntRange(min=1), default=10_000),
     _option("--max-lag-ms", type=click.FloatRange(min=0.01), help="[default: a tenth of the deadline, or 10]"),
     _option("--plot", type=PATH, help="Also draw the report, as .png, .svg or .pdf; needs matplotlib."),
     _option("--server-option", "arguments", multiple=True, help="For `fewheads serve`: --server-option=--instances=2"),
@@ -195,14 +169,14 @@ def _bar(name: str) -> Iterator[Callable[[float], None]]:
 def _show(report: LoadReport) -> None:
     print_table(
         report.summary,
-        ["group", "requests", *report.outcomes, *_LATENCY],
+        ["group", "requests", *report.outcomes, *map(heading, _LATENCY)],
         [
             [name, group.requests, *(group.outcomes.get(key, 0) for key in report.outcomes), *_cells(group.latency)]
             for name, group in report.named_groups()
         ],
     )
     if report.causes:
-        print_fields("Without an answer", _CAUSE, report.causes)
+        print_fields("Without an answer, with the time until the error", _CAUSE, report.causes)
     lag = report.lag
     remark(f"sent late by {lag.p50_ms:.3g} ms at p50, {lag.p99_ms:.3g} at p99, {lag.max_ms:.3g} at most")
     if report.memory:
@@ -214,4 +188,4 @@ def _show(report: LoadReport) -> None:
 
 
 def _cells(latency: Percentiles) -> list[float | None]:
-    return [getattr(latency, name) if latency.count else None for name in _LATENCY.values()]
+    return [getattr(latency, name) if latency.count else None for name in _LATENCY]

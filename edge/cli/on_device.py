@@ -18,45 +18,16 @@ ON_DEVICE = "On a board, with --on-device"
 _option = section_option(ON_DEVICE)
 DEVICE_OPTIONS = (
     _option("--out", type=PATH, help="Write the record, from which tables are made, to FILE."),
-    _option(
-        "--rounds",
-        type=click.IntRange(min=2, max=1000),
-        default=10,
-        show_default=True,
-        help="Turns of all tiers and batch sizes.",
-    ),
-    _option(
-        "--idle-gaps",
-        metavar="SECONDS,...",
-        default="0.1,1,5",
-        show_default=True,
-        help="Pauses before single requests.",
-    ),
-    _option("--idle-requests", type=click.IntRange(min=1), default=20, show_default=True, help="For each pause."),
+    _option("--rounds", type=click.IntRange(min=2, max=1000), default=10, help="Turns of all tiers and batch sizes."),
+    _option("--idle-gaps", metavar="SECONDS,...", default="0.1,1,5", help="Pauses before single requests."),
+    _option("--idle-requests", type=click.IntRange(min=1), default=20, help="For each pause."),
     _option(
         "--keep-throttled", is_flag=True, help="Write the record even if it must not be published, with the reasons."
     ),
 )
-# Heading to attribute.
-_SERIES = {
-    "model": "model",
-    "tier": "tier",
-    "runtime": "runtime",
-    "device": "device",
-    "precision": "precision",
-    "rows": "rows",
-    "where": "where",
-    "p50 ms": "latency.p50_ms",
-    "p90 ms": "latency.p90_ms",
-    "p99 ms": "latency.p99_ms",
-    "n": "latency.count",
-    "W": "power_watts",
-    "mJ/request": "energy_millijoules",
-}
-_IDLE_GAPS = {"model": "model", "tier": "tier", "pause s": "gap_seconds"} | {
-    heading: attribute for heading, attribute in _SERIES.items() if attribute.startswith("latency.")
-}
-_RATIOS = ("model", "tier", "rows", "where", "ratio", "low", "high", "rounds")
+_LATENCY = ("latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latency.count")
+_SERIES = ("model", "tier", "runtime", "device", "precision", "rows", "where", *_LATENCY)
+_RATIO = ("model", "tier", "rows", "where", "ratio", "low", "high", "rounds")
 
 
 def run_on_device(
@@ -97,12 +68,11 @@ def run_on_device(
     if as_json:
         print_json(record)
     else:
-        print_fields(record.machine.label, _SERIES, record.series)
+        print_fields(record.machine.label, (*_SERIES, "power_watts", "energy_millijoules"), record.series)
         if record.idle_gaps:
-            print_fields("served after a pause", _IDLE_GAPS, record.idle_gaps)
+            print_fields("served after a pause", ("model", "tier", "gap_seconds", *_LATENCY), record.idle_gaps)
         if record.ratios:
-            title = "times faster than the full tier, 95 % interval over rounds"
-            print_fields(title, {name: name for name in _RATIOS}, record.ratios)
+            print_fields("times faster than the full tier, 95 % interval over rounds", _RATIO, record.ratios)
     publish(record, out, keep=keep_throttled)
 
 

@@ -93,7 +93,7 @@ class SectionedCommand(click.Command):
         """Write one list of options for each section."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for each in self.get_params(ctx):
-            record = each.get_help_record(ctx)
+            record = each.get_help_record(ctx) if isinstance(each, click.Option) else None
             if record:
                 sections.setdefault(getattr(each, "section", "Options"), []).append(record)
         for title, records in sections.items():

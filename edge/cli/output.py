@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter
@@ -45,15 +45,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     stdout.print(table(columns, rows))
 
 
-def print_fields(title: str, fields: Mapping[str, str], objects: Iterable[object]) -> None:
-    """Print a table with a row for each object.
+def print_fields(title: str, fields: Sequence[str], objects: Iterable[object]) -> None:
+    """Print attributes of objects, given as two or more dotted names; the headings are their last parts."""
+    print_table(title, [heading(field) for field in fields], map(attrgetter(*fields), objects))
 
-    Args:
-        title: above the table.
-        fields: heading to the dotted name of an attribute, at least two.
-        objects: have the attributes.
-    """
-    print_table(title, list(fields), map(attrgetter(*fields.values()), objects))
+
+def heading(field: str) -> str:
+    """Return the heading of a field: ``p99.9 ms`` for ``latency.p99_9_ms``."""
+    return field.rpartition(".")[2].replace("99_9", "99.9").replace("_", " ")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from edge.client.connection import Credentials
 from edge.errors import Literally, UsageError
 from edge.launch import running_server
 from edge.load.inputs import Inputs, golden_inputs, random_inputs, text_inputs
+from edge.load.percentiles import Percentiles
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 
@@ -27,23 +28,17 @@ from edge.runtimes.build import load_runner
 ROUNDS = 5
 
 
-class Latency(msgspec.Struct, frozen=True):
+class Latency(Percentiles, frozen=True):
     """Percentiles in ms, and the throughput over the elapsed time."""
 
-    count: int
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    per_second: float
+    per_second: float = 0.0
 
 
 class BenchReport(msgspec.Struct, frozen=True):
     """Latency of one model.
 
     Attributes:
-        model: its name.
         platform: runtime of the in-process side; empty without one.
-        rows: batch size of each request.
         concurrency: number of clients.
         in_process: of preprocessing and the runner; None without the bundle.
         served: as clients of the server see it.
@@ -68,100 +63,70 @@ class _Series(NamedTuple):
 
 
 def bench(
-    path: Path,
+    model: Path | str,
     *,
     url: str | None,
     requests: int,
     concurrency: int,
     rows: int,
+    texts: Sequence[str] = (),
     target: str = "auto",
     cache: Path | None = None,
     credentials: Credentials | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> BenchReport:
-    """Measure a bundle in process and through a server, with golden inputs.
+    """Measure a bundle in process and through a server, or a served model without its bundle.
 
     Args:
-        path: the bundle.
-        url: a server that serves it; None starts one on a free port.
+        model: a bundle, whose golden inputs are sent; or the name of a model at ``url``.
+        url: a server; None starts one on a free port.
         requests: total number, after a tenth of them to warm up.
         concurrency: number of clients, each of which waits for its response before the next request.
         rows: batch size of each request.
+        texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
         target: runtime of the in-process side, and of a server that is started.
         cache: directory of built models.
         credentials: TLS and a token for the server at ``url``.
         advanced: called after each round.
 
     Raises:
-        FewheadsError: the bundle is broken, or the server refuses.
+        UsageError: the texts or the rows do not fit the model, or a named one does not take random numbers.
+        FewheadsError: the bundle is broken, or the server cannot be reached or refuses.
     """
-    bundle = Bundle.open(path)
-    manifest, inputs = bundle.manifest, golden_inputs(bundle, rows)
-    loaded = load_runner(bundle, target, cache)
-    try:
-        with (
-            server_for([bundle], url, target, cache) as address,
-            Client(address, retries=ONCE, credentials=credentials) as client,
-        ):
-            remote = partial(client.infer, manifest.name, version=str(manifest.version))
-            calls: dict[Callable[[Inputs], Any], int] = {in_process(bundle, loaded.runner): 1, remote: concurrency}
-            one, other = _in_turns(calls, inputs, requests, concurrency, advanced)
-    finally:
-        loaded.runner.close()
-    ratio = other.p50_ms / one.p50_ms
-    return BenchReport(manifest.name, loaded.runner.platform, rows, concurrency, one, other, ratio)
-
-
-def bench_served(
-    model: str,
-    *,
-    url: str,
-    requests: int,
-    concurrency: int,
-    rows: int,
-    texts: Sequence[str] = (),
-    credentials: Credentials | None = None,
-    advanced: Callable[[], None] = lambda: None,
-) -> BenchReport:
-    """Measure a served model without its bundle.
-
-    Args:
-        model: its name.
-        url: address of the server.
-        requests: as of :func:`bench`, like the next two and the last two.
-        concurrency: number of clients.
-        rows: batch size.
-        texts: lines to send, with a tab between the texts of a pair; empty sends random numbers.
-        credentials: TLS and a token.
-        advanced: called after each round.
-
-    Raises:
-        UsageError: the model does not take random numbers, or the texts or the rows do not fit it.
-        ServerError: the server cannot be reached, or refuses.
-    """
-    with Client(url, retries=ONCE, credentials=credentials) as client:
-        specs, _ = client.metadata(model)
-        if texts:
-            names = [spec.name for spec in specs if spec.datatype == "BYTES"]
-            inputs = text_inputs(model, names, rows, texts)
+    with ExitStack() as stack:
+        bundle = Bundle.open(model) if isinstance(model, Path) else None
+        calls: dict[Callable[[Inputs], Any], int] = {}
+        platform = ""
+        if bundle:
+            name, version, inputs = bundle.manifest.name, str(bundle.manifest.version), golden_inputs(bundle, rows)
+            runner = load_runner(bundle, target, cache).runner
+            stack.callback(runner.close)
+            calls[in_process(bundle, runner)] = 1
+            platform = runner.platform
         else:
-            inputs = random_inputs(model, specs, rows)
-        (served,) = _in_turns({partial(client.infer, model): concurrency}, inputs, requests, concurrency, advanced)
-    return BenchReport(model, "", rows, concurrency, None, served, None)
+            name, version, inputs = str(model), "", []
+        address = stack.enter_context(server_for([bundle] if bundle else [], url, target, cache))
+        client = stack.enter_context(Client(address, retries=ONCE, credentials=credentials))
+        calls[partial(client.infer, name, version=version)] = concurrency
+        inputs = inputs or _inputs_without_bundle(client, name, rows, texts)
+        *local, served = _in_turns(calls, inputs, requests, concurrency, advanced)
+    alone = local[0] if local else None
+    ratio = served.p50_ms / alone.p50_ms if alone else None
+    return BenchReport(name, platform, rows, concurrency, alone, served, ratio)
+
+
+def _inputs_without_bundle(client: Client, model: str, rows: int, texts: Sequence[str]) -> list[Inputs]:
+    specs, _ = client.metadata(model)
+    if not texts:
+        return random_inputs(model, specs, rows)
+    return text_inputs(model, [spec.name for spec in specs if spec.datatype == "BYTES"], rows, texts)
 
 
 @contextmanager
 def server_for(
     bundles: Sequence[Bundle], url: str | None, target: str, cache: Path | None, arguments: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield ``url``, or without one the address of a server that runs during the block.
-
-    Args:
-        bundles: the bundles to serve.
-        url: a server that serves them; None starts one on a free port.
-        target: runtime of a server that is started.
-        cache: directory of built models.
-        arguments: more arguments of ``fewheads serve`` for a server that is started.
+    """Yield ``url``, or the address of a server for the block if it is None, with more ``arguments`` of ``serve``.
 
     Raises:
         UsageError: there are arguments and a URL.
@@ -179,7 +144,7 @@ def server_for(
 
 
 def in_process(bundle: Bundle, runner: Runner) -> Callable[[Inputs], None]:
-    """Return a function that preprocesses a request and runs it, without a server."""
+    """Return a function that preprocesses and runs a request."""
     step = preprocessor(bundle)
 
     def call(inputs: Inputs) -> None:
@@ -236,6 +201,6 @@ def _series(call: Callable[[Inputs], Any], inputs: list[Inputs], count: int, con
 
 
 def _latency(parts: list[_Series]) -> Latency:
-    durations = np.array([duration for part in parts for duration in part.durations_ns]) / 1e6
-    p50, p95, p99 = np.percentile(durations, [50, 95, 99]).tolist()
-    return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.elapsed_ns for part in parts) / 1e9))
+    percentiles = Percentiles.of(np.concatenate([part.durations_ns for part in parts]) / 1e9)
+    per_second = percentiles.count / (sum(part.elapsed_ns for part in parts) / 1e9)
+    return Latency(**msgspec.structs.asdict(percentiles), per_second=per_second)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from edge.instruments.board import Board
 from edge.load.board_watch import BoardState, Range
+from edge.load.percentiles import Percentiles
 
 Where = Literal["in process", "served"]
 
@@ -31,36 +30,15 @@ class Plan(msgspec.Struct, frozen=True):
     idle_requests: int = 20
 
 
-class Quantiles(msgspec.Struct, frozen=True):
-    """Latency percentiles in ms, interpolated between neighbours."""
-
-    count: int
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-
-    @classmethod
-    def of(cls, durations_ns: Sequence[int]) -> Quantiles:
-        """Return the percentiles of durations in nanoseconds."""
-        p50, p90, p99 = np.percentile(np.array(durations_ns) / 1e6, [50, 90, 99]).tolist()
-        return cls(len(durations_ns), p50, p90, p99)
-
-
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one kind, one after the other without a pause.
 
     Attributes:
-        model: its name.
-        version: of the model.
-        tier: its name.
         rows: batch size of each request.
         where: ``in process`` is preprocessing and the runner alone, ``served`` a client's view on the same machine.
-        runtime: the target's name.
-        runtime_version: of the runtime's package.
         device: ``CPU`` or ``GPU``.
         precision: of the file that the runtime chose.
         onnx_sha256: of that file.
-        latency: of a request.
         power_watts: mean power of the board; None without rails, or in a series too short for them.
         energy_millijoules: of a request, above the idle power; None likewise.
     """
@@ -75,7 +53,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     precision: str
     onnx_sha256: str
-    latency: Quantiles
+    latency: Percentiles
     power_watts: float | None = None
     energy_millijoules: float | None = None
 
@@ -86,22 +64,17 @@ class IdleGap(msgspec.Struct, frozen=True):
     model: str
     tier: str
     gap_seconds: float
-    latency: Quantiles
+    latency: Percentiles
 
 
 class Ratio(msgspec.Struct, frozen=True):
     """Speed-up of a tier: the ratio of the full tier's median latency to its own, as geometric mean over rounds.
 
     Attributes:
-        model: its name.
         tier: the leaner one.
         full: the full one.
-        rows: batch size.
-        where: as in :class:`Series`.
-        ratio: the speed-up.
         low: lower end of the 95 % interval, by resampling the rounds.
         high: its upper end.
-        rounds: number of rounds.
     """
 
     model: str

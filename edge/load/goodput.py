@@ -15,9 +15,9 @@ from edge.errors import Literally, ServerError, UsageError
 from edge.launch import running_server
 from edge.load.arrivals import due_times, limited
 from edge.load.measure import capacity
+from edge.load.percentiles import Percentiles
 from edge.load.plan import CONSTANT, Plan
 from edge.load.record import EXPIRED, IN_TIME, LATE, REFUSED, Columns, Record
-from edge.load.report import Percentiles
 from edge.load.sender import Sender, run
 from edge.load.workload import Workload
 

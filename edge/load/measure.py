@@ -16,9 +16,10 @@ from edge.client.connection import Credentials
 from edge.errors import Literally, ServerError
 from edge.load import report
 from edge.load.arrivals import due_times, limited
+from edge.load.percentiles import Percentiles
 from edge.load.plan import Plan
 from edge.load.record import Columns, Record
-from edge.load.report import Group, LoadReport, Memory, Percentiles
+from edge.load.report import Group, LoadReport, Memory
 from edge.load.sender import Sender, run
 from edge.load.workload import Workload
 from edge.scheduling.elastic import PINNED

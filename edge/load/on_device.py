@@ -23,8 +23,9 @@ from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
 from edge.load.bench import in_process, server_for
 from edge.load.board_watch import BoardWatch
-from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Quantiles, Ratio, Series, Where
+from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Ratio, Series, Where
 from edge.load.inputs import Inputs, golden_inputs
+from edge.load.percentiles import Percentiles
 from edge.profiling.conditions import cpu_name
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Source
@@ -144,7 +145,7 @@ def _load(
             device=ready.runner.device,
             precision=source.artifact.precision,
             onnx_sha256=source.onnx_sha256,
-            latency=Quantiles(0, 0, 0, 0),
+            latency=Percentiles(),
         )
         loaded.append((bundle, facts, in_process(bundle, ready.runner)))
     advanced("building", len(tiers), len(tiers))
@@ -229,7 +230,9 @@ def _idle_gaps(subjects: list[_Subject], plan: Plan, advanced: Advanced) -> list
                 done += 1
                 advanced("after idle", done, total)
             if durations:
-                found.append(IdleGap(subject.facts.model, subject.facts.tier, gap, Quantiles.of(durations)))
+                found.append(
+                    IdleGap(subject.facts.model, subject.facts.tier, gap, Percentiles.of(np.array(durations) / 1e9))
+                )
     return found
 
 
@@ -242,7 +245,9 @@ def _result(facts: Series, rounds: list[_Round], idle_watts: float | None) -> Se
         power = sum(part.watts * part.wall_seconds for part in seen if part.watts is not None) / wall
         if idle_watts is not None:
             energy = (power - idle_watts) * wall / requests * 1e3
-    return msgspec.structs.replace(facts, latency=Quantiles.of(durations), power_watts=power, energy_millijoules=energy)
+    return msgspec.structs.replace(
+        facts, latency=Percentiles.of(np.array(durations) / 1e9), power_watts=power, energy_millijoules=energy
+    )
 
 
 def _ratios(subjects: list[_Subject], rounds: list[list[_Round]]) -> list[Ratio]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,70 +24,47 @@ OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "los
 IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _MAX_NAMES = 1000
 _CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
+_NAMES = ("due", "lag", "latency", "retry_ms", "outcome", "kind", "tier", "cause")
+_TYPECODES = dict(zip(_NAMES, "ddddBHHH", strict=True))
 
 
 class Record:
     """Rows of one run, about 40 bytes each. A request that never ends stays ``lost``. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._due = array("d")
-        self._lag = array("d")
-        self._latency = array("d")
-        self._retry = array("d")
-        self._outcome = array("B")
-        self._kind = array("H")
-        self._tier = array("H")
-        self._cause = array("H")
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _TYPECODES.items()}
         self._names: dict[str, int] = {"": 0}
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._columns["due"])
 
     def sent(self, due: float, lag: float, kind: int) -> int:
-        """Add a request and return its row.
-
-        Args:
-            due: seconds from the start of the run.
-            lag: seconds from then until it was sent.
-            kind: index in the kinds of the workload.
-        """
-        self._due.append(due)
-        self._lag.append(lag)
-        self._latency.append(np.nan)
-        self._retry.append(np.nan)
-        self._outcome.append(_CODES[LOST])
-        self._kind.append(kind)
-        self._tier.append(0)
-        self._cause.append(0)
-        return len(self._due) - 1
+        """Add a request, due ``due`` seconds after the start and sent ``lag`` seconds later; return its row."""
+        row = (due, lag, math.nan, math.nan, _CODES[LOST], kind, 0, 0)
+        for column, value in zip(self._columns.values(), row, strict=True):
+            column.append(value)
+        return len(self) - 1
 
     def answered(self, row: int, latency: float, *, late: bool, tier: str = "") -> None:
         """End a request with a response, ``latency`` seconds after it was due."""
-        self._latency[row] = latency
-        self._outcome[row] = _CODES[LATE if late else IN_TIME]
-        self._tier[row] = self._number(tier)
+        self._columns["latency"][row] = latency
+        self._columns["outcome"][row] = _CODES[LATE if late else IN_TIME]
+        self._columns["tier"][row] = self._number(tier)
 
     def ended(self, row: int, latency: float, outcome: str, cause: str = "", retry_ms: float | None = None) -> None:
         """End a request without a response: the cause in a few words, and the server's hint when to retry."""
-        self._latency[row] = latency
-        self._outcome[row] = _CODES[outcome]
-        self._cause[row] = self._number(cause)
+        self._columns["latency"][row] = latency
+        self._columns["outcome"][row] = _CODES[outcome]
+        self._columns["cause"][row] = self._number(cause)
         if retry_ms is not None:
-            self._retry[row] = retry_ms
+            self._columns["retry_ms"][row] = retry_ms
 
     def columns(self) -> Columns:
         """Return a copy of all rows."""
+        arrays = {name: np.array(column) for name, column in self._columns.items()}
         names = np.array(list(self._names))
-        return Columns(
-            due=np.array(self._due),
-            lag=np.array(self._lag),
-            latency=np.array(self._latency),
-            retry_ms=np.array(self._retry),
-            outcome=np.array(OUTCOMES)[np.array(self._outcome, np.intp)],
-            kind=np.array(self._kind),
-            tier=names[np.array(self._tier, np.intp)],
-            cause=names[np.array(self._cause, np.intp)],
-        )
+        texts = {name: names[arrays[name]] for name in ("tier", "cause")}
+        return Columns(**(arrays | texts | {"outcome": np.array(OUTCOMES)[arrays["outcome"]]}))
 
     def _number(self, name: str) -> int:
         if name not in self._names and len(self._names) >= _MAX_NAMES:

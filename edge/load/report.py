@@ -9,32 +9,13 @@ import msgspec
 import numpy as np
 
 from edge.datatypes import Array
+from edge.load.percentiles import Percentiles
 from edge.load.record import LOST, UNSENT, Columns
 from edge.load.workload import Kind
 
-_PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 #: Limits of the number of points in a timeline; points are a second long where these allow.
 _MAX_POINTS, _MIN_POINTS = 600, 20
 _STEPS = (0.05, 0.1, 0.2, 0.5, 1.0)
-
-
-class Percentiles(msgspec.Struct, frozen=True):
-    """Exact percentiles in ms, interpolated between neighbours; all 0 without any values."""
-
-    count: int
-    p50_ms: float
-    p90_ms: float
-    p95_ms: float
-    p99_ms: float
-    p99_9_ms: float
-    max_ms: float
-
-    @classmethod
-    def of(cls, seconds: Array) -> Percentiles:
-        """Return the percentiles of durations in seconds [values]."""
-        values = seconds * 1e3 if len(seconds) else np.zeros(1)
-        p50, p90, p95, p99, p99_9 = np.percentile(values, _PERCENTS).tolist()
-        return cls(len(seconds), p50, p90, p95, p99, p99_9, float(values.max()))
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -100,26 +81,20 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """One open-loop run.
 
     Attributes:
-        models: their names.
-        pattern: of the arrivals.
         rate_per_second: the plan's, or the trace's.
         capacity_per_second: responses to clients in a closed loop before the run; None if not measured.
-        seed: of arrivals and requests.
         seconds: length of the measurement, up to when the last request was due.
-        deadlines_ms: of the requests, from when they were due; 0 is none.
+        deadlines_ms: from when requests were due; 0 is none.
         interrupted: whether Ctrl-C ended the run.
-        requests: number of them, the sum of the outcomes.
-        outcomes: number of requests by outcome.
+        outcomes: number of requests by outcome, which add up to ``requests``.
         in_time_per_second: the goodput.
         warm_up: outcomes of earlier requests, which count for nothing else.
         latency: of the responses.
-        by_model: groups; likewise the next three.
         causes: of requests without a response, the most frequent first.
         lag: delay of the generator.
         lag_bound_ms: limit of its p99.
         doubts: reasons not to trust the numbers.
-        timeline: intervals of the measurement.
-        interval_seconds: length of each.
+        interval_seconds: length of each point of the timeline.
         curve: percents, and the latency of the responses in ms at them.
         memory: of the server; None if it reports none.
     """
