@@ -26,7 +26,7 @@ JP62 = {"FEWHEADS_IMAGE_L4T": "r36.4"}
 NO_DRIVER = "libcuda-that-is-not-there.so.1"
 WITHOUT_DRIVER = (
     'Start the container with --runtime nvidia, or set "default-runtime": "nvidia" in /etc/docker/daemon.json and '
-    "restart Docker. Where Docker knows no such runtime, install nvidia-container-toolkit."
+    "restart Docker. If Docker has no such runtime, install nvidia-container-toolkit."
 )
 DEFAULT = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 
@@ -73,7 +73,7 @@ def test_a_board_that_lacks_nothing(tmp_path: Path, driver: str) -> None:
 def test_another_machine_is_none(tmp_path: Path) -> None:
     assert list(checks(tmp_path).values()) == [Check("jetson", "ok", "no")]
     image = checks(tmp_path, JP62)["image"]
-    assert (image.status, image.found) == ("failed", "made for L4T 36.4, and this is no Jetson")
+    assert (image.status, image.found) == ("failed", "made for L4T 36.4, and this machine is not a Jetson")
     assert image.advice == "Run the image on a Jetson; elsewhere install the package."
 
 
@@ -159,10 +159,10 @@ def test_a_board_without_a_driver(tmp_path: Path) -> None:
 
 
 def test_what_answers_is_no_driver(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
-    with pytest.raises(OSError, match=r"libc.so.6 is no CUDA driver"):
+    with pytest.raises(OSError, match=r"libc.so.6 is not a CUDA driver"):
         driver_version("libc.so.6")
     monkeypatch.setenv("DRIVER_FAILS", "1")
-    with pytest.raises(OSError, match=r"libcuda.so.1 answers with CUDA error 999"):
+    with pytest.raises(OSError, match=r"libcuda.so.1 returns CUDA error 999"):
         driver_version(driver)
 
 

@@ -22,7 +22,7 @@ from edge.runtimes.table import RUNTIMES
 
 ROOT = Path(edge.__file__).parent.parent
 GENERATED = "edge/pb/"
-HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry")
+HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib")
 
 #: The packages and modules of edge/ from the ground up: each may import those before it, and none after it.
 ORDER = (
@@ -81,6 +81,7 @@ OWNERS = {
     "starlette": ("edge/rest/",),
     "uvloop": ("edge/cli/serve.py",),
     "uvicorn": ("edge/rest/server.py",),
+    "matplotlib": ("edge/load/plot.py",),
     "tritonclient": (),
     "export": (),
     "tests": (),
