@@ -17,10 +17,11 @@ from edge.cli.on_device import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
 from edge.launch import running_server
+from edge.load import on_device
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, Plan
 from edge.load.inputs import golden_inputs
-from edge.load.on_device import measure_on_device, served_elsewhere
+from edge.load.on_device import served_elsewhere
 from tests.support.boards import orin_nano, write
 from tests.support.commands import answer, fewheads
 from tests.support.models import ORACLE_BUNDLE
@@ -45,16 +46,19 @@ def board(tmp_path: Path) -> Path:
     return quiet_board(tmp_path / "board")
 
 
-def measured(root: Path, at_idle: Callable[[], object] = lambda: None) -> DeviceRecord:
+def measured(root: Path, plan: Plan, at_idle: Callable[[], object]) -> DeviceRecord:
     """Measure the oracle; ``at_idle`` is called once, after the idle power."""
 
-    def advanced(what: str, done: int, total: int) -> None:
-        if (what, done) == ("idle power", 1):
+    def advanced(step: str, done: int, total: int) -> None:
+        if (step, done) == ("idle power", 1):
             at_idle()
 
-    return measure_on_device(
-        [ORACLE_BUNDLE], QUICK, target="onnxruntime", cache=root / "cache", root=root, advanced=advanced
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_device, "_SETTLE_SECONDS", 0.0)
+        patch.setattr(on_device, "_IDLE_SECONDS", 0.6)
+        return on_device.measure_on_device(
+            [ORACLE_BUNDLE], plan, target="onnxruntime", cache=root / "cache", root=root, advanced=advanced
+        )
 
 
 def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path: Path) -> None:
@@ -84,7 +88,7 @@ def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path: Pa
 
 def test_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
     bundle = write_echo_bundle(tmp_path, "FP32")  # its golden input has two values
-    record = measure_on_device([bundle.path], QUICK, target="onnxruntime", cache=tmp_path)
+    record = on_device.measure_on_device([bundle.path], QUICK, target="onnxruntime", cache=tmp_path)
     assert [(one.rows, one.where) for one in record.series] == [(1, "in process"), (1, "served")]
     assert [request[echo_input("FP32")].shape for request in golden_inputs(bundle, 1)] == [(2,)]
     with pytest.raises(UsageError, match="--rows: got 2, expected 1, since echo-fp32 has no batch"):
@@ -95,7 +99,7 @@ def test_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
 def record(tmp_path_factory: pytest.TempPathFactory) -> DeviceRecord:
     """A record of the board, whose current rises by an ampere after the idle measurement."""
     root = quiet_board(tmp_path_factory.mktemp("record"))
-    return measured(root, lambda: write(root, {CURRENT: "2312\n"}))
+    return measured(root, QUICK, lambda: write(root, {CURRENT: "2312\n"}))
 
 
 def test_record_has_the_state_of_the_board_and_energy(record: DeviceRecord) -> None:
@@ -150,7 +154,7 @@ def test_other_runtime_of_the_server_raises_a_doubt() -> None:
 
 
 def test_throttled_run_is_not_published(board: Path, tmp_path: Path) -> None:
-    record = measured(board, lambda: write(board, {ALARM: "18\n"}))
+    record = measured(board, Plan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
     doubt = "throttled: the alarm oc2 rose from 15 to 18"
     assert record.doubts == (doubt,)
     out = tmp_path / "record.json"
