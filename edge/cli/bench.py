@@ -144,7 +144,7 @@ def _mode(context: click.Context) -> str:
         if context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
     }
 
-    def refuse(option: str, given: str, expected: str, fix: str) -> UsageError:
+    def error(option: str, given: str, expected: str, fix: str) -> UsageError:
         return UsageError(option, given=Literally(given), expected=expected, fix=fix)
 
     board = [option for option, section in given.items() if section == ON_DEVICE]
@@ -152,19 +152,18 @@ def _mode(context: click.Context) -> str:
         other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
         if other:
             fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
-            raise refuse(other[0], "it with --on-device", "it alone", fix)
+            raise error(other[0], "it with --on-device", "it alone", fix)
         return ON_DEVICE
     if board:
-        raise refuse(board[0], "it alone", "--on-device beside it", "Add --on-device, or leave it out.")
+        raise error(board[0], "it alone", "--on-device beside it", "Add --on-device, or leave it out.")
     if "--rate" in given and "--trace" in given:
-        raise refuse("arrivals", "both --rate and --trace", "one of them", "Leave one out.")
+        raise error("arrivals", "both --rate and --trace", "one of them", "Leave one out.")
     if "--rate" in given or "--trace" in given:
         if "--concurrency" in given:
-            raise refuse(
-                "--concurrency", "it with --rate", "no clients", "Leave it out: in an open loop no client waits."
-            )
+            fix = "Leave it out: in an open loop no client waits."
+            raise error("--concurrency", "it with --rate", "no clients", fix)
         return OPEN_LOOP
     load = sorted(option for option, section in given.items() if section == OPEN_LOOP and option != "--texts")
     if load:
-        raise refuse(load[0], "it alone", "--rate or --trace beside it", "Say when requests come.")
+        raise error(load[0], "it alone", "--rate or --trace beside it", "Say when requests come.")
     return ""

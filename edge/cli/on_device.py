@@ -77,12 +77,7 @@ def run_on_device(
 
 
 def publish(record: DeviceRecord, out: Path | None, *, keep: bool) -> None:
-    """Write a record if it may be published.
-
-    Args:
-        record: the record.
-        out: the file; None writes nothing.
-        keep: whether to write a record that must not be published, too.
+    """Write a record, if there is a file for it and the record may be published or ``keep`` is set.
 
     Raises:
         FewheadsError: the record must not be published. Nothing is written.

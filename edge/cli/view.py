@@ -44,15 +44,7 @@ _METRICS = _Columns(*2 * (("model", "metric", "increase", "increase /s"),))
 
 
 def view(url: str, reading: Reading, window: Window, width: int, remark: str = "") -> Group:
-    """Return what happened in a window, and the present state of the machine and the queue.
-
-    Args:
-        url: address of the server.
-        reading: the latest reading.
-        window: the difference between it and an earlier one.
-        width: of the terminal, in characters.
-        remark: shown below the title, for example about the connection.
-    """
+    """Return tables of a window and of its latest reading, for a terminal of ``width`` characters."""
     span = "since the start" if window.since_start else f"last {window.seconds:.3g} s"
     title = Text(f"{printable(url)}  up {duration(reading.uptime_seconds)}  {span}", style="bold")
     warnings = [Text(printable(text), style="bold red") for text in (remark, *reading.problems) if text]

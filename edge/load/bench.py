@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -53,13 +53,6 @@ class BenchReport(msgspec.Struct, frozen=True):
     in_process: Latency | None
     served: Latency
     overhead_ratio: float | None
-
-
-class _Series(NamedTuple):
-    """Durations of single calls, and the elapsed time of all of them."""
-
-    durations_ns: list[int]
-    elapsed_ns: int
 
 
 def bench(
@@ -163,44 +156,34 @@ def _in_turns(
     """Time functions in turns, each from its number of threads, so that other load affects all of them alike."""
     for call, threads in calls.items():
         _series(call, inputs, max(requests // 10, concurrency), threads)
-    measured: list[list[_Series]] = [[] for _ in calls]
+    durations: list[list[float]] = [[] for _ in calls]
+    elapsed = [0.0] * len(calls)
     for _ in range(ROUNDS):
-        for parts, (call, threads) in zip(measured, calls.items(), strict=True):
-            parts.append(_series(call, inputs, max(requests // ROUNDS, concurrency), threads))
+        for index, (call, threads) in enumerate(calls.items()):
+            begun = time.perf_counter()
+            durations[index] += _series(call, inputs, max(requests // ROUNDS, concurrency), threads)
+            elapsed[index] += time.perf_counter() - begun
         advanced()
-    return [_latency(parts) for parts in measured]
+    percentiles = [Percentiles.of(np.array(each)) for each in durations]
+    return [
+        Latency(**msgspec.structs.asdict(one), per_second=one.count / seconds)
+        for one, seconds in zip(percentiles, elapsed, strict=True)
+    ]
 
 
-def _series(call: Callable[[Inputs], Any], inputs: list[Inputs], count: int, concurrency: int) -> _Series:
-    """Call ``count`` times from ``concurrency`` threads; the first error in any of them is raised."""
-    durations: list[int] = []
-    failures: list[BaseException] = []
-    share = count // concurrency
+def _series(call: Callable[[Inputs], Any], inputs: list[Inputs], count: int, threads: int) -> list[float]:
+    """Call ``count`` times from several threads, and return the seconds of each call."""
+    share = count // threads
 
-    def client(offset: int) -> None:
-        try:
-            for index in range(offset, offset + share):
-                begun = time.perf_counter_ns()
-                call(inputs[index % len(inputs)])
-                durations.append(time.perf_counter_ns() - begun)
-        except BaseException as error:  # raised below
-            failures.append(error)
+    def client(number: int) -> list[float]:
+        durations = []
+        for index in range(number * share, (number + 1) * share):
+            begun = time.perf_counter()
+            call(inputs[index % len(inputs)])
+            durations.append(time.perf_counter() - begun)
+        return durations
 
-    begun = time.perf_counter_ns()
-    if concurrency == 1:
-        client(0)
-    else:
-        threads = [threading.Thread(target=client, args=(index * share,)) for index in range(concurrency)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    return _Series(durations, time.perf_counter_ns() - begun)
-
-
-def _latency(parts: list[_Series]) -> Latency:
-    percentiles = Percentiles.of(np.concatenate([part.durations_ns for part in parts]) / 1e9)
-    per_second = percentiles.count / (sum(part.elapsed_ns for part in parts) / 1e9)
-    return Latency(**msgspec.structs.asdict(percentiles), per_second=per_second)
+    if threads == 1:
+        return client(0)
+    with ThreadPoolExecutor(threads) as pool:
+        return [duration for durations in pool.map(client, range(threads)) for duration in durations]

@@ -36,11 +36,7 @@ def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
 def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str]) -> list[Inputs]:
     """Return requests of ``rows`` successive lines each, starting over after the last line.
 
-    Args:
-        model: its name, for errors.
-        names: its text inputs.
-        rows: batch size of each request.
-        texts: lines, with a tab between the texts of a pair.
+    A tab separates the texts for the inputs ``names``.
 
     Raises:
         UsageError: a line has more or fewer texts than the model has text inputs.

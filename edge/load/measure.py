@@ -14,12 +14,10 @@ from edge.bundles.bundle import Bundle
 from edge.client import Client
 from edge.client.connection import Credentials
 from edge.errors import Literally, ServerError
-from edge.load import report
 from edge.load.arrivals import due_times, limited
-from edge.load.percentiles import Percentiles
 from edge.load.plan import Plan
-from edge.load.record import Columns, Record
-from edge.load.report import Group, LoadReport, Memory
+from edge.load.record import Record
+from edge.load.report import LoadReport, Memory, report_of
 from edge.load.sender import Sender, run
 from edge.load.workload import Workload
 from edge.scheduling.elastic import PINNED
@@ -106,41 +104,14 @@ def measure(
     with _MemoryWatch(url, plan.credentials) as watch:
         run(send, sender.interrupt)
     advanced(1.0)
-    columns, kinds = record.columns(), workload.kinds
-    early = columns.due < warm_up
-    measured = columns.where(~early)
-    measured.due[:] -= warm_up
-    seconds = _seconds(plan, measured, interrupted=sender.interrupted)
-    deadlines = tuple(sorted({kind.deadline_ms for kind in kinds}))
-    bound = plan.max_lag_ms or report.lag_bound_ms(deadlines)
-    lag, outcomes = Percentiles.of(measured.lag), measured.counts()
-    answered = measured.latency[measured.answered]
-    by_model = report.groups(measured, kinds, lambda kind: kind.model)
-    return LoadReport(
-        models=tuple(dict.fromkeys(kind.model for kind in kinds)),
-        pattern="trace" if plan.trace else plan.pattern,
-        rate_per_second=rate,
-        capacity_per_second=measured_capacity,
-        seed=plan.seed,
-        seconds=seconds,
-        deadlines_ms=deadlines,
+    return report_of(
+        plan,
+        workload.kinds,
+        record.columns(),
+        rate=rate,
+        capacity=measured_capacity,
+        warm_up_seconds=warm_up,
         interrupted=sender.interrupted,
-        requests=len(measured),
-        outcomes=outcomes,
-        in_time_per_second=outcomes.get("in_time", 0) / seconds,
-        warm_up=columns.where(early).counts(),
-        latency=Percentiles.of(answered),
-        by_model=by_model or (Group.of(kinds[0].model, measured),),
-        by_choice=report.groups(measured, kinds, lambda kind: kind.policy),
-        by_priority=report.groups(measured, kinds, lambda kind: str(kind.priority)),
-        by_tier=report.tiers(measured),
-        causes=report.causes(measured),
-        lag=lag,
-        lag_bound_ms=bound,
-        doubts=report.doubts(measured, lag, bound),
-        timeline=report.timeline(measured, seconds),
-        interval_seconds=report.interval_of(seconds),
-        curve=report.curve(answered),
         memory=watch.memory,
     )
 
@@ -160,13 +131,6 @@ def _schedule(plan: Plan, measured_capacity: float | None) -> tuple[float, Itera
     if requests is not None:
         requests += sum(1 for _ in limited(times(), warm_up))
     return rate, limited(times(), warm_up + plan.seconds, requests), warm_up
-
-
-def _seconds(plan: Plan, measured: Columns, *, interrupted: bool) -> float:
-    """Return the length of the measurement: the plan's, or until the last request was due if they ended earlier."""
-    last = float(measured.due[-1]) if len(measured) else 0.0
-    ended = interrupted or plan.trace is not None or plan.requests is not None
-    return max(last, 1e-3) if ended else plan.seconds
 
 
 class _MemoryWatch:

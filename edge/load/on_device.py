@@ -44,20 +44,21 @@ Call = Callable[[Inputs], object]
 Advanced = Callable[[str, int, int], None]
 
 
+class _Round(NamedTuple):
+    """Requests of one series in one round: the seconds of each, and the power of the board."""
+
+    durations: list[float]
+    elapsed_seconds: float
+    watts: float | None
+
+
 class _Subject(NamedTuple):
-    """Series to measure: its result without the latency, the function to call and its requests."""
+    """Series to measure: its result without the latency, the function to call, its requests, and its rounds."""
 
     facts: Series
     call: Call
     inputs: list[Inputs]
-
-
-class _Round(NamedTuple):
-    """The requests of one series in one round."""
-
-    durations_ns: list[int]
-    wall_seconds: float
-    watts: float | None
+    rounds: list[_Round]
 
 
 def measure_on_device(
@@ -71,13 +72,7 @@ def measure_on_device(
 ) -> DeviceRecord:
     """Build, serve and measure bundles in every tier, in batches of one and of the most rows.
 
-    Args:
-        paths: the bundles.
-        plan: amount of measurements.
-        target: the runtime.
-        cache: directory of built models.
-        root: the root of the file system with the board's files, another one in tests.
-        advanced: reports progress.
+    The board's files are below ``root``.
 
     Raises:
         FewheadsError: a bundle is broken or cannot be built, or the server fails.
@@ -96,7 +91,7 @@ def measure_on_device(
         for subject in subjects:
             _series(subject, max(plan.requests // 10, _WARM_REQUESTS))
         idle_watts = _idle_watts(watch, advanced)
-        rounds = _take_turns(subjects, plan, watch, advanced)
+        _take_turns(subjects, plan, watch, advanced)
         gaps = _idle_gaps(subjects, plan, advanced)
     doubts += watch.doubts
     return DeviceRecord(
@@ -110,11 +105,9 @@ def measure_on_device(
         after=watch.after,
         observed=watch.observed,
         idle_watts=idle_watts,
-        series=tuple(
-            _result(subject.facts, parts, idle_watts) for subject, parts in zip(subjects, rounds, strict=True)
-        ),
+        series=tuple(_result(subject, idle_watts) for subject in subjects),
         idle_gaps=tuple(gaps),
-        ratios=tuple(_ratios(subjects, rounds)),
+        ratios=tuple(_ratios(subjects)),
         doubts=doubts,
         publishable=not doubts,
     )
@@ -166,8 +159,8 @@ def _subjects(bundle: Bundle, facts: Series, local: Call, remote: Call) -> Itera
     for rows in sorted({1, bundle.manifest.max_batch_size or 1}):
         inputs = golden_inputs(bundle, rows)
         same = msgspec.structs.replace(facts, rows=rows)
-        yield _Subject(same, local, inputs)
-        yield _Subject(msgspec.structs.replace(same, where="served"), remote, inputs)
+        yield _Subject(same, local, inputs, [])
+        yield _Subject(msgspec.structs.replace(same, where="served"), remote, inputs, [])
 
 
 def _remote(client: Client, bundle: Bundle, tier: str) -> Call:
@@ -176,33 +169,35 @@ def _remote(client: Client, bundle: Bundle, tier: str) -> Call:
     return partial(client.infer, manifest.name, version=str(manifest.version), tier=tier)
 
 
-def _series(subject: _Subject, count: int, least_seconds: float = 0.0) -> list[int]:
+def _series(subject: _Subject, count: int, least_seconds: float = 0.0) -> list[float]:
     """Send ``count`` requests, more within ``least_seconds``, fewer if they take too long; return their durations."""
-    durations: list[int] = []
-    started = time.perf_counter_ns()
-    least, most = started + int(least_seconds * 1e9), started + int(_SERIES_SECONDS * 1e9)
+    durations: list[float] = []
+    started = time.perf_counter()
     while True:
-        begun = time.perf_counter_ns()
-        if durations and (begun > most or (len(durations) >= count and begun >= least)):
+        elapsed = time.perf_counter() - started
+        if durations and (elapsed > _SERIES_SECONDS or (len(durations) >= count and elapsed >= least_seconds)):
             return durations
-        subject.call(subject.inputs[len(durations) % len(subject.inputs)])
-        durations.append(time.perf_counter_ns() - begun)
+        durations.append(_seconds_of_call(subject, len(durations)))
 
 
-def _take_turns(subjects: list[_Subject], plan: Plan, watch: BoardWatch, advanced: Advanced) -> list[list[_Round]]:
-    rounds: list[list[_Round]] = [[] for _ in subjects]
+def _seconds_of_call(subject: _Subject, index: int) -> float:
+    begun = time.perf_counter()
+    subject.call(subject.inputs[index % len(subject.inputs)])
+    return time.perf_counter() - begun
+
+
+def _take_turns(subjects: list[_Subject], plan: Plan, watch: BoardWatch, advanced: Advanced) -> None:
     per_round, total = max(plan.requests // plan.rounds, 1), plan.rounds * len(subjects)
     least_seconds = _POWER_SECONDS if watch.measures_power else 0.0
     for number in range(plan.rounds):
         for turn in range(len(subjects)):
-            index = (number + turn) % len(subjects)  # each comes first in some round
-            _series(subjects[index], _WARM_REQUESTS)
+            subject = subjects[(number + turn) % len(subjects)]  # each comes first in some round
+            _series(subject, _WARM_REQUESTS)
             begun = time.monotonic()
-            durations = _series(subjects[index], per_round, least_seconds)
+            durations = _series(subject, per_round, least_seconds)
             ended = time.monotonic()
-            rounds[index].append(_Round(durations, ended - begun, watch.watts(begun, ended)))
+            subject.rounds.append(_Round(durations, ended - begun, watch.watts(begun, ended)))
             advanced("warm", number * len(subjects) + turn + 1, total)
-    return rounds
 
 
 def _idle_watts(watch: BoardWatch, advanced: Advanced) -> float | None:
@@ -224,38 +219,33 @@ def _idle_gaps(subjects: list[_Subject], plan: Plan, advanced: Advanced) -> list
             durations = []
             for index in range(plan.idle_requests):
                 time.sleep(gap)
-                begun = time.perf_counter_ns()
-                subject.call(subject.inputs[index % len(subject.inputs)])
-                durations.append(time.perf_counter_ns() - begun)
+                durations.append(_seconds_of_call(subject, index))
                 done += 1
                 advanced("after idle", done, total)
             if durations:
-                found.append(
-                    IdleGap(subject.facts.model, subject.facts.tier, gap, Percentiles.of(np.array(durations) / 1e9))
-                )
+                latency = Percentiles.of(np.array(durations))
+                found.append(IdleGap(subject.facts.model, subject.facts.tier, gap, latency))
     return found
 
 
-def _result(facts: Series, rounds: list[_Round], idle_watts: float | None) -> Series:
-    durations = [duration for part in rounds for duration in part.durations_ns]
-    seen = [part for part in rounds if part.watts is not None]
+def _result(subject: _Subject, idle_watts: float | None) -> Series:
+    latency = Percentiles.of(np.concatenate([part.durations for part in subject.rounds]))
+    parts = [(part, part.watts) for part in subject.rounds if part.watts is not None]
     power = energy = None
-    if seen:
-        wall, requests = sum(part.wall_seconds for part in seen), sum(len(part.durations_ns) for part in seen)
-        power = sum(part.watts * part.wall_seconds for part in seen if part.watts is not None) / wall
-        if idle_watts is not None:
-            energy = (power - idle_watts) * wall / requests * 1e3
-    return msgspec.structs.replace(
-        facts, latency=Percentiles.of(np.array(durations) / 1e9), power_watts=power, energy_millijoules=energy
-    )
+    if parts:
+        elapsed = sum(part.elapsed_seconds for part, _ in parts)
+        requests = sum(len(part.durations) for part, _ in parts)
+        power = sum(watts * part.elapsed_seconds for part, watts in parts) / elapsed
+        energy = None if idle_watts is None else (power - idle_watts) * elapsed / requests * 1e3
+    return msgspec.structs.replace(subject.facts, latency=latency, power_watts=power, energy_millijoules=energy)
 
 
-def _ratios(subjects: list[_Subject], rounds: list[list[_Round]]) -> list[Ratio]:
+def _ratios(subjects: list[_Subject]) -> list[Ratio]:
     medians = {
-        (one.facts.model, one.facts.rows, one.facts.where, one.facts.tier): np.array(
-            [np.median(part.durations_ns) for part in parts]
+        (each.facts.model, each.facts.rows, each.facts.where, each.facts.tier): np.array(
+            [np.median(part.durations) for part in each.rounds]
         )
-        for one, parts in zip(subjects, rounds, strict=True)
+        for each in subjects
     }
     full: dict[tuple[str, int, Where], str] = {}
     found = []

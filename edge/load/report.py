@@ -10,7 +10,8 @@ import numpy as np
 
 from edge.datatypes import Array
 from edge.load.percentiles import Percentiles
-from edge.load.record import LOST, UNSENT, Columns
+from edge.load.plan import Plan
+from edge.load.record import IN_TIME, LOST, UNSENT, Columns
 from edge.load.workload import Kind
 
 #: Limits of the number of points in a timeline; points are a second long where these allow.
@@ -149,6 +150,57 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
             *((f"priority {group.name}", group) for group in self.by_priority),
             *((f"answered by {group.name}", group) for group in self.by_tier),
         ]
+
+
+def report_of(
+    plan: Plan,
+    kinds: Sequence[Kind],
+    columns: Columns,
+    *,
+    rate: float,
+    capacity: float | None,
+    warm_up_seconds: float,
+    interrupted: bool,
+    memory: Memory | None,
+) -> LoadReport:
+    """Return the report of all requests of a run, of which those due during the warm-up are only counted."""
+    early = columns.due < warm_up_seconds
+    measured = columns.where(~early)
+    measured.due[:] -= warm_up_seconds
+    last = float(measured.due[-1]) if len(measured) else 0.0
+    ended_early = interrupted or plan.trace is not None or plan.requests is not None
+    seconds = max(last, 1e-3) if ended_early else plan.seconds
+    deadlines = tuple(sorted({kind.deadline_ms for kind in kinds}))
+    bound = plan.max_lag_ms or lag_bound_ms(deadlines)
+    lag, outcomes = Percentiles.of(measured.lag), measured.counts()
+    answered = measured.latency[measured.answered]
+    return LoadReport(
+        models=tuple(dict.fromkeys(kind.model for kind in kinds)),
+        pattern="trace" if plan.trace else plan.pattern,
+        rate_per_second=rate,
+        capacity_per_second=capacity,
+        seed=plan.seed,
+        seconds=seconds,
+        deadlines_ms=deadlines,
+        interrupted=interrupted,
+        requests=len(measured),
+        outcomes=outcomes,
+        in_time_per_second=outcomes.get(IN_TIME, 0) / seconds,
+        warm_up=columns.where(early).counts(),
+        latency=Percentiles.of(answered),
+        by_model=groups(measured, kinds, lambda kind: kind.model) or (Group.of(kinds[0].model, measured),),
+        by_choice=groups(measured, kinds, lambda kind: kind.policy),
+        by_priority=groups(measured, kinds, lambda kind: str(kind.priority)),
+        by_tier=tiers(measured),
+        causes=causes(measured),
+        lag=lag,
+        lag_bound_ms=bound,
+        doubts=doubts(measured, lag, bound),
+        timeline=timeline(measured, seconds),
+        interval_seconds=interval_of(seconds),
+        curve=curve(answered),
+        memory=memory,
+    )
 
 
 def groups(columns: Columns, kinds: Sequence[Kind], name: Callable[[Kind], str]) -> tuple[Group, ...]:

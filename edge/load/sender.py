@@ -40,14 +40,7 @@ _UNSEEN = ("failed to connect", "DNS resolution failed", "connections to all bac
 
 
 class Sender:
-    """Client that sends without waiting for responses; a context manager.
-
-    Args:
-        url: ``host:port``.
-        workload: the requests.
-        record: receives their outcomes.
-        plan: connections, enforcer of deadlines, patience, limit of requests in flight, and credentials.
-    """
+    """Client that sends requests without waiting for responses, and records their outcomes; a context manager."""
 
     def __init__(self, url: str, workload: Workload, record: Record, plan: Plan) -> None:
         self.interrupted = False

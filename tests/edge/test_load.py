@@ -65,7 +65,7 @@ def served(url: str) -> int:
 def test_models_and_priorities_get_their_shares(url: str, oracle: Bundle, busy: Bundle) -> None:
     before = served(url)
     plan = Plan(
-        rate=Rate(200.0, of_capacity=False),
+        rate=Rate(100.0, of_capacity=False),
         pattern="constant",
         seconds=0.8,
         warm_up_seconds=0.2,
@@ -74,13 +74,13 @@ def test_models_and_priorities_get_their_shares(url: str, oracle: Bundle, busy: 
     )
     shares: list[float] = []
     report = checked(measure(url, {oracle: 3.0, busy: 1.0}, plan, advanced=shares.append))
-    assert (report.requests, report.outcomes) == (160, {"in_time": 160})
-    assert report.warm_up == {"in_time": 40}
-    assert served(url) - before == 200
-    assert {group.name: group.requests > 80 for group in report.by_model} == {"busy": False, ORACLE: True}
-    assert {group.name: group.requests > 80 for group in report.by_priority} == {"1": False, "5": True}
+    assert (report.requests, report.outcomes) == (80, {"in_time": 80})
+    assert report.warm_up == {"in_time": 20}
+    assert served(url) - before == 100
+    assert {group.name: group.requests > 40 for group in report.by_model} == {"busy": False, ORACLE: True}
+    assert {group.name: group.requests > 40 for group in report.by_priority} == {"1": False, "5": True}
     assert 0 < report.latency.p50_ms <= report.latency.p99_ms <= report.latency.max_ms
-    assert report.in_time_per_second == pytest.approx(200)
+    assert report.in_time_per_second == pytest.approx(100)
     assert report.memory is not None
     assert 0 < report.memory.before_bytes <= report.memory.peak_bytes
     assert shares == sorted(shares)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from edge.errors import UsageError
 from edge.load import report
 from edge.load.percentiles import Percentiles
+from edge.load.plan import Plan
 from edge.load.plot import COLORS, check_plot, draw
 from edge.load.record import OUTCOMES, Record
-from edge.load.report import Group, LoadReport, Memory
+from edge.load.report import LoadReport, Memory
 from edge.load.workload import Kind
 
 KINDS = [Kind("one", "", 0, 50.0, False), Kind("two", "", 0, 0.0, True)]
@@ -115,70 +116,43 @@ def test_late_generator_raises_doubts() -> None:
     assert [report.lag_bound_ms(deadlines) for deadlines in ((), (0.0,), (0.0, 200.0, 50.0))] == [10, 10, 5]
 
 
-def load_report(**changes: object) -> LoadReport:
-    """The report of a run of ten seconds."""
-    columns = record_of().columns()
-    answered = columns.latency[columns.answered]
-    made = LoadReport(
-        models=("one", "two"),
-        pattern="poisson",
-        rate_per_second=100.0,
-        capacity_per_second=50.0,
-        seed=0,
-        seconds=10.0,
-        deadlines_ms=(0.0, 500.0),
-        interrupted=False,
-        requests=len(columns),
-        outcomes=columns.counts(),
-        in_time_per_second=40.0,
-        warm_up={"lost": 2},
-        latency=Percentiles.of(answered),
-        by_model=report.groups(columns, KINDS, lambda kind: kind.model),
-        by_choice=(),
-        by_priority=(),
-        by_tier=report.tiers(columns),
-        causes=report.causes(columns),
-        lag=Percentiles.of(columns.lag),
-        lag_bound_ms=10.0,
-        doubts=("the generator was late", "requests were not sent"),
-        timeline=report.timeline(columns, 10.0),
-        interval_seconds=report.interval_of(10.0),
-        curve=report.curve(answered),
-        memory=Memory(10**6, 3 * 10**6, 3 * 10**6, ((0.0, 10**6), (9.5, 3 * 10**6))),
-    )
-    return msgspec.structs.replace(made, **changes)
+MEMORY = Memory(10**6, 3 * 10**6, 3 * 10**6, ((0.0, 10**6), (9.5, 3 * 10**6)))
 
 
-def test_summary_and_names_of_groups() -> None:
-    made = load_report()
-    assert made.summary == ("poisson, 100 requests/s, capacity 50, 500 ms: 1000 requests in 10 s, 40 answers/s in time")
-    assert [name for name, _ in made.named_groups()] == ["all", "one", "two", "answered by lean"]
-    assert made.lost == 102
-    other = load_report(capacity_per_second=None, deadlines_ms=(0.0,), by_choice=(Group("", 1, {}, Percentiles()),))
-    assert other.summary.startswith("poisson, 100 requests/s, no deadline: ")
-    assert other.named_groups()[3][0] == "policy of the server"
+def load_report(record: Record, **options: Any) -> LoadReport:
+    """The report of a run with a warm-up of two seconds."""
+    facts = {"rate": 100.0, "capacity": 50.0, "warm_up_seconds": 2.0, "interrupted": False, "memory": MEMORY}
+    plan = Plan(seconds=8.0, max_lag_ms=0.5)
+    return report.report_of(plan, KINDS, record.columns(), **{**facts, **options})
+
+
+def test_report_leaves_out_the_warm_up() -> None:
+    found = load_report(record_of())
+    assert found.warm_up == {"in_time": 160, "refused": 20, "lost": 20}
+    assert found.outcomes == {"in_time": 240, "late": 400, "refused": 80, "lost": 80}
+    assert (found.requests, found.latency.count, found.in_time_per_second, found.lost) == (800, 640, 30.0, 100)
+    assert (found.seconds, len(found.timeline), found.deadlines_ms) == (8.0, 40, (0.0, 50.0))
+    assert [name for name, _ in found.named_groups()] == ["all", "one", "two", "answered by lean"]
+    assert found.summary == "poisson, 100 requests/s, capacity 50, 50 ms: 800 requests in 8 s, 30 answers/s in time"
+    interrupted = load_report(record_of(501), interrupted=True, capacity=None)
+    assert interrupted.seconds == pytest.approx(3.0)
+    assert interrupted.summary.startswith("poisson, 100 requests/s, 50 ms: 301 requests in 3 s, ")
 
 
 def test_plot_shows_outcomes_deadlines_and_doubts(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.fonttype": "none"}):  # text as text
-        draw(load_report(), tmp_path / "report.svg")
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
+        draw(load_report(record_of()), tmp_path / "report.svg")
     svg = (tmp_path / "report.svg").read_text()
-    shown = ("in time", "late", "refused", "lost", "deadline 500 ms", "p50", "p99", "99.9", "the generator was late")
-    assert all(f">{word}" in svg or word in svg for word in (*shown, "requests were not sent", "one, two: poisson"))
-    for name in ("in_time", "late", "refused", "lost"):
-        assert COLORS[name] in svg
+    words = ("in time", "late", "refused", "lost", "deadline 50 ms", "p50", "p99", "99", "one, two: poisson")
+    assert all(word in svg for word in (*words, "Not to be trusted: the generator itself was late"))
+    assert all(COLORS[name] in svg for name in ("in_time", "late", "refused", "lost"))
     assert len(set(COLORS.values())) == len(OUTCOMES) == len(COLORS)
 
 
 def test_plot_of_a_run_without_responses(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    silent = Record().columns()
-    empty = load_report(
-        outcomes={}, latency=Percentiles(), curve=(), memory=None, doubts=(), timeline=report.timeline(silent, 10.0)
-    )
+    empty = load_report(Record(), memory=None)
     for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
         draw(empty, tmp_path / f"report{suffix}")
         assert (tmp_path / f"report{suffix}").read_bytes().startswith(magic)
