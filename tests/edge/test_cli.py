@@ -11,13 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from edge import __version__
-from edge.__main__ import cli
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import schema
-from tests.support.commands import SECONDS, answer, fewheads, mistake, python, refusal
+from tests.support.commands import SECONDS, answer, fewheads, mistake, python, refusal, shown
 from tests.support.marks import with_rtx
 from tests.support.models import ORACLE_BUNDLE, write_bundle_of_roles
 
@@ -38,13 +36,16 @@ def test_help_names_every_command() -> None:
     assert all(f"  {command} " in text for command in COMMANDS)
     assert "Exit codes:" in text
     assert answer(fewheads("-h")) == text
+    done = fewheads()
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout + done.stderr
     assert answer(fewheads("--version")) == f"fewheads, version {__version__}\n"
     for command in COMMANDS:
-        shown = CliRunner().invoke(cli, [command, "--help"]).output
-        assert shown.startswith(f"Usage: cli {command} ")
-        assert "--json" in shown
-        assert "\b" not in shown
-        assert "\\b" not in shown
+        text = shown(command, "--help")
+        assert text.startswith(f"Usage: cli {command} ")
+        assert "--json" in text
+        assert "\b" not in text
+        assert "\\b" not in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["export", "--help"], ["serve", "--help"]])
@@ -69,12 +70,6 @@ def test_wrong_usage_exits_with_2(arguments: list[object]) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "Error: " in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_no_argument_shows_the_help() -> None:
-    done = fewheads()
-    assert "Commands:" in done.stdout + done.stderr
-    assert done.returncode == 2
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not on this machine")
@@ -131,7 +126,7 @@ def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
 
 
 def test_info_shows_bundles(tmp_path: Path) -> None:
-    text = answer(fewheads("info", ORACLE_BUNDLE, write_bundle_of_roles(tmp_path / "oracle").path))
+    text = shown("info", ORACLE_BUNDLE, write_bundle_of_roles(tmp_path / "oracle").path)
     assert text.startswith(f"calculator-oracle version 1 in {ORACLE_BUNDLE}\n")
     assert shows(text, "input", "x", "FP32", "[-1, 15]")
     assert shows(text, "output", "value", "FP32", "[-1, 1]")
@@ -142,10 +137,10 @@ def test_info_shows_bundles(tmp_path: Path) -> None:
 
 
 def test_info_as_json_is_the_manifest() -> None:
-    shown = json.loads(answer(fewheads("info", ORACLE_BUNDLE, ORACLE_BUNDLE, "--json")))
+    found = json.loads(shown("info", ORACLE_BUNDLE, ORACLE_BUNDLE, "--json"))
     manifest = json.loads((ORACLE_BUNDLE / "manifest.json").read_bytes())
-    assert shown == [manifest, manifest]
-    assert json.loads(answer(fewheads("info", "--schema"))) == json.loads(json.dumps(schema()))
+    assert found == [manifest, manifest]
+    assert json.loads(shown("info", "--schema")) == json.loads(json.dumps(schema()))
 
 
 def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:
@@ -162,17 +157,17 @@ def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:
 
 
 def test_doctor_reports_every_check(tmp_path: Path) -> None:
-    shown = json.loads(answer(fewheads("doctor", "--json", "--cache", tmp_path / "cache")))
-    assert shown["version"] == __version__
-    checks = {check["name"]: check for check in shown["checks"]}
-    assert len(checks) == len(shown["checks"])
+    found = json.loads(shown("doctor", "--json", "--cache", tmp_path / "cache"))
+    assert found["version"] == __version__
+    checks = {check["name"]: check for check in found["checks"]}
+    assert len(checks) == len(found["checks"])
     assert {"python", "grpcio", "numpy", "runtime", "memory", "cache"} <= set(checks)
     assert checks["runtime"]["status"] == "ok"
     assert checks["cache"] == {"name": "cache", "status": "ok", "found": str(tmp_path / "cache"), "advice": ""}
     for check in checks.values():
         assert check["status"] in ("ok", "absent", "warning")
         assert (check["status"] == "ok") == (check["advice"] == ""), check
-    text = answer(fewheads("doctor"))
+    text = shown("doctor")
     assert all(name in text for name in checks)
 
 
@@ -190,13 +185,13 @@ def test_doctor_fails_without_a_writable_cache(tmp_path: Path) -> None:
 
 def test_build_reuses_the_cache(tmp_path: Path) -> None:
     arguments = ("build", ORACLE_BUNDLE, "--target", "onnxruntime", "--cache", tmp_path, "--json")
-    (first,) = json.loads(answer(fewheads(*arguments)))
-    (second,) = json.loads(answer(fewheads(*arguments)))
+    (first,) = json.loads(shown(*arguments))
+    (second,) = json.loads(shown(*arguments))
     assert (first["reused"], second["reused"]) == (False, True)
     assert (first["directory"], first["build"]) == (second["directory"], second["build"])
     assert first["build"]["name"] == Bundle.open(ORACLE_BUNDLE).manifest.name
     assert (Path(first["directory"]) / first["build"]["file"]).is_file()
-    assert "0 s, it was there already" in answer(fewheads(*arguments[:-1]))
+    assert "0 s, it was there already" in shown(*arguments[:-1])
     done = fewheads(*arguments, "--require-fused-attention")
     expected = "got a build for onnxruntime, which does not show its kernels, expected every block fused"
     assert expected in refusal(done, 5)

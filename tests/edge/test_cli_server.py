@@ -19,13 +19,12 @@ import click
 import grpc
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from edge.__main__ import cli
 from edge.bundles.expression import tokenize
 from edge.launch import running_server
 from edge.pb import inference_pb2, inference_pb2_grpc
-from tests.support.commands import SECONDS, answer, fewheads, mistake, refusal
+from tests.support.commands import SECONDS, answer, fewheads, mistake, refusal, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
@@ -33,12 +32,12 @@ from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
 
 def test_info_shows_models_and_memory_of_a_server(url: str) -> None:
-    shown = json.loads(answer(fewheads("info", "--url", url, "--json")))
-    states = {model["name"]: model["state"] for model in shown["models"]}
+    found = json.loads(shown("info", "--url", url, "--json"))
+    states = {model["name"]: model["state"] for model in found["models"]}
     assert states[ORACLE] == "READY"
     assert states["broken"] == "UNAVAILABLE"
-    assert 0 < shown["memory_bytes"]["process_rss"] < shown["memory_bytes"]["system_total"]
-    text = answer(fewheads("info", "--url", url))
+    assert 0 < found["memory_bytes"]["process_rss"] < found["memory_bytes"]["system_total"]
+    text = shown("info", "--url", url)
     assert any("broken" in line and "UNAVAILABLE" in line for line in text.splitlines())
 
 
@@ -56,17 +55,17 @@ def test_number_of_instances_is_that_of_the_cores(tmp_path: Path) -> None:
 
 
 def infer(url: str, *arguments: object) -> Any:
-    return json.loads(answer(fewheads("infer", "--url", url, *arguments, "--json")))
+    return json.loads(shown("infer", "--url", url, *arguments, "--json"))
 
 
 def test_infer_texts(url: str) -> None:
-    text = answer(fewheads("infer", "--url", url, ORACLE, "3 - -4 + 2"))
+    text = shown("infer", "--url", url, ORACLE, "3 - -4 + 2")
     assert any("3 - -4 + 2" in line and " 9 " in line for line in text.splitlines())
     assert all(stage in text for stage in ("queue", "compute_infer", "transport", "round_trip"))
-    shown = infer(url, ORACLE, "1 + 1", "-5 - -6", "7")
-    assert (shown["model"], shown["version"]) == (ORACLE, "1")
-    assert shown["outputs"] == {"value": [[2], [1], [7]]}
-    times = shown["times_ms"]
+    found = infer(url, ORACLE, "1 + 1", "-5 - -6", "7")
+    assert (found["model"], found["version"]) == (ORACLE, "1")
+    assert found["outputs"] == {"value": [[2], [1], [7]]}
+    times = found["times_ms"]
     stages = ("compute_input", "queue", "compute_infer", "compute_output")
     assert all(times[stage] >= 0 for stage in stages)
     assert times["round_trip"] == pytest.approx(sum(times[stage] for stage in stages) + times["transport"])
@@ -75,14 +74,14 @@ def test_infer_texts(url: str) -> None:
 def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
     texts = ("-5 - -6", "-5+6", "-1--2", "- 1", "-1")
     for words in ([*texts[:3]], ["--json", "--", *texts[:3]]):
-        done = fewheads("infer", ORACLE, "--url", url, "--json", *words)
-        assert json.loads(answer(done))["outputs"] == {"value": [[1]] * 3}
+        found = json.loads(shown("infer", ORACLE, "--url", url, "--json", *words))
+        assert found["outputs"] == {"value": [[1]] * 3}
     for text in ("-(1)", "-.5 + h"):  # `-h` in it is not the option
-        line = refusal(fewheads("infer", "--url", url, ORACLE, text), 7)
+        line = mistake("infer", "--url", url, ORACLE, text, code=7)
         assert f"The server says: expression: got {text!r}, expected an operand at character" in line
-    line = refusal(fewheads("infer", "--url", url, ORACLE, "--", "--policy"), 7)
+    line = mistake("infer", "--url", url, ORACLE, "--", "--policy", code=7)
     assert "expression: got '--policy', expected an operand" in line
-    assert "model '--tier' at" in refusal(fewheads("infer", "--url", url, "--", "--tier", "1"), 7)
+    assert "model '--tier' at" in mistake("infer", "--url", url, "--", "--tier", "1", code=7)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +110,14 @@ def test_infer_chooses_a_tier(tmp_path: Path) -> None:
             (["--policy", "pinned"], ("full", "pinned")),
             (["--policy", "deadline", "--deadline-ms", "60000"], ("full", "full")),
         ):
-            shown = infer(*question, *options)
-            assert (shown["tier"], shown["tier_reason"]) == expected
-            assert f"  {expected[1]} " in CliRunner().invoke(cli, ["infer", "--help"]).output
+            found = infer(*question, *options)
+            assert (found["tier"], found["tier_reason"]) == expected
+            assert f"  {expected[1]} " in shown("infer", "--help")
         # No tier computes in a millisecond: the server refuses, or ends the request at its deadline.
-        done = fewheads("infer", "--url", *question, "--policy", "deadline", "--deadline-ms", 1)
+        done = fewheads("infer", "--url", *question, "--policy=deadline", "--deadline-ms=1")
         assert refusal(done, done.returncode)
         assert (done.returncode, "RESOURCE_EXHAUSTED" in done.stderr) in ((7, True), (6, False))
-        line = refusal(fewheads("infer", "--url", *question, "--policy", "quickest"), 7)
+        line = mistake("infer", "--url", *question, "--policy", "quickest", code=7)
         assert "got 'quickest', expected one of pinned, deadline, load. Leave it out for pinned." in line
 
 
@@ -142,20 +141,19 @@ def test_infer_tensors(url: str, tmp_path: Path) -> None:
 def test_infer_a_version(url: str) -> None:
     assert infer(url, "versioned", "1")["version"] == "3"
     assert infer(url, "versioned", "1", "--version", "1")["version"] == "1"
-    assert "NOT_FOUND" in refusal(fewheads("infer", "--url", url, "versioned", "1", "--version", "2"), 7)
+    assert "NOT_FOUND" in mistake("infer", "--url", url, "versioned", "1", "--version", "2", code=7)
 
 
 def test_infer_shows_text_as_text(url: str) -> None:
-    shown = infer(url, "echo-bytes", "--input", 'in_bytes=["grün", "", "\\u6f22"]')
-    assert shown["outputs"] == {"out_bytes": ["grün", "", "漢"]}
-    assert "grün" in answer(fewheads("infer", "--url", url, "echo-bytes", "--input", 'in_bytes=["grün"]'))
+    found = infer(url, "echo-bytes", "--input", 'in_bytes=["grün", "", "\\u6f22"]')
+    assert found["outputs"] == {"out_bytes": ["grün", "", "漢"]}
+    assert "grün" in shown("infer", "--url", url, "echo-bytes", "--input", 'in_bytes=["grün"]')
 
 
 @pytest.mark.parametrize(
     ("model", "tensor"),
     [
         (ORACLE, "x=[[1, 2"),
-        (ORACLE, "x="),
         (ORACLE, "x"),
         (ORACLE, "y=[1]"),
         (ORACLE, 'x={"a": 1}'),
@@ -163,7 +161,6 @@ def test_infer_shows_text_as_text(url: str) -> None:
         (ORACLE, "x=[[1], [1, 2]]"),
         (ORACLE, "x=" + "[" * 100_000),
         ("echo-uint8", "in_uint8=[300]"),
-        ("echo-uint8", "in_uint8=[-1]"),
         ("echo-int64", f"in_int64=[{2**70}]"),
         ("echo-bytes", "in_bytes=[1]"),
         ("echo-bytes", 'in_bytes=[["a"], ["b", "c"]]'),
@@ -212,19 +209,19 @@ def test_infer_reports_unknown_models_with_the_known_ones(url: str) -> None:
 
 
 def test_bench_in_process_and_served() -> None:
-    (shown,) = json.loads(answer(fewheads("bench", ORACLE_BUNDLE, "--requests", 50, "--json")))
-    assert (shown["model"], shown["rows"], shown["concurrency"]) == (ORACLE, 1, 1)
+    (report,) = json.loads(shown("bench", ORACLE_BUNDLE, "--requests", 50, "--json"))
+    assert (report["model"], report["rows"], report["concurrency"]) == (ORACLE, 1, 1)
     for side in ("in_process", "served"):
-        assert shown[side]["count"] == 50
-        assert 0 < shown[side]["p50_ms"] <= shown[side]["p95_ms"] <= shown[side]["p99_ms"]
-        assert shown[side]["per_second"] > 0
-    assert shown["overhead_ratio"] == pytest.approx(shown["served"]["p50_ms"] / shown["in_process"]["p50_ms"])
+        assert report[side]["count"] == 50
+        assert 0 < report[side]["p50_ms"] <= report[side]["p95_ms"] <= report[side]["p99_ms"]
+        assert report[side]["per_second"] > 0
+    assert report["overhead_ratio"] == pytest.approx(report["served"]["p50_ms"] / report["in_process"]["p50_ms"])
 
 
 def test_bench_against_a_running_server(url: str) -> None:
     arguments = ("--requests", 60, "--rows", 3, "--concurrency", 2)
     before = requests_of(url)
-    text = answer(fewheads("bench", ORACLE_BUNDLE, "--url", url, *arguments))
+    text = shown("bench", ORACLE_BUNDLE, "--url", url, *arguments)
     assert all(word in text for word in ("in process", "served", "ratio", ORACLE))
     assert requests_of(url) - before == 60 + 6  # a tenth of them before, to warm up
 
@@ -234,25 +231,25 @@ def test_bench_without_the_bundle(url: str, tmp_path: Path) -> None:
     run = ("bench", "--url", url, "--requests", 20, "--json")
     for arguments in ((ORACLE,), (ORACLE, "--texts", tmp_path / "texts", "--rows", 2), ("echo-int64", "--rows", 3)):
         before = requests_of(url)
-        (shown,) = json.loads(answer(fewheads(*run, *arguments)))
-        assert (shown["model"], shown["in_process"], shown["overhead_ratio"]) == (arguments[0], None, None)
-        assert shown["served"]["count"] == 20
-        assert 0 < shown["served"]["p50_ms"] <= shown["served"]["p99_ms"]
+        (report,) = json.loads(shown(*run, *arguments))
+        assert (report["model"], report["in_process"], report["overhead_ratio"]) == (arguments[0], None, None)
+        assert report["served"]["count"] == 20
+        assert 0 < report["served"]["p50_ms"] <= report["served"]["p99_ms"]
         assert requests_of(url) - before == (22 if arguments[0] == ORACLE else 0)
     expected = "inputs of echo-bytes: got in_bytes BYTES [-1], expected numbers of a fixed shape. Give lines"
     assert expected in mistake(*run, "echo-bytes")
     assert "got 'zz', expected a bundle directory" in mistake(*run, "zz", "--rate", 10)
     assert "got it with a bundle" in mistake(*run, ORACLE_BUNDLE, "--texts", tmp_path / "texts")
-    assert "NOT_FOUND" in refusal(fewheads(*run, "zz"), 7)
+    assert "NOT_FOUND" in mistake(*run, "zz", code=7)
 
 
 def requests_of(url: str) -> int:
-    latency = json.loads(answer(fewheads("info", "--url", url, "--json")))["latency"]
+    latency = json.loads(shown("info", "--url", url, "--json"))["latency"]
     return int(latency[f"{ORACLE}:1"]["request"]["count"])
 
 
 def test_bench_reports_too_many_rows(url: str) -> None:
-    line = refusal(fewheads("bench", ORACLE_BUNDLE, "--url", url, "--requests", 10, "--rows", 65), 7)
+    line = mistake("bench", ORACLE_BUNDLE, "--url", url, "--requests", 10, "--rows", 65, code=7)
     assert "got 65 rows, expected at most 64" in line
 
 

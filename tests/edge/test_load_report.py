@@ -34,16 +34,10 @@ def record_of(count: int = 1000) -> Record:
     return record
 
 
-def test_outcomes_add_up_and_default_to_lost() -> None:
-    columns = record_of().columns()
-    assert columns.counts() == {"in_time": 400, "late": 400, "refused": 100, "lost": 100}
-    assert sum(columns.counts().values()) == len(columns) == 1000
-    assert np.isnan(columns.latency[8])
-
-
 def test_groups_by_kind_and_tier() -> None:
     columns = record_of().columns()
     one, two = report.groups(columns, KINDS, lambda kind: kind.model)
+    assert np.isnan(columns.latency[8])
     assert (one.name, one.requests, one.outcomes["lost"]) == ("one", 500, 100)
     assert (two.name, two.requests, two.outcomes["refused"]) == ("two", 500, 100)
     assert one.latency.count == 400

@@ -28,7 +28,7 @@ from edge.client import Client, text
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import between
-from tests.support.commands import SECONDS, answer, fewheads, refusal
+from tests.support.commands import SECONDS, fewheads, refusal, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 
@@ -77,10 +77,10 @@ def rendered(reading: pb.Reading) -> str:
 
 def test_once_shows_tables(url: str) -> None:
     ask(url, 3)
-    shown = answer(fewheads("top", "--url", url, "--once"))
-    assert "since the start" in shown.splitlines()[0]
-    assert all(word in shown for word in ("p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "process rss"))
-    rows = [cells(line) for line in shown.splitlines() if f"{ORACLE}:1" in line]
+    tables = shown("top", "--url", url, "--once")
+    assert "since the start" in tables.splitlines()[0]
+    assert all(word in tables for word in ("p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "process rss"))
+    rows = [cells(line) for line in tables.splitlines() if f"{ORACLE}:1" in line]
     (row,) = [row for row in rows if row[1:2] == ["READY"]]
     assert 0 < float(row[4]) <= float(row[5]) <= float(row[6])
 
@@ -116,7 +116,7 @@ def test_energy_and_board_of_a_jetson() -> None:
 
 def test_once_prints_json(url: str) -> None:
     ask(url, 3)
-    (line,) = answer(fewheads("top", "--url", url, "--once", "--json")).splitlines()
+    (line,) = shown("top", "--url", url, "--once", "--json").splitlines()
     reading = json.loads(line)
     (found,) = [model for model in reading["window"]["models"] if model["name"] == ORACLE]
     assert reading["window"]["since_start"]
@@ -174,9 +174,9 @@ def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
                 seen += os.read(ours, 65536)
         assert process.wait(SECONDS) == 0
     os.close(ours)
-    shown = seen.decode(errors="replace")  # may end within a character
-    assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h")  # the earlier screen is back
-    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown.replace("\x1b[H", "\n"))  # each view starts at the top
+    screen = seen.decode(errors="replace")  # may end within a character
+    assert screen.rindex("\x1b[?1049l") > screen.rindex("\x1b[?1049h")  # the earlier screen is back
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", screen.replace("\x1b[H", "\n"))  # each view starts at the top
     assert all(word in plain for word in ("p50 ms", "p99 ms", "queue", "process rss"))
     assert ("rows/run" in plain) is (columns == 140)
     assert max(len(line.rstrip("\r")) for line in plain.split("\n")) <= columns

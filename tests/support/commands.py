@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from edge.__main__ import cli
 from edge.errors import FewheadsError
@@ -46,9 +47,16 @@ def refusal(done: Done[str], code: int) -> str:
     return line
 
 
-def mistake(*arguments: object) -> str:
-    """Return the message of an error with exit code 2, without a process of its own."""
+def shown(*arguments: object) -> str:
+    """Return the output of a command that succeeds in this process."""
+    result = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def mistake(*arguments: object, code: int = 2) -> str:
+    """Return the message of the error that a command raises in this process, with its exit code."""
     with pytest.raises(FewheadsError) as caught:
         cli.main([*map(str, arguments)], standalone_mode=False)
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == code
     return str(caught.value)
