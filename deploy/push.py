@@ -28,7 +28,7 @@ import msgspec
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import MANIFEST_NAME
-from edge.cli.connection import connection_options
+from edge.cli.options import connection_options
 from edge.client import Client
 from edge.client.connection import Credentials
 from edge.client.retries import ONCE

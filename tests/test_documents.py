@@ -6,8 +6,8 @@ import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from deploy import device_table
 from edge import __version__
-from edge.load import device_table
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
 from tests.support.imports import ORDER

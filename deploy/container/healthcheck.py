@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from edge.cli.connection import connection_options
+from edge.cli.options import connection_options
 from edge.client import Client
 from edge.client.connection import Credentials
 from edge.errors import FewheadsError

@@ -1,4 +1,4 @@
-"""``fewheads bench``: latency of bundles in process and served, an open loop of requests, and records of a board."""
+"""``fewheads bench``: latency in process and served, open-loop load, and records of a board."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from edge.cli.connection import connection_options
-from edge.cli.load import BenchCommand, is_open, load_options, run_load
-from edge.cli.on_device import DEVICE_OPTIONS, check_options, device_options, run_on_device
+from edge.cli.load import LOAD_OPTIONS, OPEN_LOOP, run_load
+from edge.cli.on_device import DEVICE_OPTIONS, ON_DEVICE, run_on_device
+from edge.cli.options import (
+    SectionedCommand,
+    added,
+    bundles_argument,
+    cache_option,
+    connection_options,
+    target_option,
+)
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import Literally, UsageError
 
@@ -18,25 +26,25 @@ if TYPE_CHECKING:
     from edge.client.connection import Credentials
 
 _DEFAULT_REQUESTS = 2000
+#: General parameters that --on-device allows beside its own.
+_WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache", "--json")
 
 
-@click.command(cls=BenchCommand)
-@click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE...")
+@click.command(cls=SectionedCommand, context_settings={"show_default": True})
+@bundles_argument
 @click.option("--url", help="A server that serves them.  [default: starts one on a free port]")
 @click.option(
     "--requests",
     type=click.IntRange(min=10),
     help=f"[default: {_DEFAULT_REQUESTS}; in an open loop as many as come in --seconds]",
 )
-@click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1, show_default=True)
-@click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True, help="Batch size of each request.")
-@click.option("--target", default="auto", show_default=True, help="Runtime, as `fewheads build --target`.")
-@click.option(
-    "--cache", type=click.Path(path_type=Path), help="Directory of built models.  [default: ~/.cache/fewheads]"
-)
+@click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
+@click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
+@target_option
+@cache_option
 @connection_options
-@load_options
-@device_options
+@click.option("--on-device", is_flag=True, help="Measure latency, energy and the board's state, by tier.")
+@partial(added, (*LOAD_OPTIONS, *DEVICE_OPTIONS))
 @json_option
 def bench(
     bundles: tuple[Path, ...],
@@ -47,73 +55,65 @@ def bench(
     target: str,
     cache: Path | None,
     credentials: Credentials | None,
+    on_device: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Time each BUNDLE in process and through a server, in turns, and show the ratio.
 
-    With --url, BUNDLE may also be the name of a served model. Then only the server is timed, with made-up numbers, or
+    With --url, BUNDLE may also be the name of a served model. Then only the server is timed, with random numbers, or
     with lines of --texts for models of text.
 
-    With --rate, send requests to all of them in an open loop instead: at times that no answer delays, with latency
-    counted from when each request was due, and a report of how every one of them ended.
+    With --rate, send requests to all of them in an open loop instead: at times that do not depend on responses, with
+    latency counted from when each request was due, and a report of how every request ended.
 
     With --on-device, time every tier in batches of one and of the most rows, warm and after pauses, with the board's
     power mode, clocks, temperature and energy. A run that throttled is refused.
     """
-    on_device, own = options.pop("on_device"), {name: options.pop(name) for name in DEVICE_OPTIONS}
-    check_options(click.get_current_context())
+    context = click.get_current_context()
+    mode = _mode(context)
+    own = {each.name: options[each.name] for each in context.command.params if getattr(each, "section", None) == mode}
     if on_device:
-        run_on_device(
-            bundles, requests=requests or _DEFAULT_REQUESTS, target=target, cache=cache, as_json=as_json, **own
-        )
+        requests = requests or _DEFAULT_REQUESTS
+        run_on_device(bundles, requests=requests, target=target, cache=cache, as_json=as_json, **own)
         return
     if credentials and not url:
-        fix = "Leave out TLS and the token: a server that is started for this listens on loopback, for anybody."
+        fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
         raise UsageError("--url", given=Literally("none, with credentials"), expected="a server to show them", fix=fix)
     names = [path for path in bundles if url and not path.exists()]
-    if is_open(click.get_current_context()):
+    if mode == OPEN_LOOP:
         if names:
             fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
             raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
-        run_load(
-            bundles,
-            url=url,
-            requests=requests,
-            rows=rows,
-            target=target,
-            cache=cache,
-            credentials=credentials,
-            as_json=as_json,
-            **options,
-        )
+        same: dict[str, Any] = {"requests": requests, "rows": rows, "credentials": credentials}
+        run_load(bundles, url=url, target=target, cache=cache, as_json=as_json, **same, **own)
         return
     if options["texts"] and len(names) < len(bundles):
         given = Literally("it with a bundle, without --rate or --trace")
         fix = "Leave it out for the golden inputs."
         raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
-    from edge.load.bench import bench as bench_bundle
-    from edge.load.served import bench_served
-    from edge.load.workload import read_texts
+    from edge.load import bench as measurement
+    from edge.load.inputs import read_texts
 
     requests = requests or _DEFAULT_REQUESTS
     texts = read_texts(options["texts"]) if options["texts"] else ()
     reports = []
     with progress() as bar:
         for path in bundles:
-            task = bar.add_task(path.name, total=5, note="")
-            same: dict[str, Any] = {
-                "url": url,
-                "requests": requests,
-                "concurrency": concurrency,
-                "rows": rows,
-                "credentials": credentials,
-                "advanced": partial(bar.advance, task),
-            }
-            if path in names:
-                reports.append(bench_served(str(path), texts=texts, **same))
-            else:
-                reports.append(bench_bundle(path, target=target, cache=cache, **same))
+            advanced = partial(bar.advance, bar.add_task(path.name, total=5, note=""))
+            report = measurement.bench(
+                str(path) if path in names else path,
+                url=url,
+                requests=requests,
+                concurrency=concurrency,
+                rows=rows,
+                texts=texts,
+                target=target,
+                cache=cache,
+                credentials=credentials,
+                advanced=advanced,
+            )
+            reports.append(report)
     if as_json:
         print_json(reports)
         return
@@ -130,3 +130,40 @@ def bench(
             if latency
         ],
     )
+
+
+def _mode(context: click.Context) -> str:
+    """Return the section of options that applies: open loop, on a board, or none of them.
+
+    Raises:
+        UsageError: an option does not apply.
+    """
+    given = {
+        each.opts[0]: getattr(each, "section", "")
+        for each in context.command.params
+        if context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+    }
+
+    def error(option: str, given: str, expected: str, fix: str) -> UsageError:
+        return UsageError(option, given=Literally(given), expected=expected, fix=fix)
+
+    board = [option for option, section in given.items() if section == ON_DEVICE]
+    if "--on-device" in given:
+        other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
+        if other:
+            fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
+            raise error(other[0], "it with --on-device", "it alone", fix)
+        return ON_DEVICE
+    if board:
+        raise error(board[0], "it alone", "--on-device beside it", "Add --on-device, or leave it out.")
+    if "--rate" in given and "--trace" in given:
+        raise error("arrivals", "both --rate and --trace", "one of them", "Leave one out.")
+    if "--rate" in given or "--trace" in given:
+        if "--concurrency" in given:
+            fix = "Leave it out: in an open loop no client waits."
+            raise error("--concurrency", "it with --rate", "no clients", fix)
+        return OPEN_LOOP
+    load = sorted(option for option, section in given.items() if section == OPEN_LOOP and option != "--texts")
+    if load:
+        raise error(load[0], "it alone", "--rate or --trace beside it", "Say when requests come.")
+    return ""

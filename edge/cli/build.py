@@ -1,4 +1,4 @@
-"""``fewheads build``: build models for a runtime."""
+"""``fewheads build``: models for a runtime."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edge.cli.options import bundles_argument, cache_option
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
@@ -21,22 +22,20 @@ _MIB = 1024**2
 
 
 @click.command()
-@click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE...")
+@bundles_argument
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
 @click.option("--tier", help="The size of the model.  [default: the full one]")
-@click.option(
-    "--cache", type=click.Path(path_type=Path), help="The cache.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]"
-)
+@cache_option
 @click.option(
     "--workspace-mib",
     type=click.IntRange(16, 65536),
     default=DEFAULT_WORKSPACE_BYTES // _MIB,
     show_default=True,
-    help="Scratch memory that one layer of a TensorRT engine may use.",
+    help="Limit of the scratch memory of one layer in a TensorRT engine.",
 )
-@click.option("--require-fused-attention", is_flag=True, help="Fail where attention does not become one kernel.")
-@click.option("--ignore-memory", is_flag=True, help="Build even if the memory does not suffice by the estimate.")
-@click.option("--replace", is_flag=True, help="Build again what the cache holds.")
+@click.option("--require-fused-attention", is_flag=True, help="Fail if attention does not become one kernel.")
+@click.option("--ignore-memory", is_flag=True, help="Build even if the estimate exceeds the memory.")
+@click.option("--replace", is_flag=True, help="Build again even if the cache holds the model.")
 @json_option
 def build(
     bundles: tuple[Path, ...],
@@ -51,8 +50,8 @@ def build(
 ) -> None:
     """Build each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
 
-    TensorRT-RTX compiles for a desktop GPU without having one: proof that a model compiles, and whether its attention
-    becomes one kernel.
+    TensorRT-RTX compiles for a desktop GPU that this machine need not have. That shows whether a model compiles, and
+    whether its attention becomes one kernel.
     """
     from edge.bundles.bundle import Bundle
     from edge.runtimes.build import build as build_bundle
@@ -62,7 +61,7 @@ def build(
         require_fused_attention=require_fused_attention,
         ignore_memory=ignore_memory,
     )
-    opened = [Bundle.open(path) for path in bundles]  # a wrong one is known before the work
+    opened = [Bundle.open(path) for path in bundles]  # fail before any work
     for bundle in opened:
         bundle.tier(tier)
     done = []
@@ -104,6 +103,6 @@ def _rows(built: Built) -> list[tuple[str, str]]:
         rows += [("profile", profile) for profile in engine.profiles]
         rows.append(("attention", engine.attention))
         rows.append(("timing cache", engine.timing_cache))
-        shown = [warning for warning in engine.warnings if not skips_a_tactic(warning)]  # a note counts these
+        shown = [warning for warning in engine.warnings if not skips_a_tactic(warning)]  # a note counts the others
         rows += [("warning", warning) for warning in (*engine.notes, *shown)]
     return rows

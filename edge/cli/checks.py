@@ -1,4 +1,4 @@
-"""Checks of a Jetson for ``fewheads doctor``: its software, power, memory and GPU, and the container it may be in."""
+"""Checks of a Jetson for ``fewheads doctor``: software, power, memory, GPU and container."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edge.instruments.kernel_files import read_text
 from edge.instruments.memory import MemorySampler
 
 DRIVER: Final = "libcuda.so.1"
-#: The release of L4T that an image is for, such as r36.4.
+#: Variable of our images with their release of L4T, such as r36.4.
 IMAGE: Final = "FEWHEADS_IMAGE_L4T"
 _SIGNS_OF_A_CONTAINER: Final = (".dockerenv", "run/.containerenv")
 _CONTAINER_VARIABLES: Final = (IMAGE, "KUBERNETES_SERVICE_HOST")
-#: The JetPack of each image of ours, by the release of L4T that it is for.
+#: JetPack of each of our images, by its release of L4T.
 _IMAGES: Final = {Release(36, 4): "6.2", Release(39, 2): "7.2"}
 _FIRST_SUPER: Final = Release(36, 4, 3)
 _CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
@@ -28,15 +28,17 @@ _DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 #: Some releases of NVIDIA's container runtime fail on these on a Jetson.
 _BROKEN_CAPABILITIES: Final = ("all", "graphics", "display")
 _DEVICE_FILES: Final = ("dev/nvmap", "dev/nvgpu/igpu0/ctrl", "dev/nvhost-ctrl-gpu")
-#: What a Jetson has in free blocks of the largest size after a while; less is a sign of fragmentation.
+#: Typical memory in free blocks of the largest size after some uptime; less shows fragmentation.
 _FRAGMENTED_BYTES: Final = 32 * 2**20
 _MIB: Final = 2**20
+_SUPPORTED: Final = "Update the board to JetPack 6.2 or 7.2."
+_MOUNT: Final = "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro"
 
 Status = Literal["ok", "absent", "warning", "failed"]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding; ``advice`` is empty when all is well."""
+    """Result of one check; ``advice`` is empty if the status is ok."""
 
     name: str
     status: Status
@@ -47,12 +49,12 @@ class Check(msgspec.Struct, frozen=True):
 def jetson_checks(
     board: Board | None, root: Path = Path("/"), environment: Mapping[str, str] = os.environ, driver: str = DRIVER
 ) -> Iterator[Check]:
-    """Yield the checks of a Jetson; on another machine only that it is none, and whether its image expects one.
+    """Yield the checks of a Jetson; on another machine, only whether its image expects one.
 
     Args:
         board: the Jetson; None on another machine.
         root: the root of the file system, another one in tests.
-        environment: its variables say what a container was started with.
+        environment: variables, which show how a container was started.
         driver: the file name of the CUDA driver.
     """
     image = parse_release(environment.get(IMAGE, ""))
@@ -60,7 +62,7 @@ def jetson_checks(
         yield Check("jetson", "ok", "no")
         if image:
             advice = "Run the image on a Jetson; elsewhere install the package."
-            yield Check("image", "failed", f"made for L4T {image}, and this is no Jetson", advice)
+            yield Check("image", "failed", f"made for L4T {image}, and this machine is not a Jetson", advice)
         return
     contained = any((root / sign).exists() for sign in _SIGNS_OF_A_CONTAINER)
     contained = contained or any(environment.get(variable) for variable in _CONTAINER_VARIABLES)
@@ -75,7 +77,7 @@ def jetson_checks(
     if contained:
         yield from _container(root, environment)
     yield from _device_files(root, contained)
-    yield _pycuda()
+    yield installed("pycuda", "absent", "TensorRT needs it: pip install pycuda, which compiles with nvcc and g++.")
     yield _swap(root)
     yield from _free_blocks(root)
 
@@ -84,30 +86,29 @@ def driver_version(driver: str = DRIVER) -> str:
     """Return the newest CUDA that the driver supports, such as ``12.6``.
 
     Raises:
-        OSError: there is no driver, or it cannot be loaded or does not answer.
+        OSError: the driver is missing, cannot be loaded, or returns an error.
     """
     number = ctypes.c_int()
     try:
         error = ctypes.CDLL(driver).cuDriverGetVersion(ctypes.byref(number))
     except AttributeError as missing:
-        raise OSError(f"{driver} is no CUDA driver: {missing}") from None
+        raise OSError(f"{driver} is not a CUDA driver: {missing}") from None
     if error:
-        raise OSError(f"{driver} answers with CUDA error {error}")
+        raise OSError(f"{driver} returns CUDA error {error}")
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _jetpack(board: Board, contained: bool) -> Check:
     name, release = "jetpack", board.release
-    supported = "Update the board to JetPack 6.2 or 7.2."
     if release is None:
-        mount = "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro to see it."
-        return Check(name, "absent", f"unknown, L4T {board.l4t or 'unknown'}", mount if contained else supported)
+        advice = f"{_MOUNT} to see it." if contained else _SUPPORTED
+        return Check(name, "absent", f"unknown, L4T {board.l4t or 'unknown'}", advice)
     if board.jetpack is None:
         return Check(name, "warning", f"unknown, L4T {board.l4t}", "Fewheads is made for JetPack 6.2 and 7.2.")
     found = f"{board.jetpack}, L4T {board.l4t}"
     if any(map(release.runs, _IMAGES)):
         return Check(name, "ok", found)
-    return Check(name, "warning", found, supported)
+    return Check(name, "warning", found, _SUPPORTED)
 
 
 def _image(board: Board, image: Release) -> Check:
@@ -117,17 +118,14 @@ def _image(board: Board, image: Release) -> Check:
         host += ", which is older"
     found = f"made for L4T {image}, the host has {host}"
     if runs is None:
-        mount = (
-            "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro, so that it can be compared."
-        )
-        return Check("image", "warning", found, mount)
+        return Check("image", "warning", found, f"{_MOUNT}, so that it can be compared.")
     if runs:
         return Check("image", "ok", found)
     jetpack = next((jetpack for release, jetpack in _IMAGES.items() if board.runs(release)), "")
-    # Without a release, the kernel rules images out and proves none.
+    # Without a release, the kernel can only rule images out.
     jetpack = jetpack or next((name for release, name in _IMAGES.items() if board.runs(release) is None), "")
     build = f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack} -t fewheads:jp{jetpack} ."
-    advice = f"Run fewheads:jp{jetpack}, or build it: {build}" if jetpack else "Update the board to JetPack 6.2 or 7.2."
+    advice = f"Run fewheads:jp{jetpack}, or build it: {build}" if jetpack else _SUPPORTED
     return Check("image", "failed", found, advice)
 
 
@@ -167,7 +165,7 @@ def _without_driver(contained: bool, environment: Mapping[str, str]) -> str:
     if capabilities and "compute" not in capabilities.split(",") and "all" not in capabilities.split(","):
         return f"Start the container with -e {_CAPABILITIES}=compute,utility."
     default = '"default-runtime": "nvidia" in /etc/docker/daemon.json'
-    missing = "Where Docker knows no such runtime, install nvidia-container-toolkit."
+    missing = "If Docker has no such runtime, install nvidia-container-toolkit."
     return f"Start the container with --runtime nvidia, or set {default} and restart Docker. {missing}"
 
 
@@ -192,17 +190,18 @@ def _device_files(root: Path, contained: bool) -> Iterator[Check]:
         path = root / file
         if path.exists() and not os.access(path, os.R_OK | os.W_OK):
             group = path.stat().st_gid
-            advice = f"Start the container with --group-add {group}." if contained else ""
-            advice = advice or f"Let this user join group {group}: sudo usermod -aG {group} USER."
+            join = f"Let this user join group {group}: sudo usermod -aG {group} USER."
+            advice = f"Start the container with --group-add {group}." if contained else join
             yield Check("gpu access", "failed", f"user {os.geteuid()} has no access to /{file}", advice)
             return
 
 
-def _pycuda() -> Check:
+def installed(name: str, otherwise: Status, advice: str) -> Check:
+    """Return the check of a package, with a status and advice if it is missing."""
     try:
-        return Check("pycuda", "ok", version("pycuda"))
+        return Check(name, "ok", version(name))
     except PackageNotFoundError:
-        return Check("pycuda", "absent", "", "TensorRT needs it: pip install pycuda, which compiles with nvcc and g++.")
+        return Check(name, otherwise, "", advice)
 
 
 def _swap(root: Path) -> Check:
@@ -214,9 +213,8 @@ def _swap(root: Path) -> Check:
             sizes[kind] = sizes.get(kind, 0) + int(words[2]) * 1024
     if sizes:
         return Check("swap", "ok", ", ".join(f"{kind} {size / _MIB:.0f} MiB" for kind, size in sizes.items()))
-    make = (
-        "sudo fallocate -l 8G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile"
-    )
+    file = "/swapfile"
+    make = f"sudo fallocate -l 8G {file} && sudo chmod 600 {file} && sudo mkswap {file} && sudo swapon {file}"
     return Check("swap", "warning", "none", f"Building an engine may run out of memory. On the board: {make}")
 
 

@@ -1,4 +1,4 @@
-"""``fewheads doctor``: checks what this machine needs, and says how to get what it lacks."""
+"""``fewheads doctor``: checks of this machine, with advice for each problem."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
 from edge import __version__
-from edge.cli.checks import Check, jetson_checks
-from edge.cli.output import json_option, print_json, print_table
+from edge.cli.checks import Check, installed, jetson_checks
+from edge.cli.options import cache_option
+from edge.cli.output import json_option, print_fields, print_json
 from edge.errors import FewheadsError
 from edge.instruments.board import read_board
 from edge.instruments.memory import MemorySampler
@@ -23,7 +23,7 @@ from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import RUNTIMES, choose
 from edge.settings import Settings
 
-#: Packages that the server needs, and one that only some machines do. The runtimes report on their own packages.
+#: Packages of the server, and of some machines only. The runtimes check their own packages.
 _NEEDED = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "msgspec", "numpy", "prometheus-client", "protobuf")
 _OPTIONAL = {"torch": "only to train: pip install 'fewheads[export]'"}
 _IDLE_GPU = (
@@ -34,11 +34,11 @@ _LOW_MEMORY_BYTES = 512 * 2**20
 
 
 @click.command()
-@click.option("--cache", type=click.Path(path_type=Path), help="The cache of builds.  [default: ~/.cache/fewheads]")
+@cache_option
 @json_option
 @click.pass_context
 def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
-    """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if one has failed."""
+    """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if a check fails."""
     board = read_board()
     checks = [
         *_python(),
@@ -52,32 +52,25 @@ def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"version": __version__, "checks": checks})
     else:
-        rows = [[check.name, check.status, check.found, check.advice] for check in checks]
-        print_table(f"fewheads {__version__}", ["check", "status", "found", "advice"], rows)
+        print_fields(f"fewheads {__version__}", ("name", "status", "found", "advice"), checks)
     context.exit(int(any(check.status == "failed" for check in checks)))
 
 
 def _python() -> Iterator[Check]:
     found = f"{platform.python_version()} on {platform.machine()}"
     ok = sys.version_info >= (3, 10)
-    yield Check("python", "ok" if ok else "failed", found, "" if ok else "Python 3.10 or newer is needed.")
+    yield Check("python", "ok" if ok else "failed", found, "" if ok else "Install Python 3.10 or newer.")
 
 
 def _packages() -> Iterator[Check]:
     for name in _NEEDED:
-        found = _installed(name)
-        yield Check(name, "ok", found) if found else Check(name, "failed", "", f"pip install {name}")
+        yield installed(name, "failed", f"pip install {name}")
     for name, advice in _OPTIONAL.items():
-        found = _installed(name)
-        yield Check(name, "ok", found) if found else Check(name, "absent", "", advice)
+        yield installed(name, "absent", advice)
 
 
 def runtime_checks(*, on_jetson: bool) -> Iterator[Check]:
-    """Yield each runtime's version, and which of them ``auto`` takes and why.
-
-    Args:
-        on_jetson: whether this machine is a Jetson, whose GPU should compute.
-    """
+    """Yield the version of each runtime, and the choice of ``auto``, which on a Jetson should use the GPU."""
     yield from map(_installed_runtime, RUNTIMES.values())
     try:
         chosen = choose()
@@ -109,9 +102,7 @@ def _cache(cache: Path) -> Iterator[Check]:
         with tempfile.TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        advice = (
-            "Give a writable --cache or $FEWHEADS_CACHE, in a container a volume; otherwise each start builds again."
-        )
+        advice = "Give a writable --cache or $FEWHEADS_CACHE, in a container a volume; or each start builds again."
         yield Check("cache", "failed", str(error), advice)
     else:
         yield Check("cache", "ok", str(cache))
@@ -127,10 +118,3 @@ def _ports() -> Iterator[Check]:
                 yield Check(f"port {port}", "warning", str(error), f"Serve on another one with {option}.")
             else:
                 yield Check(f"port {port}", "ok", "free")
-
-
-def _installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

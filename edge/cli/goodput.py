@@ -1,4 +1,4 @@
-"""``fewheads goodput``: answers in time under overload, by tier policy."""
+"""``fewheads goodput``: responses in time under overload, by tier policy."""
 
 from __future__ import annotations
 
@@ -6,38 +6,26 @@ from pathlib import Path
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.options import PATH, cache_option, target_option
+from edge.cli.output import json_option, print_fields, print_json, progress
 from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
 
+_FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_ms", "lag_p99_ms", "tiers")
 
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+
+@click.command(context_settings={"show_default": True})
+@click.argument("bundle", type=PATH)
 @click.option(
-    "--factor",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    help="Load, as a multiple of the full tier's capacity.",
+    "--factor", type=click.FloatRange(min=0.1), default=2.0, help="Load, as a multiple of the full tier's capacity."
 )
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Length of each burst.")
-@click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of bursts of each policy."
-)
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, help="Length of each burst.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, help="Bursts of each policy.")
 @click.option(
     "--deadline-ms", type=click.FloatRange(min=1), help="[default: 20 times the latency of one request, at least 50]"
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    type=click.Choice(POLICIES),
-    default=(PINNED, LOAD, DEADLINE),
-    show_default=True,
-)
-@click.option("--target", default="auto", show_default=True, help="Runtime, as `fewheads build --target`.")
-@click.option(
-    "--cache", type=click.Path(path_type=Path), help="Directory of built models.  [default: ~/.cache/fewheads]"
-)
+@click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=(PINNED, LOAD, DEADLINE))
+@target_option
+@cache_option
 @json_option
 def goodput(
     bundle: Path,
@@ -50,7 +38,7 @@ def goodput(
     cache: Path | None,
     as_json: bool,
 ) -> None:
-    """Send a BUNDLE with tiers more requests than its full tier can answer, and count the answers in time by policy."""
+    """Load a BUNDLE with tiers beyond the capacity of its full tier, and count the responses in time by policy."""
     from edge.load import goodput as measurement
 
     with progress() as bar:
@@ -69,22 +57,8 @@ def goodput(
     if as_json:
         print_json(report)
         return
-    print_table(
+    title = (
         f"{report.model}: {report.offered_per_second:.0f} requests/s, {factor:g} times the full tier's "
-        f"{report.capacity_per_second:.0f}, within {report.deadline_ms:.0f} ms",
-        ["policy", "in time per second", "in time", "refused", "late", "p50 ms", "p99 ms", "lag p99 ms", "tiers"],
-        [
-            [
-                burst.policy,
-                burst.per_second,
-                burst.in_time,
-                burst.refused,
-                burst.late,
-                burst.p50_ms,
-                burst.p99_ms,
-                burst.lag_p99_ms,
-                ", ".join(f"{tier} {count}" for tier, count in sorted(burst.tiers.items())),
-            ]
-            for burst in report.bursts
-        ],
+        f"{report.capacity_per_second:.0f}, within {report.deadline_ms:.0f} ms"
     )
+    print_fields(title, _FIELDS, report.bursts)

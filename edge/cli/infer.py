@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
@@ -12,7 +13,7 @@ from zipfile import BadZipFile
 import click
 import numpy as np
 
-from edge.cli.connection import connection_options
+from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
 from edge.errors import Literally, UsageError, printable
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from edge.client.connection import Credentials
 
 _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_ns")
-#: Text that begins with a minus, as against an option.
+#: Start of a text that is not an option.
 _MINUS = re.compile(r"-[\d\s(.]")
-#: Put before such text while click parses; no argument of a process can hold it.
+#: Prefix of such text while click parses; arguments of a process cannot contain it.
 _MARK = "\0"
 _EPILOG = """\b
 Examples:
@@ -36,23 +37,23 @@ Examples:
 TEXT may begin with a minus and a number, a space or a parenthesis. Text that looks like an option goes after --.
 
 \b
-A model with several tiers also returns tier_reason, why this tier computed the answer:
+A model with several tiers also returns tier_reason, the reason for its choice of a tier:
   requested  --tier names it
   pinned     the policy always takes the full tier
-  router     the policy takes the lean tier, and the full one where the lean one was not sure
+  router     the policy takes the lean tier, and the full one if the lean one was not sure
   deadline   the policy chose a leaner tier, because the full one would have been too late
   load       the policy chose a leaner tier, because requests were waiting
-  full       the policy could choose, and took the full tier
+  full       the policy had a choice, and took the full tier
 
 Exit codes: 7 if the server refuses the request, 6 if no server answers in time.
 """
 
 
 class _TextCommand(click.Command):
-    """A command whose arguments may be text that begins with a minus, and whose unknown options are errors."""
+    """Command that takes arguments such as "-3 + 4" as text, and rejects unknown options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, with text that begins with a minus hidden from click's search for options."""
+        """Parse the arguments, with such text marked, so that click does not take it for options."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.is_flag]
         with_value = {name for option in options for name in option.opts}
         marked: list[str] = []
@@ -98,7 +99,7 @@ class _TextCommand(click.Command):
     multiple=True,
     default=("127.0.0.1:8001",),
     show_default="127.0.0.1:8001",
-    help="The server's gRPC address; several take turns, and stand in for each other.",
+    help="The server's gRPC address; several take turns, and replace each other.",
 )
 @click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait for each call.")
 @connection_options
@@ -117,24 +118,16 @@ def infer(
     credentials: Credentials | None,
     as_json: bool,
 ) -> None:
-    """Send TEXT, pairs of texts, or tensors to MODEL, and show the answer and where the time went."""
+    """Send TEXT, pairs of texts, or tensors to MODEL, and show the outputs and the time of each stage."""
     from edge.client import Client
 
     with Client(urls, timeout, credentials=credentials) as client:
         specs, _ = client.metadata(model, model_version)
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
+        call = partial(client.infer, model, inputs, version=model_version, tier=tier, policy=policy)
         # The first request warms up a server; the second, at the same server, is measured and has the deadline.
-        first = client.infer(model, inputs, version=model_version, tier=tier, policy=policy)
-        result = client.infer(
-            model,
-            inputs,
-            version=model_version,
-            tier=tier,
-            policy=policy,
-            timings=True,
-            timeout_seconds=deadline_ms / 1e3 if deadline_ms else None,
-            server=first.call.server,
-        )
+        server = call().call.server
+        result = call(timings=True, timeout_seconds=deadline_ms / 1e3 if deadline_ms else None, server=server)
     _show(model, [texts, pairs], result, as_json)
 
 
@@ -147,9 +140,8 @@ def _inputs(
     for tensor in tensors:
         name, found, value = tensor.partition("=")
         if not found or name not in specs:
-            raise UsageError(
-                "--input", given=tensor, expected=f"NAME=JSON with NAME of {sorted(specs)}", fix="Name it."
-            )
+            expected = f"NAME=JSON with NAME of {sorted(specs)}"
+            raise UsageError("--input", given=tensor, expected=expected, fix="Name it.")
         inputs[name] = _tensor(name, value, specs[name])
     if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
@@ -161,29 +153,28 @@ def _inputs(
 
 
 def _example(model: str, specs: dict[str, TensorSpec]) -> str:
-    """Return a command that suits the inputs of a model."""
+    """Suggest a command that suits the inputs of a model."""
     texts = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
     if texts == ["expression"]:
         arguments = '"3 - -4 + 2"'
-    elif len(texts) == 1:
-        arguments = '"some text"'
-    elif len(texts) == 2:
-        arguments = '"first text" --text-pair "second text"'
+    elif len(texts) in (1, 2):
+        arguments = ('"some text"', '"first text" --text-pair "second text"')[len(texts) - 1]
     else:
-        arguments = " ".join(f"--input {printable(name)}=@{printable(name)}.npy" for name in specs)
+        files = " ".join(f"--input {printable(name)}=@{printable(name)}.npy" for name in specs)
         shapes = ", ".join(f"{spec.datatype} {list(spec.shape)}" for spec in specs.values())
-        return f"Try: fewheads infer {model} {arguments} (NumPy: {printable(shapes)})"
+        arguments = f"{files} (NumPy: {printable(shapes)})"
     return f"Try: fewheads infer {model} {arguments}"
 
 
 def _checked(
     model: str, names: Sequence[str], columns: Sequence[tuple[str, ...]], specs: dict[str, TensorSpec]
 ) -> Sequence[tuple[str, ...]]:
-    """Return a column of texts for each text input of the model, all of one length."""
+    """Return a column of texts for each text input of the model, all of the same length."""
     options = ("TEXT", "--text-pair")
-    subject, found = f"TEXT for {model}", Literally(f"{len(names)} text inputs")
+    subject = f"TEXT for {model}"
     if not 1 <= len(names) <= len(options):
-        raise UsageError(subject, given=found, expected="one or two", fix=_example(model, specs))
+        given = Literally(f"{len(names)} text inputs")
+        raise UsageError(subject, given=given, expected="one or two", fix=_example(model, specs))
     wanted, further = columns[: len(names)], columns[len(names) :]
     if any(further):
         fix = "Leave --text-pair out; this model reads one text at a time."
@@ -209,29 +200,21 @@ def _tensor(name: str, value: str, spec: TensorSpec) -> Array:
 
 def _encoded(item: object) -> bytes:
     if not isinstance(item, str | bytes):
-        raise TypeError(f"{item!r} is no text")
+        raise TypeError(f"{item!r} is not text")
     return item.encode() if isinstance(item, str) else item
 
 
 def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, as_json: bool) -> None:
     outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
-    # Other servers send no stage times; then all of the time counts as transport.
+    # Other servers send no stage times, so all of the time counts as transport.
     stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
     times_ms = {stage.removesuffix("_ns"): duration / 1e6 for stage, duration in stages_ns.items()}
     times_ms["transport"] = (result.round_trip_ns - sum(stages_ns.values())) / 1e6
     times_ms["round_trip"] = result.round_trip_ns / 1e6
     if as_json:
-        print_json(
-            {
-                "model": model,
-                "version": result.model_version,
-                "tier": result.tier,
-                "tier_reason": result.tier_reason,
-                "server": result.call.server,
-                "outputs": outputs,
-                "times_ms": times_ms,
-            }
-        )
+        facts = {"model": model, "version": result.model_version, "tier": result.tier}
+        facts |= {"tier_reason": result.tier_reason, "server": result.call.server}
+        print_json({**facts, "outputs": outputs, "times_ms": times_ms})
         return
     rows = max(len(values) for values in outputs.values())
     texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
@@ -245,13 +228,13 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
 
 
 def _plain(array: Array) -> Array:
-    """Return BYTES as text, with what is not UTF-8 escaped, and numbers unchanged."""
+    """Return BYTES as text, with invalid UTF-8 escaped, and numbers unchanged."""
     if array.dtype.kind != "O":
         return array
     return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))
 
 
 def _cell(values: Sequence[object], row: int) -> object:
-    """Return one row of an output; without a batch, outputs may have fewer rows than others."""
+    """Return one row of an output, or nothing beyond its last row, as in models without a batch."""
     value = values[row] if row < len(values) else ""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -10,8 +10,8 @@ import click
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest
-from edge.cli.connection import connection_options
-from edge.cli.output import json_option, print_json, print_table, stderr
+from edge.cli.options import PATH, connection_options
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts
 from edge.errors import Literally, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("bundles", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]...")
+@click.argument("bundles", nargs=-1, type=PATH, metavar="[BUNDLE]...")
 @click.option("--url", help="Show a server instead, for example 127.0.0.1:8001.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of manifest.json.")
 @connection_options
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def info(
     bundles: tuple[Path, ...], url: str | None, schema: bool, credentials: Credentials | None, as_json: bool
 ) -> None:
-    """Check BUNDLEs and show what they hold; or show what the server at --url serves.
+    """Check BUNDLEs and show their contents; or show the models of the server at --url.
 
     On a server with tokens, the models need a token of any scope, latency and memory one of the scope `metrics`.
     """
@@ -54,33 +54,27 @@ def info(
 
 def _bundle(path: Path, manifest: Manifest) -> None:
     click.echo(f"{manifest.name} version {manifest.version} in {path}\n{manifest.description}")
+    tensors = [
+        ("text for inputs", manifest.preprocess.inputs if manifest.preprocess else ()),
+        ("input", manifest.inputs),
+        ("output", manifest.outputs),
+        ("made of outputs", (manifest.postprocess.made,) if manifest.postprocess else ()),
+    ]
+    artifacts = [(tier.name, artifact) for tier in manifest.tiers for artifact in tier.artifacts]
+    for _, artifact in artifacts:
+        tensors.append((f"input of {artifact.file}", artifact.inputs or ()))
+        tensors.append((f"output of {artifact.file}", artifact.outputs or ()))
     print_table(
         "tensors",
         ["role", "name", "datatype", "shape"],
-        [
-            [role, spec.name, spec.datatype, str(list(spec.shape))]
-            for role, specs in (
-                ("text for inputs", manifest.preprocess.inputs if manifest.preprocess else ()),
-                ("input", manifest.inputs),
-                ("output", manifest.outputs),
-                ("made of outputs", (manifest.postprocess.made,) if manifest.postprocess else ()),
-                *(
-                    (f"{kind} of {artifact.file}", own or ())
-                    for tier in manifest.tiers
-                    for artifact in tier.artifacts
-                    for kind, own in (("input", artifact.inputs), ("output", artifact.outputs))
-                ),
-            )
-            for spec in specs
-        ],
+        [[role, spec.name, spec.datatype, str(list(spec.shape))] for role, specs in tensors for spec in specs],
     )
     print_table(
         "tiers",
         ["tier", "role", "file", "runtime", "precision", "opset", "bytes"],
         [
-            [tier.name, a.role, a.file, a.runtime, a.precision, a.opset, manifest.files[a.file].size_bytes]
-            for tier in manifest.tiers
-            for a in tier.artifacts
+            [tier, a.role, a.file, a.runtime, a.precision, a.opset, manifest.files[a.file].size_bytes]
+            for tier, a in artifacts
         ],
     )
     if manifest.measures:
@@ -113,7 +107,7 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
         return
     print_table(url, ["model", "version", "state", "reason"], [list(model.values()) for model in models])
     if latency is None or memory is None:
-        stderr.print(left_out, highlight=False, markup=False, soft_wrap=True)
+        remark(left_out)
         return
     rows = [
         [name, stage, times["count"], *(times[key] / 1e6 for key in ("p50_ns", "p95_ns", "p99_ns"))]
@@ -131,7 +125,7 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
 
 
 def _reading(client: Client) -> tuple[Reading | None, str]:
-    """Return a reading; or None, and why latency and memory are left out."""
+    """Return a reading; or None, and the reason for leaving out latency and memory."""
     try:
         return client.telemetry(), ""
     except ServerRefused as error:
@@ -144,7 +138,6 @@ def _reading(client: Client) -> tuple[Reading | None, str]:
 
 
 def _energy(reading: Reading) -> list[dict[str, object]]:
-    """Return the energy of each tier, in joules, all together and by request and token."""
     return [
         {
             "model": f"{model.name}:{model.version}",
@@ -160,11 +153,11 @@ def _energy(reading: Reading) -> list[dict[str, object]]:
 
 
 def _latency(reading: Reading) -> dict[str, dict[str, dict[str, int]]]:
-    """Return count and percentiles of each stage of each model."""
+    """Return count and percentiles by model and stage."""
+    fields = ("count", "p50_ns", "p95_ns", "p99_ns")
     return {
         f"{model.name}:{model.version}": {
-            stage.stage: {"count": stage.count, "p50_ns": stage.p50_ns, "p95_ns": stage.p95_ns, "p99_ns": stage.p99_ns}
-            for stage in model.stages
+            stage.stage: {field: getattr(stage, field) for field in fields} for stage in model.stages
         }
         for model in reading.models
     }

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import click
@@ -20,11 +21,11 @@ from edge.errors import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Seconds between two lines of progress where stderr is no terminal.
+#: Interval of the lines of progress where stderr is not a terminal.
 LINE_SECONDS = 30.0
-#: Progress and remarks go to stderr, so that stdout holds nothing but the result.
+#: For progress and remarks, so that stdout holds only the result.
 stderr = Console(stderr=True)
-#: Into a pipe or file goes a fixed, wide format: 80 columns would fold the tables.
+#: Pipes and files get a fixed, wide format: 80 columns would fold the tables.
 stdout = Console(width=None if sys.stdout.isatty() else 160)
 
 
@@ -44,34 +45,45 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     stdout.print(table(columns, rows))
 
 
+def print_fields(title: str, fields: Sequence[str], objects: Iterable[object]) -> None:
+    """Print attributes of objects, given as two or more dotted names; the headings are their last parts."""
+    print_table(title, [heading(field) for field in fields], map(attrgetter(*fields), objects))
+
+
+def heading(field: str) -> str:
+    """Return the heading of a field: ``p99.9 ms`` for ``latency.p99_9_ms``."""
+    return field.rpartition(".")[2].replace("99_9", "99.9").replace("_", " ")
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table; numbers are right-aligned, and None is an empty cell among them."""
+    """Return a table; numbers are right-aligned, None is an empty cell, and a dict is listed by key."""
     rows = [list(row) for row in rows]
     made = Table()
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
         made.add_column(Text(printable(column)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        # Text, not str: a name in brackets is no markup.
-        made.add_row(*(Text(_cell(value)) for value in row))
+        made.add_row(*(Text(_cell(value)) for value in row))  # a str would be markup
     return made
 
 
 def _cell(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, dict):
+        value = ", ".join(f"{key} {count}" for key, count in sorted(value.items()))
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def remark(text: str) -> None:
-    """Print a line on stderr, above a bar if there is one."""
+    """Print a line on stderr, above a progress bar if there is one."""
     stderr.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress() -> Progress:
     """Return a progress bar on stderr: description, position, elapsed time and the field ``note``.
 
-    Where stderr is no terminal, it prints a line every :data:`LINE_SECONDS` and its end.
+    Where stderr is not a terminal, it prints a line every :data:`LINE_SECONDS` and its end.
     """
     return _Progress(
         SpinnerColumn(),
@@ -86,7 +98,7 @@ def progress() -> Progress:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show a bar of one step while the block runs."""
+    """Show a bar of one step during the block."""
     with progress() as bar:
         task = bar.add_task(what, total=1, note="")
         yield
@@ -94,7 +106,7 @@ def working(what: str) -> Iterator[None]:
 
 
 class _Progress(Progress):
-    """A bar that prints lines from a thread of its own where stderr is no terminal, however long a step takes."""
+    """Bar that prints lines where stderr is not a terminal, on a thread of its own, however long a step takes."""
 
     _lines: threading.Thread | None = None
 

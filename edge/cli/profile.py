@@ -1,15 +1,17 @@
-"""``fewheads profile``: time the shapes of a layer on this machine."""
+"""``fewheads profile``: a latency table of this machine."""
 
 from __future__ import annotations
 
 import time
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.options import PATH, cache_option
+from edge.cli.output import json_option, print_fields, print_json, print_table, progress, remark
 from edge.errors import Literally, UsageError
 from edge.runtimes.table import targets
 
@@ -17,12 +19,15 @@ if TYPE_CHECKING:
     from edge.profiling.profile import Progress
     from edge.profiling.table import LatencyTable
 
+_SIZES = ("shape.num_heads", "shape.head_dim", "shape.ffn_dim")
+_TIMING = ("tokens", *_SIZES, "comparison.milliseconds", "comparison.ratio")
+
 
 def parse_lengths(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """Return the lengths of ``--lengths 32,128``, ascending; nothing for none.
+    """Return the lengths of ``--lengths 32,128``, ascending.
 
     Raises:
-        UsageError: one is no number above 0.
+        UsageError: a length is not a whole number above 0.
     """
     if not value:
         return ()
@@ -37,18 +42,18 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), metavar="SHAPES")
+@click.argument("directory", type=PATH, metavar="SHAPES")
 @click.option(
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The table. Timings that it holds are kept, so an interrupted run goes on when the command is given again.",
+    help="The table. Its timings are kept, so that the same command continues an interrupted run.",
 )
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
-@click.option("--precision", help="fp32, fp16 or int8, as the bundles have it.  [default: the runtime's first]")
+@click.option("--precision", help="A precision of the bundles, such as fp16.  [default: the runtime's first]")
 @click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: those of SHAPES]")
 @click.option("--calls", type=click.IntRange(3), default=60, show_default=True, help="Of each model at each length.")
-@click.option("--cache", type=click.Path(path_type=Path), help="The cache of builds.  [default: ~/.cache/fewheads]")
+@cache_option
 @click.option("--replace", is_flag=True, help="Replace a table with another key at --out.")
 @json_option
 def profile(
@@ -64,8 +69,8 @@ def profile(
 ) -> None:
     """Build and time every layer of SHAPES, which `fewheads shapes` wrote, and write a latency table.
 
-    Each layer is timed in turns with the dense one. `fewheads reduce --latency-table` plans with the table, which holds
-    for this device, power mode, runtime and precision only.
+    Each layer is timed in turns with the dense one. `fewheads reduce --latency-table` plans with the table, which is
+    valid for this device, power mode, runtime and precision only.
     """
     from edge.profiling.profile import profile as profile_shapes
 
@@ -78,7 +83,8 @@ def profile(
 
         def on_progress(now: Progress) -> None:
             elapsed = time.monotonic() - started
-            left = f", about {_clock(elapsed / now.done * (now.shapes - now.done))} left" if now.done else ""
+            remaining = timedelta(seconds=round(elapsed / now.done * (now.shapes - now.done))) if now.done else None
+            left = f", about {remaining} left" if remaining else ""
             note = f"{now.name}, {now.step}{left}" if now.done < now.shapes else ""
             bar.update(task, completed=now.done, total=now.shapes, note=note)
 
@@ -95,7 +101,7 @@ def profile(
         )
     throttled = sum(timing.throttled for timing in table.timings) + sum(rest.throttled for rest in table.rest)
     if throttled:
-        remark(f"{throttled} timings are marked: the device throttled. Cool it, and give the same command again.")
+        remark(f"{throttled} timings are marked: the device throttled. Cool it, and run the same command again.")
     if as_json:
         print_json(table)
     else:
@@ -105,23 +111,7 @@ def profile(
 def print_latency_table(table: LatencyTable, where: str) -> None:
     """Print a latency table, and its key."""
     print_table(f"{table.name}: {table.label}, in {where}", ("key", ""), list(table.key.items()))
-    rows: list[tuple[object, ...]] = [
-        (
-            timing.tokens,
-            timing.shape.num_heads,
-            timing.shape.head_dim,
-            timing.shape.ffn_dim,
-            timing.comparison.milliseconds,
-            timing.comparison.ratio,
-            "throttled" if timing.throttled else "",
-        )
-        for timing in table.timings
-    ]
+    rows = [[*attrgetter(*_TIMING)(timing), "throttled" if timing.throttled else ""] for timing in table.timings]
     columns = ("tokens", "heads", "width", "units", "ms", "times faster", "")
     print_table("One layer, and how many times faster than the dense one", columns, rows)
-    rest = [(rest.tokens, rest.milliseconds, rest.dense_layers) for rest in table.rest]
-    print_table("Embeddings and task head", ("tokens", "ms", "dense layers"), rest)
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+    print_fields("Embeddings and task head", ("tokens", "milliseconds", "dense_layers"), table.rest)

@@ -1,4 +1,4 @@
-"""``fewheads serve``: the server in the foreground."""
+"""``fewheads serve``: runs the server in the foreground."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _setting_options(command: F) -> F:
-    """Add an option for each setting but REPOSITORY, which is an argument, in the order of their declarations."""
+    """Add an option for each setting except REPOSITORY, which is an argument."""
     types = get_type_hints(Settings)
     for setting in reversed(fields(Settings)):
         declaration = DECLARATIONS[setting.name]
@@ -46,7 +46,7 @@ def _option(name: str, annotation: Any, default: Any, declaration: Declaration) 
         default=default,
         show_default=declaration.unset or default is not None,
         help=declaration.help,
-        # The words are checked by Settings, which reports all that is wrong at once.
+        # Settings checks the words, and reports all errors together.
         metavar=f"[{'|'.join(declaration.choices)}]" if declaration.choices else declaration.metavar,
         shell_complete=partial(_complete, declaration.choices) if declaration.choices else None,
     )
@@ -66,22 +66,22 @@ def _complete(words: tuple[str, ...], context: click.Context, parameter: click.P
 @click.argument("repository", type=click.Path(path_type=Path), default=Path("repository"))
 @_setting_options
 @click.option("--no-metrics", is_flag=True, help="Serve neither Prometheus metrics nor the live page.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON on stdout in place of text on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON on stdout instead of text on stderr.")
 def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) -> None:
     """Serve every bundle in REPOSITORY over gRPC until SIGTERM or Ctrl-C.
 
-    With --json, stdout gets one line of ports, transport and models as soon as requests are taken.
+    With --json, one line on stdout has the ports, transport and models as soon as the server accepts requests.
     """
     settings = Settings(metrics_port=None if no_metrics else metrics_port, **options)
-    choose_to_run(settings.target)  # a wrong one ends here, not in each bundle's reason
-    from edge import server  # it imports the transports, which `--help` does without
+    choose_to_run(settings.target)  # fail here, not once for each bundle
+    from edge import server  # imports the transports, which `--help` does not need
 
-    gc.freeze()  # modules live as long as the process, so no collection has to look at them
+    gc.freeze()  # modules live as long as the process, so collections can skip them
     _run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
 
 
 def _run(serving: Coroutine[None, None, None]) -> None:
-    """Run the server on uvloop where it is installed: a request takes a tenth less of the processor there."""
+    """Run the server, on uvloop if it is installed, which reduces the processor time of a request by a tenth."""
     try:
         import uvloop
     except ImportError:
@@ -94,7 +94,7 @@ def _announce(ready: Ready, host: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(ready))
         return
-    lines = [f"gRPC on {host}:{ready.grpc_port}, carried by {ready.transport}"]
+    lines = [f"gRPC on {host}:{ready.grpc_port}, transport {ready.transport}"]
     if ready.http_port is not None:
         lines.append(f"HTTP on {host}:{ready.http_port}")
     if ready.metrics_port is not None:

@@ -1,4 +1,4 @@
-"""``fewheads token``: a new bearer token, and the line by which a server knows it."""
+"""``fewheads token``: a new bearer token, and its line in the server's token file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.security.tokens import new_token
     type=click.Choice(SCOPES),
     multiple=True,
     required=True,
-    help="What it is good for: asking models, changing what the server does, reading its measurements. Repeatable.",
+    help="Permission: to send requests, to change the server's state, or to read its metrics. Repeatable.",
 )
 @json_option
 def token(name: str, scopes: tuple[str, ...], as_json: bool) -> None:

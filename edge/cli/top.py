@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +14,8 @@ import msgspec
 from rich.live import Live
 from rich.text import Text
 
-from edge.cli.connection import connection_options
-from edge.cli.output import stderr, stdout
+from edge.cli.options import connection_options
+from edge.cli.output import remark, stdout
 from edge.cli.view import view
 from edge.errors import Literally, ServerError, ServerRefused
 
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from edge.client.connection import Credentials
     from edge.telemetry.window import Reading, Window
 
-#: Between two attempts to reach a server that is gone.
+#: Pause before each attempt to reconnect.
 _RETRY_SECONDS = 1.0
-#: A server whose reading is overdue by this much is gone.
+#: Delay of a reading after which the server counts as gone.
 _PATIENCE_SECONDS = 5.0
 
 Show = Callable[["Reading", "Window"], None]
-#: Reports why the server is gone, or with an empty text that it is back.
-Tell = Callable[[str], None]
+#: Receives the reason why the server is gone, or an empty text when it is back.
+Report = Callable[[str], None]
 
 
 @click.command()
@@ -37,7 +38,7 @@ Tell = Callable[[str], None]
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between readings."
 )
-@click.option("--once", is_flag=True, help="Show one reading, which counts from the server's start, and end.")
+@click.option("--once", is_flag=True, help="Show one reading, which covers the time since the server's start.")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each reading instead of tables.")
 def top(url: str, interval: float, once: bool, credentials: Credentials | None, as_json: bool) -> None:
@@ -48,33 +49,33 @@ def top(url: str, interval: float, once: bool, credentials: Credentials | None, 
     On a server with tokens, it needs a token of the scope `metrics`.
     """
     try:
-        with _output(url, as_json, live=stdout.is_terminal and not once) as (show, tell):
-            _watch(url, interval, once, credentials, show, tell)
+        with _output(url, as_json, live=stdout.is_terminal and not once) as (show, report):
+            _watch(url, interval, once, credentials, show, report)
     except KeyboardInterrupt:
-        pass  # the way to end it
+        pass  # the usual way to end the command
 
 
-def _watch(url: str, interval: float, once: bool, credentials: Credentials | None, show: Show, tell: Tell) -> None:
+def _watch(url: str, interval: float, once: bool, credentials: Credentials | None, show: Show, report: Report) -> None:
     from edge.telemetry.window import Recent
 
     reached = False
     while True:
-        recent = Recent()  # another process counts from zero
+        recent = Recent()  # counters of a new server start at zero
         try:
             for reading in _readings(url, interval, credentials):
                 if reached:
-                    tell("")
+                    report("")
                 reached = True
                 show(reading, recent.add(reading))
                 if once:
                     return
             gone = f"{url} ended the stream"
         except ServerError as error:
-            # A server that refuses, for example because the token was revoked, does so again; a full one may not.
+            # A refusal, such as of a revoked token, is final unless it has a hint when to retry.
             if not reached or (isinstance(error, ServerRefused) and not error.retry_after_ms):
                 raise
             gone = str(error)
-        tell(f"waiting for the server: {gone}")
+        report(f"waiting for the server: {gone}")
         time.sleep(_RETRY_SECONDS)
 
 
@@ -92,7 +93,7 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
 
         readings = client.watch(round(interval * 1000))
         while True:
-            # A board without power does not end the connection; closing the client does.
+            # A board that loses power does not end the connection, so the client has to.
             silence = threading.Timer(patience, give_up)
             silence.daemon = True
             silence.start()
@@ -101,7 +102,7 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
             except ServerError:
                 if not given_up.is_set():
                     raise
-                given, fix = Literally(f"nothing for {patience:g} s"), "Check that it runs and is connected."
+                given, fix = Literally(f"nothing for {patience:g} s"), "Check that the server runs and is connected."
                 raise ServerError(f"telemetry at {url}", given=given, expected="a reading", fix=fix) from None
             finally:
                 silence.cancel()
@@ -111,10 +112,10 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
 
 
 @contextmanager
-def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Tell]]:
-    """Yield a function that shows a reading, and one that reports whether the server is there."""
+def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Report]]:
+    """Yield functions that show a reading, and that report whether the server is gone."""
     if as_json or not live:
-        yield _print_json if as_json else _print_tables(url), _Remarks().tell
+        yield _print_json if as_json else partial(_print_tables, url), _remark_changes()
         return
     with Live(Text(f"{url} …"), console=stdout, screen=True, auto_refresh=False) as screen:
         last: tuple[Reading, Window] | None = None
@@ -124,11 +125,11 @@ def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Tell
             last = reading, window
             screen.update(view(url, reading, window, stdout.width), refresh=True)
 
-        def tell(remark: str) -> None:
-            if last and remark:
-                screen.update(view(url, *last, stdout.width, remark), refresh=True)
+        def report(text: str) -> None:
+            if last and text:
+                screen.update(view(url, *last, stdout.width, text), refresh=True)
 
-        yield show, tell
+        yield show, report
 
 
 def _print_json(reading: Reading, window: Window) -> None:
@@ -137,17 +138,18 @@ def _print_json(reading: Reading, window: Window) -> None:
     click.echo(msgspec.json.encode(document(reading, window)))
 
 
-def _print_tables(url: str) -> Show:
-    return lambda reading, window: stdout.print(view(url, reading, window, stdout.width))
+def _print_tables(url: str, reading: Reading, window: Window) -> None:
+    stdout.print(view(url, reading, window, stdout.width))
 
 
-class _Remarks:
-    """Reports on stderr that the server is gone and that it is back, each once."""
+def _remark_changes() -> Report:
+    """Return a function that prints on stderr, once each, that the server is gone and that it is back."""
+    gone = False
 
-    def __init__(self) -> None:
-        self._gone = False
+    def report(text: str) -> None:
+        nonlocal gone
+        if bool(text) != gone:
+            gone = bool(text)
+            remark(text or "the server is back")
 
-    def tell(self, remark: str) -> None:
-        if bool(remark) != self._gone:
-            self._gone = bool(remark)
-            stderr.print(remark or "the server is back", highlight=False, markup=False, soft_wrap=True)
+    return report

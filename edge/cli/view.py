@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,26 +13,38 @@ from edge.cli.output import table
 from edge.errors import printable
 
 if TYPE_CHECKING:
-    from edge.telemetry.window import MetricWindow, Reading, StageWindow, Window
+    from edge.telemetry.window import MetricWindow, ModelWindow, Reading, StageWindow, Window
 
-#: In a terminal narrower than this, a table keeps only the columns that matter most.
+#: Terminals narrower than this show only the columns that matter most.
 _NARROW = 100
-_PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
-#: Units of SensorReading, as they are written behind a number, and what of them a person reads.
+#: Unit of a sensor to its symbol, and the factor from the reading to it.
 _UNITS = {"celsius": ("°C", 1.0), "watts": ("W", 1.0), "ratio": ("%", 100.0), "hertz": ("MHz", 1e-6)}
 _KINDS = {"frequency_limit": "clock limits"}
+_FACTS = {"l4t": "L4T", "jetpack": "JetPack", "power_mode": "power mode"}
+
+
+class _Columns(NamedTuple):
+    """Headings of a table, and those that narrow terminals show."""
+
+    wide: tuple[str, ...]
+    narrow: tuple[str, ...]
+
+
+_PERCENTILES = ("p50 ms", "p95 ms", "p99 ms")
+_MODELS = _Columns(
+    ("model", "state", "/s", "failed /s", *_PERCENTILES, "queue p95", "compute p95", "rows/run"),
+    ("model", "/s", "p50 ms", "p99 ms"),
+)
+_TIERS = _Columns(("model", "tier", "share", "why", *_PERCENTILES), ("model", "tier", "share", "p50 ms", "p99 ms"))
+_ENERGY = _Columns(
+    ("model", "tier", "W above idle", "requests", "mJ/request", "mJ/token"), ("model", "tier", "mJ/request")
+)
+_DROPS = _Columns(*2 * (("model", "not answered", "place", "count"),))
+_METRICS = _Columns(*2 * (("model", "metric", "increase", "increase /s"),))
 
 
 def view(url: str, reading: Reading, window: Window, width: int, remark: str = "") -> Group:
-    """Return the view: what happened in a window, and the present state of the machine and the queue.
-
-    Args:
-        url: address of the server.
-        reading: the latest reading.
-        window: the difference between it and an earlier one.
-        width: of the terminal, in characters.
-        remark: shown below the title, for example about the connection.
-    """
+    """Return tables of a window and of its latest reading, for a terminal of ``width`` characters."""
     span = "since the start" if window.since_start else f"last {window.seconds:.3g} s"
     title = Text(f"{printable(url)}  up {duration(reading.uptime_seconds)}  {span}", style="bold")
     warnings = [Text(printable(text), style="bold red") for text in (remark, *reading.problems) if text]
@@ -49,87 +61,53 @@ def duration(seconds: float) -> str:
 
 def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
     models = [(f"{model.name}:{model.version}", model) for model in window.models]
-    rows: list[list[object]] = [
-        [
-            name,
-            model.state,
-            model.answers_per_second,
-            model.failures_per_second,
-            *_percentiles(model.stages.get("request")),
-            *_percentiles(model.stages.get("queue"), _PERCENTILES[1:2]),
-            *_percentiles(model.stages.get("compute_infer"), _PERCENTILES[1:2]),
-            model.rows_per_run,
-        ]
-        for name, model in models
-    ]
-    if len(rows) > 1:
-        total = [*_percentiles(window.stages.get("request")), *_percentiles(window.stages.get("queue"), ("p95_ms",))]
-        infer = _percentiles(window.stages.get("compute_infer"), ("p95_ms",))
-        rows.append(["all", "", window.answers_per_second, window.failures_per_second, *total, *infer, None])
-    columns = [
-        "model",
-        "state",
-        "/s",
-        "failed /s",
-        "p50 ms",
-        "p95 ms",
-        "p99 ms",
-        "queue p95",
-        "compute p95",
-        "rows/run",
-    ]
-    yield _table(columns, rows, ("model", "/s", "p50 ms", "p99 ms") if narrow else columns)
-    rows = [
-        [
-            name,
-            tier.tier,
-            f"{tier.share:.1%}",
-            ", ".join(f"{reason} {count}" for reason, count in sorted(tier.reasons.items())),
-            *_percentiles(tier.stages.get("request")),
-        ]
+    overview = [[name, model.state, *_rates(model), model.rows_per_run] for name, model in models]
+    if len(overview) > 1:
+        overview.append(["all", "", *_rates(window), None])
+    tiers = [
+        [name, tier.tier, f"{tier.share:.1%}", tier.reasons, *_percentiles(tier.stages.get("request"))]
         for name, model in models
         for tier in model.tiers
     ]
-    if rows:
-        columns = ["model", "tier", "share", "why", "p50 ms", "p95 ms", "p99 ms"]
-        yield _table(columns, rows, ("model", "tier", "share", "p50 ms", "p99 ms") if narrow else columns)
-    rows = [
-        [name, of.tier, of.watts, of.requests, of.joules_per_request * 1e3, _times(of.joules_per_token, 1e3)]
+    energy = [
+        [name, of.tier, of.watts, of.requests, *_millijoules(of.joules_per_request, of.joules_per_token)]
         for name, model in models
         for of in model.energy
     ]
-    if rows:
-        columns = ["model", "tier", "W above idle", "requests", "mJ/request", "mJ/token"]
-        yield _table(columns, rows, ("model", "tier", "mJ/request") if narrow else columns)
-    rows = [[name, drop.reason, drop.place, drop.count] for name, model in models for drop in model.drops]
-    if rows:
-        columns = ["model", "not answered", "place", "count"]
-        yield _table(columns, rows, columns)
-    rows = [
+    drops = [[name, drop.reason, drop.place, drop.count] for name, model in models for drop in model.drops]
+    metrics = [
         [name, _metric_name(metric), metric.increase, metric.increase_per_second]
         for name, model in models
         for metric in model.metrics
     ]
-    if rows:
-        columns = ["model", "metric", "increase", "increase /s"]
-        yield _table(columns, rows, columns)
+    yield _table(_MODELS, overview, narrow)
+    for columns, rows in ((_TIERS, tiers), (_ENERGY, energy), (_DROPS, drops), (_METRICS, metrics)):
+        if rows:
+            yield _table(columns, rows, narrow)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], kept: Sequence[str]) -> Table:
-    indices = [columns.index(column) for column in kept]
+def _table(columns: _Columns, rows: list[list[Any]], narrow: bool) -> Table:
+    kept = columns.narrow if narrow else columns.wide
+    indices = [columns.wide.index(column) for column in kept]
     return table(kept, [[row[index] for index in indices] for row in rows])
 
 
-def _percentiles(stage: StageWindow | None, names: Sequence[str] = _PERCENTILES) -> list[Any]:
-    return [getattr(stage, name) if stage else None for name in names]
+def _rates(of: ModelWindow | Window) -> list[Any]:
+    """Return the cells of a model, or of all, that count requests and their times."""
+    queue, infer = (_percentiles(of.stages.get(stage))[1] for stage in ("queue", "compute_infer"))
+    return [of.answers_per_second, of.failures_per_second, *_percentiles(of.stages.get("request")), queue, infer]
 
 
-def _times(number: float | None, factor: float) -> float | None:
-    return None if number is None else number * factor
+def _percentiles(stage: StageWindow | None) -> list[float | None]:
+    return [stage.p50_ms, stage.p95_ms, stage.p99_ms] if stage else [None] * 3
+
+
+def _millijoules(*joules: float | None) -> list[float | None]:
+    return [None if each is None else each * 1e3 for each in joules]
 
 
 def board_facts(reading: Reading) -> dict[str, str | bool]:
-    """Return the facts about the board that are known, by name; none on a machine that is no Jetson."""
+    """Return the known facts about the board by name; none on a machine that is not a Jetson."""
     if not reading.HasField("board"):
         return {}
     return {field.name: value for field, value in reading.board.ListFields()}
@@ -143,28 +121,28 @@ def _metric_name(metric: MetricWindow) -> str:
 
 def _machine(reading: Reading) -> Table:
     """Return the board, the queue, the memory and the sensors, a line for each kind."""
-    lines = Table.grid(padding=(0, 2))
-    lines.add_column(style="bold")
-    lines.add_column(overflow="fold")
-    peak = f"at most {reading.queue_depth_peak} at once, {_size(reading.queue_bytes_peak)}"
-    waiting = f"{reading.queue_depth} waiting, {_size(reading.queue_bytes)}; {peak}"
+    rows: list[tuple[str, str]] = []
     facts = board_facts(reading)
     if facts:
-        names = {"l4t": "L4T", "jetpack": "JetPack", "power_mode": "power mode"}
-        told = [str(facts["model"]), *(f"{text} {facts[name]}" for name, text in names.items() if name in facts)]
-        lines.add_row("board", Text(printable(", ".join(told))))
-    lines.add_row("queue", Text(waiting))
-    lines.add_row("streams", str(reading.streams))
-    memory = ", ".join(f"{sample.kind.replace('_', ' ')} {_size(sample.size_bytes)}" for sample in reading.memory)
-    lines.add_row("memory", Text(printable(memory)))
+        known = [str(facts["model"]), *(f"{text} {facts[name]}" for name, text in _FACTS.items() if name in facts)]
+        rows.append(("board", ", ".join(known)))
+    peak = f"at most {reading.queue_depth_peak} at once, {_size(reading.queue_bytes_peak)}"
+    rows.append(("queue", f"{reading.queue_depth} waiting, {_size(reading.queue_bytes)}; {peak}"))
+    rows.append(("streams", str(reading.streams)))
+    memory = [f"{sample.kind.replace('_', ' ')} {_size(sample.size_bytes)}" for sample in reading.memory]
+    rows.append(("memory", ", ".join(memory)))
     kinds: dict[str, list[str]] = {}
     for sensor in reading.sensors:
         unit, factor = _UNITS.get(sensor.unit, (sensor.unit, 1.0))
         kinds.setdefault(sensor.kind, []).append(f"{sensor.name} {sensor.value * factor:.4g} {unit}")
-    for kind, values in kinds.items():
-        lines.add_row(Text(printable(_KINDS.get(kind, kind))), Text(printable(", ".join(values))))
+    rows += [(_KINDS.get(kind, kind), ", ".join(values)) for kind, values in kinds.items()]
     if reading.HasField("idle_power_watts"):
-        lines.add_row("idle power", f"{reading.idle_power_watts:.4g} W")
+        rows.append(("idle power", f"{reading.idle_power_watts:.4g} W"))
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="bold")
+    lines.add_column(overflow="fold")
+    for name, value in rows:
+        lines.add_row(Text(printable(name)), Text(printable(value)))
     return lines
 
 

@@ -1,5 +1,5 @@
-"""Open-loop load: requests that come at times fixed beforehand, whether the answers keep up or not.
+"""Open-loop load: requests come at times fixed beforehand, whether or not responses keep up.
 
-Clients that wait for each other ask for less as soon as the server is slow, and hide what an overload does. Here every
-latency counts from when its request was due, so neither the server nor the generator can hide a delay.
+Clients that wait for each response send less as soon as the server slows down, which hides the overload. Here latency
+counts from when a request was due, so no delay of the server or of the generator is hidden.
 """

@@ -1,71 +1,58 @@
-"""When requests are due: seconds from the start, fixed before the first one is sent. The one generator of arrivals."""
+"""Times at which requests are due, in seconds from the start of a run."""
 
 from __future__ import annotations
 
 import math
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from edge.errors import Literally, UsageError
+from edge.load.plan import CONSTANT, PATTERNS, POISSON
 
-PATTERNS = POISSON, CONSTANT, BURST = ("poisson", "constant", "burst")
-#: Gaps that are drawn at once: a schedule of any length needs the memory of so many.
+#: Number of gaps to draw at a time, which bounds the memory of a long schedule.
 _BLOCK = 4096
 
 
-class Arrivals(msgspec.Struct, frozen=True):
-    """A pattern of arrivals.
+def due_times(
+    pattern: str, rate: float, seed: int = 0, burst_period_seconds: float = 1.0, burst_share: float = 0.5
+) -> Iterator[float]:
+    """Return the endless, ascending times at which requests are due.
 
-    Attributes:
-        pattern: ``poisson``, where the gaps are exponential and independent; ``constant``, where all are the same;
-            ``burst``, a Poisson process that is on for the first part of each period and silent for the rest.
-        rate: requests per second, in the mean over whole periods.
+    Args:
+        pattern: one of :data:`edge.load.plan.PATTERNS`.
+        rate: requests per second, averaged over whole periods.
         seed: of the gaps; equal seeds give equal times.
-        period_seconds: of ``burst``.
-        on_share: the part of a period of ``burst`` in which requests come, at ``rate / on_share``.
+        burst_period_seconds: length of a period of ``burst``.
+        burst_share: share of a period of ``burst`` in which requests come, at ``rate / burst_share``.
+
+    Raises:
+        UsageError: the pattern is unknown, or a number is out of range.
     """
-
-    pattern: str
-    rate: float
-    seed: int = 0
-    period_seconds: float = 1.0
-    on_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check every value.
-
-        Raises:
-            UsageError: the first one that is wrong.
-        """
-        if self.pattern not in PATTERNS:
-            fix = "Take one of them."
-            raise UsageError("--arrivals", given=self.pattern, expected=f"one of {', '.join(PATTERNS)}", fix=fix)
-        for name, value, most in (
-            ("--rate", self.rate, math.inf),
-            ("--burst-period", self.period_seconds, math.inf),
-            ("--burst-share", self.on_share, 1.0),
-        ):
-            if not 0 < value <= most or math.isinf(value):
-                expected = "a number above 0" if math.isinf(most) else f"above 0, at most {most:g}"
-                raise UsageError(name, given=value, expected=expected, fix="Change it.")
-
-    def times(self) -> Iterator[float]:
-        """Yield the times at which requests are due, in order and without end."""
-        if self.pattern == CONSTANT:
-            return (index / self.rate for index in count())
-        if self.pattern == POISSON:
-            return _poisson(self.rate, self.seed)
-        on_seconds = self.on_share * self.period_seconds
-        # The process runs on a clock that stands still while it is silent.
-        return (
-            moment // on_seconds * self.period_seconds + moment % on_seconds
-            for moment in _poisson(self.rate / self.on_share, self.seed)
-        )
+    if pattern not in PATTERNS:
+        raise UsageError("--arrivals", given=pattern, expected=f"one of {', '.join(PATTERNS)}", fix="Take one of them.")
+    for option, value, most in (
+        ("--rate", rate, math.inf),
+        ("--burst-period", burst_period_seconds, math.inf),
+        ("--burst-share", burst_share, 1.0),
+    ):
+        if not 0 < value <= most or math.isinf(value):
+            expected = "a number above 0" if math.isinf(most) else f"above 0, at most {most:g}"
+            raise UsageError(option, given=value, expected=expected, fix="Change it.")
+    if pattern == CONSTANT:
+        return (index / rate for index in count())
+    if pattern == POISSON:
+        return _poisson(rate, seed)
+    on_seconds = burst_share * burst_period_seconds
+    # The process has a clock that stops between bursts.
+    return (
+        moment // on_seconds * burst_period_seconds + moment % on_seconds
+        for moment in _poisson(rate / burst_share, seed)
+    )
 
 
 def _poisson(rate: float, seed: int) -> Iterator[float]:
@@ -78,19 +65,18 @@ def _poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def limited(times: Iterable[float], seconds: float, requests: int | None = None) -> Iterator[float]:
-    """Yield the times before ``seconds``, and of those the first ``requests``; None is all."""
-    early = takewhile(lambda time: time < seconds, times)
-    return early if requests is None else (time for _, time in zip(range(requests), early, strict=False))
+    """Return the times before ``seconds``, and at most ``requests`` of them."""
+    return islice(takewhile(lambda time: time < seconds, times), requests)
 
 
 def read_trace(path: Path) -> array[float]:
-    """Read recorded arrivals: lines of JSON, each a number of seconds, or an object whose ``at`` is one.
+    """Read recorded arrivals: lines of JSON, each a number of seconds, or an object that has one as ``at``.
 
     Returns:
         The times in seconds from the first of them, which is 0.
 
     Raises:
-        UsageError: the file cannot be read, holds something else, goes back in time, or is empty.
+        UsageError: the file cannot be read or is empty, or a line is malformed or earlier than the line before.
     """
     times: array[float] = array("d")
     fix = 'Write lines such as 0.25 or {"at": 0.25}, in order of time.'
@@ -107,7 +93,7 @@ def read_trace(path: Path) -> array[float]:
     except OSError as error:
         raise UsageError(f"{path}", given=Literally(error.strerror), expected="a file to read", fix=fix) from None
     if not times:
-        raise UsageError(f"{path}", given=Literally("no times"), expected="one at least", fix=fix)
+        raise UsageError(f"{path}", given=Literally("no times"), expected="at least one", fix=fix)
     return array("d", (time - times[0] for time in times))
 
 

@@ -1,13 +1,14 @@
-"""Serving overhead: the same requests through the runner alone and through the server, in turns, in one run."""
+"""Serving overhead: latency of the same requests in process and through a server, in turns."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,37 +17,32 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
 from edge.client import ONCE, Client
 from edge.client.connection import Credentials
-from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.launch import running_server
+from edge.load.inputs import Inputs, golden_inputs, random_inputs, text_inputs
+from edge.load.percentiles import Percentiles
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 
-#: A measurement is divided into so many series.
+#: Number of series that a measurement consists of.
 ROUNDS = 5
 
 
-class Latency(msgspec.Struct, frozen=True):
-    """Percentiles of one series, in ms, and its throughput over the wall time that it took."""
+class Latency(Percentiles, frozen=True):
+    """Percentiles in ms, and the throughput over the elapsed time."""
 
-    count: int
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    per_second: float
+    per_second: float = 0.0
 
 
 class BenchReport(msgspec.Struct, frozen=True):
     """Latency of one model.
 
     Attributes:
-        model: its name.
         platform: runtime of the in-process side; empty without one.
-        rows: batch size of each request.
         concurrency: number of clients.
-        in_process: preprocessing and the runner, called directly; None without the bundle.
+        in_process: of preprocessing and the runner; None without the bundle.
         served: as clients of the server see it.
-        overhead_ratio: the served median over the in-process one; None without the latter. With several clients it
+        overhead_ratio: of the served median to the in-process one; None without the latter. With several clients it
             includes the time that they wait for each other.
     """
 
@@ -59,84 +55,74 @@ class BenchReport(msgspec.Struct, frozen=True):
     overhead_ratio: float | None
 
 
-class Series(NamedTuple):
-    """Durations of single calls, and the wall time of all of them."""
-
-    durations_ns: list[int]
-    wall_ns: int
-
-
 def bench(
-    path: Path,
+    model: Path | str,
     *,
     url: str | None,
     requests: int,
     concurrency: int,
     rows: int,
+    texts: Sequence[str] = (),
     target: str = "auto",
     cache: Path | None = None,
     credentials: Credentials | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> BenchReport:
-    """Measure one bundle.
+    """Measure a bundle in process and through a server, or a served model without its bundle.
 
     Args:
-        path: the bundle; its golden inputs are the requests.
-        url: a server that serves it; None starts one, on a free port, for the time of the run.
-        requests: how many to send in all, after as many tenths to warm up.
-        concurrency: how many clients send at once, each waiting for its answer before the next request.
+        model: a bundle, whose golden inputs are sent; or the name of a model at ``url``.
+        url: a server; None starts one on a free port.
+        requests: total number, after a tenth of them to warm up.
+        concurrency: number of clients, each of which waits for its response before the next request.
         rows: batch size of each request.
-        target: the runtime for the in-process side and for a server that is started.
+        texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
+        target: runtime of the in-process side, and of a server that is started.
         cache: directory of built models.
-        credentials: to reach the server at ``url`` with.
-        advanced: called after each of the rounds.
+        credentials: TLS and a token for the server at ``url``.
+        advanced: called after each round.
 
     Raises:
-        FewheadsError: the bundle is broken, or the server refuses.
+        UsageError: the texts or the rows do not fit the model, or a named one does not take random numbers.
+        FewheadsError: the bundle is broken, or the server cannot be reached or refuses.
     """
-    bundle = Bundle.open(path)
-    loaded = load_runner(bundle, target, cache)
-    direct = direct_inputs(bundle, rows)
-    local = in_process(bundle, loaded.runner)
-    per_round = max(requests // ROUNDS, concurrency)
-    alone, served = [], []
-    try:
-        with (
-            server_for([bundle], url, target, cache) as address,
-            Client(address, retries=ONCE, credentials=credentials) as client,
-        ):
+    with ExitStack() as stack:
+        bundle = Bundle.open(model) if isinstance(model, Path) else None
+        calls: dict[Callable[[Inputs], Any], int] = {}
+        platform = ""
+        if bundle:
+            name, version, inputs = bundle.manifest.name, str(bundle.manifest.version), golden_inputs(bundle, rows)
+            runner = load_runner(bundle, target, cache).runner
+            stack.callback(runner.close)
+            calls[in_process(bundle, runner)] = 1
+            platform = runner.platform
+        else:
+            name, version, inputs = str(model), "", []
+        address = stack.enter_context(server_for([bundle] if bundle else [], url, target, cache))
+        client = stack.enter_context(Client(address, retries=ONCE, credentials=credentials))
+        calls[partial(client.infer, name, version=version)] = concurrency
+        inputs = inputs or _inputs_without_bundle(client, name, rows, texts)
+        *local, served = _in_turns(calls, inputs, requests, concurrency, advanced)
+    alone = local[0] if local else None
+    ratio = served.p50_ms / alone.p50_ms if alone else None
+    return BenchReport(name, platform, rows, concurrency, alone, served, ratio)
 
-            def remote(inputs: dict[str, Array]) -> None:
-                client.infer(bundle.manifest.name, inputs, version=str(bundle.manifest.version))
 
-            for call in (local, remote):
-                series(call, direct, max(requests // 10, concurrency), concurrency if call is remote else 1)
-            for _ in range(ROUNDS):  # in turns, so that a noisy neighbour disturbs both alike
-                alone.append(series(local, direct, per_round, 1))
-                served.append(series(remote, direct, per_round, concurrency))
-                advanced()
-    finally:
-        loaded.runner.close()
-    one, other = latency(alone), latency(served)
-    ratio = other.p50_ms / one.p50_ms
-    return BenchReport(bundle.manifest.name, loaded.runner.platform, rows, concurrency, one, other, ratio)
+def _inputs_without_bundle(client: Client, model: str, rows: int, texts: Sequence[str]) -> list[Inputs]:
+    specs, _ = client.metadata(model)
+    if not texts:
+        return random_inputs(model, specs, rows)
+    return text_inputs(model, [spec.name for spec in specs if spec.datatype == "BYTES"], rows, texts)
 
 
 @contextmanager
 def server_for(
     bundles: Sequence[Bundle], url: str | None, target: str, cache: Path | None, arguments: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield the address of the server at ``url``, or of one that serves the bundles for the time of the block.
-
-    Args:
-        bundles: the bundles to serve.
-        url: a server that does so already; None starts one, on a free port.
-        target: the runtime of one that is started.
-        cache: directory of built models.
-        arguments: more arguments of ``fewheads serve`` for one that is started.
+    """Yield ``url``, or the address of a server for the block if it is None, with more ``arguments`` of ``serve``.
 
     Raises:
-        UsageError: arguments are given for a server that is there already.
+        UsageError: there are arguments and a URL.
         ServerError: as :func:`edge.launch.running_server`.
     """
     if url:
@@ -150,71 +136,54 @@ def server_for(
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
-def direct_inputs(bundle: Bundle, rows: int) -> list[dict[str, Array]]:
-    """Return requests made of golden rows: text where the model takes text, tensors otherwise.
-
-    A model without a batch has one request, its golden inputs.
-
-    Raises:
-        UsageError: there is no batch to hold ``rows``.
-    """
-    arrays = bundle.golden.raw or bundle.golden.inputs
-    if not bundle.manifest.max_batch_size:
-        if rows > 1:
-            expected = f"1, since {bundle.manifest.name} has no batch"
-            raise UsageError("--rows", given=rows, expected=expected, fix="Leave it out.")
-        return [{name: _plain(array) for name, array in arrays.items()}]
-    picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
-    return [{name: _plain(array[pick]) for name, array in arrays.items()} for pick in picks]
-
-
-def _plain(array: Array) -> Array:
-    return array.astype(np.object_) if array.dtype.kind == "S" else array
-
-
-def in_process(bundle: Bundle, runner: Runner) -> Callable[[dict[str, Array]], None]:
-    """Return a function that preprocesses a request and runs it, without a server."""
+def in_process(bundle: Bundle, runner: Runner) -> Callable[[Inputs], None]:
+    """Return a function that preprocesses and runs a request."""
     step = preprocessor(bundle)
 
-    def call(inputs: dict[str, Array]) -> None:
+    def call(inputs: Inputs) -> None:
         runner.infer(step(*(inputs[spec.name] for spec in step.inputs)) if step else inputs)
 
     return call
 
 
-def series(
-    call: Callable[[dict[str, Array]], None], inputs: list[dict[str, Array]], count: int, concurrency: int
-) -> Series:
-    """Call ``count`` times from ``concurrency`` threads; the first error of any of them is raised."""
-    durations: list[int] = []
-    failures: list[BaseException] = []
-    share = count // concurrency
-
-    def client(offset: int) -> None:
-        try:
-            for index in range(offset, offset + share):
-                begun = time.perf_counter_ns()
-                call(inputs[index % len(inputs)])
-                durations.append(time.perf_counter_ns() - begun)
-        except BaseException as error:  # handed to the caller below
-            failures.append(error)
-
-    begun = time.perf_counter_ns()
-    if concurrency == 1:
-        client(0)
-    else:
-        threads = [threading.Thread(target=client, args=(index * share,)) for index in range(concurrency)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    return Series(durations, time.perf_counter_ns() - begun)
+def _in_turns(
+    calls: dict[Callable[[Inputs], Any], int],
+    inputs: list[Inputs],
+    requests: int,
+    concurrency: int,
+    advanced: Callable[[], None],
+) -> list[Latency]:
+    """Time functions in turns, each from its number of threads, so that other load affects all of them alike."""
+    for call, threads in calls.items():
+        _series(call, inputs, max(requests // 10, concurrency), threads)
+    durations: list[list[float]] = [[] for _ in calls]
+    elapsed = [0.0] * len(calls)
+    for _ in range(ROUNDS):
+        for index, (call, threads) in enumerate(calls.items()):
+            begun = time.perf_counter()
+            durations[index] += _series(call, inputs, max(requests // ROUNDS, concurrency), threads)
+            elapsed[index] += time.perf_counter() - begun
+        advanced()
+    percentiles = [Percentiles.of(np.array(each)) for each in durations]
+    return [
+        Latency(**msgspec.structs.asdict(one), per_second=one.count / seconds)
+        for one, seconds in zip(percentiles, elapsed, strict=True)
+    ]
 
 
-def latency(parts: list[Series]) -> Latency:
-    """Return the percentiles of several series together."""
-    durations = np.array([duration for part in parts for duration in part.durations_ns]) / 1e6
-    p50, p95, p99 = (float(value) for value in np.percentile(durations, [50, 95, 99]))
-    return Latency(len(durations), p50, p95, p99, len(durations) / (sum(part.wall_ns for part in parts) / 1e9))
+def _series(call: Callable[[Inputs], Any], inputs: list[Inputs], count: int, threads: int) -> list[float]:
+    """Call ``count`` times from several threads, and return the seconds of each call."""
+    share = count // threads
+
+    def client(number: int) -> list[float]:
+        durations = []
+        for index in range(number * share, (number + 1) * share):
+            begun = time.perf_counter()
+            call(inputs[index % len(inputs)])
+            durations.append(time.perf_counter() - begun)
+        return durations
+
+    if threads == 1:
+        return client(0)
+    with ThreadPoolExecutor(threads) as pool:
+        return [duration for durations in pool.map(client, range(threads)) for duration in durations]

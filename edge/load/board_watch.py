@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -22,22 +21,22 @@ _POLICIES = "sys/devices/system/cpu/cpufreq"
 _ONLINE = "sys/devices/system/cpu/online"
 _STATE_SECONDS = 1.0
 _POWER_SECONDS = 0.1
-#: Fewer samples of the power than this say nothing about a series of requests.
+#: Least number of power samples for the mean of a series.
 _LEAST_SAMPLES = 3
 
 
 class BoardState(msgspec.Struct, frozen=True, kw_only=True):
-    """The board at one moment. A value that cannot be read is absent.
+    """The board at one moment; values that cannot be read are absent.
 
     Attributes:
-        board: model, release and power mode; None on a machine that is no Jetson.
-        processors: those that are online, such as ``0-5``; None where that is unknown.
-        limits_hertz: limits of clocks, such as ``gpu-max``, ``emc-max`` and ``cpu0-max``.
+        board: model, release and power mode; None on a machine that is not a Jetson.
+        processors: online processors, such as ``0-5``; None if unknown.
+        limits_hertz: clock limits, such as ``gpu-max``, ``emc-max`` and ``cpu0-max``.
         frequencies_hertz: clocks.
         temperatures_celsius: thermal zones.
         power_watts: rails.
         throttling_events: alarms since the boot.
-        throttling_levels: throttling that is on, 0 for none.
+        throttling_levels: active throttling, 0 for none.
         memory_bytes: of the system and the device, such as ``system_available`` and ``device_used``.
     """
 
@@ -74,7 +73,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def doubts(self) -> list[str]:
-        """Return what makes measurements in this state unfit to be published, whatever follows."""
+        """Return the reasons not to publish measurements in this state."""
         found = [f"throttled: {name} was on" for name, level in self.throttling_levels.items() if level]
         if self.board and self.board.power_mode is None:
             found.append("the power mode is unknown, because /var/lib/nvpmodel/status cannot be read")
@@ -83,7 +82,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def changes(self, later: BoardState) -> list[str]:
-        """Return what a later state shows that makes the measurements between them unfit to be published."""
+        """Return the reasons not to publish measurements between this state and a later one."""
         found = [
             f"throttled: the alarm {name} rose from {self.throttling_events.get(name, 0):.0f} to {count:.0f}"
             for name, count in later.throttling_events.items()
@@ -103,7 +102,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The lowest and the highest value that was seen."""
+    """Lowest and highest observed value."""
 
     low: float
     high: float
@@ -117,7 +116,8 @@ class BoardWatch:
 
     Attributes:
         before: the state when the watch began.
-        after: the state at the last look.
+        after: the latest state.
+        observed: ranges of clocks, temperatures, power and memory, by kind and name.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -125,23 +125,21 @@ class BoardWatch:
         self._sensors = Sensors(root)
         self._rails = board_rails(root)
         self._power: list[tuple[float, float]] = []
-        self._ranges: dict[str, dict[str, Range]] = {}
-        self._doubts: dict[str, None] = {}
+        self.observed: dict[str, dict[str, Range]] = {}
+        self._doubts: dict[str, str] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="board", daemon=True)
         self.before = self.after = BoardState.read(self._sensors, root)
 
     def __enter__(self) -> BoardWatch:
-        self._note(self.before)
+        self._sample(self.before)
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
-        self._note(BoardState.read(self._sensors, self._root))
+        self._sample(BoardState.read(self._sensors, self._root))
 
     @property
     def measures_power(self) -> bool:
@@ -150,42 +148,35 @@ class BoardWatch:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What was seen since the beginning that makes the measurements unfit to be published."""
-        return tuple(self._doubts)
-
-    @property
-    def observed(self) -> dict[str, dict[str, Range]]:
-        """The ranges of clocks, temperatures, power and memory, by kind and name."""
-        return self._ranges
+        """Reasons not to publish the measurements so far."""
+        return tuple(self._doubts.values())
 
     def watts(self, begin: float, end: float) -> float | None:
-        """Return the mean power of the board between two times of ``time.monotonic()``; None if it is unknown."""
+        """Return the mean power of the board between two times of ``time.monotonic()``; None if unknown."""
         samples = [watts for at, watts in list(self._power) if begin <= at <= end]
         return sum(samples) / len(samples) if len(samples) >= _LEAST_SAMPLES else None
 
     def _watch(self) -> None:
-        look_at = time.monotonic() + _STATE_SECONDS
+        next_state = time.monotonic() + _STATE_SECONDS
         while not self._done.wait(_POWER_SECONDS):
             powers = [power for rail in self._rails if (power := rail.read()) is not None]
             if powers and len(powers) == len(self._rails):
                 self._power.append((time.monotonic(), sum(powers)))
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + _STATE_SECONDS
-                self._note(BoardState.read(self._sensors, self._root))
+            if time.monotonic() >= next_state:
+                next_state = time.monotonic() + _STATE_SECONDS
+                self._sample(BoardState.read(self._sensors, self._root))
 
-    def _note(self, state: BoardState) -> None:
+    def _sample(self, state: BoardState) -> None:
         self.after = state
         for kind in ("frequencies_hertz", "temperatures_celsius", "power_watts", "memory_bytes"):
-            ranges = self._ranges.setdefault(kind, {})
+            ranges = self.observed.setdefault(kind, {})
             for name, value in getattr(state, kind).items():
                 seen = ranges.get(name, Range(value, value))
                 ranges[name] = Range(min(seen.low, value), max(seen.high, value))
         for doubt in [*state.doubts(), *self.before.changes(state)]:
-            if ": the alarm " in doubt:  # it rises on: keep the last one
-                alarm = doubt.split(" rose ")[0]
-                for old in [each for each in self._doubts if each.startswith(f"{alarm} rose ")]:
-                    del self._doubts[old]
-            self._doubts[doubt] = None
+            # An alarm keeps rising: replace its earlier doubt.
+            subject = f"{doubt.split(' rose ')[0]} rose " if ": the alarm " in doubt else doubt
+            self._doubts[subject] = doubt
 
 
 def _processor_limits(root: Path) -> dict[str, float]:

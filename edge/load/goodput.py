@@ -1,8 +1,4 @@
-"""Goodput under overload: answers within the deadline, by policy.
-
-Requests come at fixed times, whether the answers keep up or not: clients that wait for answers would send less as
-soon as the server is slow, and hide the overload.
-"""
+"""Goodput under overload: responses within the deadline, by tier policy."""
 
 from __future__ import annotations
 
@@ -17,33 +13,34 @@ import numpy as np
 from edge.bundles.bundle import Bundle
 from edge.errors import Literally, ServerError, UsageError
 from edge.launch import running_server
-from edge.load.arrivals import CONSTANT, Arrivals, limited
-from edge.load.measure import Plan, capacity
+from edge.load.arrivals import due_times, limited
+from edge.load.measure import capacity
+from edge.load.percentiles import Percentiles
+from edge.load.plan import CONSTANT, Plan
 from edge.load.record import EXPIRED, IN_TIME, LATE, REFUSED, Columns, Record
-from edge.load.report import Percentiles
 from edge.load.sender import Sender, run
-from edge.load.workload import Shares, Workload
+from edge.load.workload import Workload
 
-#: A deadline is so many times what a request takes that finds the server idle, and this at least.
+#: The default deadline, as a multiple of a request's latency on an idle server, and its minimum.
 _DEADLINE_FACTOR, _LEAST_DEADLINE_MS = 20.0, 50.0
-#: Between bursts, so that each finds a server that has recovered.
+#: Pause between bursts, in which the server recovers.
 _PAUSE_SECONDS = 1.0
 
 
-class Burst(msgspec.Struct, frozen=True):
-    """What came of the requests of one policy.
+class Burst(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcomes of all requests of one policy.
 
     Attributes:
-        policy: that they asked for.
-        sent: requests.
-        in_time: answered within the deadline, as the client saw it.
-        refused: at once, with RESOURCE_EXHAUSTED.
-        late: the rest; their work was for nothing.
-        per_second: answers in time for each second of the bursts.
-        p50_ms: of the answers in time; 0 without any.
-        p99_ms: of the answers in time.
-        tiers: answers in time by tier.
-        lag_p99_ms: by how much the client itself sent late; near the deadline, it is the client that was measured.
+        policy: that the requests name.
+        sent: number of requests.
+        in_time: responses within the deadline, as the client saw it.
+        refused: rejected at once, with RESOURCE_EXHAUSTED.
+        late: the rest, on which the server wasted its work.
+        per_second: responses in time for each second of the bursts.
+        p50_ms: latency of the responses in time; 0 without any.
+        p99_ms: likewise.
+        tiers: responses in time by tier.
+        lag_p99_ms: delay of the client; near the deadline, the client is the bottleneck.
     """
 
     policy: str
@@ -59,14 +56,14 @@ class Burst(msgspec.Struct, frozen=True):
 
 
 class GoodputReport(msgspec.Struct, frozen=True):
-    """One comparison of policies on one server.
+    """Comparison of policies on one server.
 
     Attributes:
         model: its name.
-        capacity_per_second: what the full tier answers when eight clients ask as fast as they can.
-        offered_per_second: what came in the bursts.
+        capacity_per_second: responses of the full tier to eight clients in a closed loop.
+        offered_per_second: rate of requests in the bursts.
         deadline_ms: of each request.
-        seconds: of all bursts of a policy together.
+        seconds: length of all bursts of a policy together.
         bursts: by policy.
     """
 
@@ -88,62 +85,55 @@ def goodput(
     deadline_ms: float | None,
     target: str = "auto",
     cache: Path | None = None,
-    arguments: Sequence[str] = (),
     advanced: Callable[[], None] = lambda: None,
 ) -> GoodputReport:
-    """Send bursts beyond a bundle's capacity, by each policy in turn, to one server that is started for it.
+    """Start a server, and send it bursts of golden inputs beyond its capacity, by each policy in turn.
 
     Args:
-        path: the bundle; its golden inputs are the requests.
-        policies: what the requests ask for; see :mod:`edge.scheduling.elastic`.
-        factor: offered load, as a multiple of the full tier's capacity.
-        seconds: of each burst.
-        rounds: bursts of each policy, in turns, so that a noisy neighbour disturbs all alike.
-        deadline_ms: of each request; None is 20 times what one takes, and 50 at least.
+        path: the bundle.
+        policies: for the requests; see :mod:`edge.scheduling.elastic`.
+        factor: load, as a multiple of the full tier's capacity.
+        seconds: length of each burst.
+        rounds: bursts of each policy, in turns, so that other load on the machine affects all policies alike.
+        deadline_ms: of each request; None is 20 times the latency of one, at least 50.
         target: the runtime.
         cache: directory of built models.
-        arguments: more arguments of ``fewheads serve``.
         advanced: called after each burst.
 
     Raises:
-        UsageError: the model has one tier, so no policy has a choice.
-        FewheadsError: the bundle is broken, or the server does something else than answer, refuse or be late.
+        UsageError: the model has one tier, so policies have no choice.
+        FewheadsError: the bundle is broken, or a request neither got a response, nor was refused, nor expired.
     """
     bundle = Bundle.open(path)
     if len(bundle.manifest.tiers) < 2:
         given = Literally(f"{bundle.manifest.name} with one tier")
         fix = "Export several runs into one bundle with `fewheads export --name`."
         raise UsageError("BUNDLE", given=given, expected="one with several tiers", fix=fix)
-    plan = Plan(rate=None, patience_seconds=60.0)
-    with running_server([path], target=target, cache=cache, arguments=arguments) as ready:
+    plan = Plan(patience_seconds=60.0)
+    with running_server([path], target=target, cache=cache) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
-        able = capacity(url, {bundle: 1.0}, plan, seconds)
-        deadline = deadline_ms or max(_DEADLINE_FACTOR * able.alone_ms, _LEAST_DEADLINE_MS)
-        arrivals = Arrivals(CONSTANT, factor * able.per_second)
-        limits, records = _only(repr(deadline)), {policy: Record() for policy in policies}
-        asked = {policy: Workload({bundle: 1.0}, choices=_only(policy), deadlines_ms=limits) for policy in policies}
+        idle = capacity(url, {bundle: 1.0}, plan, seconds)
+        deadline = deadline_ms or max(_DEADLINE_FACTOR * idle.alone_ms, _LEAST_DEADLINE_MS)
+        rate = factor * idle.per_second
+        senders = {}
+        for policy in policies:
+            own = msgspec.structs.replace(plan, policies={policy: 1.0}, deadlines_ms={deadline: 1.0})
+            record = Record()
+            senders[policy] = Sender(url, Workload({bundle: 1.0}, own), record, own), record
         for _ in range(rounds):
-            for policy, record in records.items():
-                _burst(url, asked[policy], arrivals, seconds, record)
+            for sender, record in senders.values():
+                _burst(url, sender, record, rate, seconds)
                 time.sleep(_PAUSE_SECONDS)
                 advanced()
     total = seconds * rounds
-    bursts = tuple(_summary(policy, record.columns(), total) for policy, record in records.items())
-    return GoodputReport(bundle.manifest.name, able.per_second, arrivals.rate, deadline, total, bursts)
+    bursts = tuple(_summary(policy, record.columns(), total) for policy, (_, record) in senders.items())
+    return GoodputReport(bundle.manifest.name, idle.per_second, rate, deadline, total, bursts)
 
 
-def _only(value: str) -> Shares:
-    return Shares((value,), (1.0,))
-
-
-def _burst(url: str, workload: Workload, arrivals: Arrivals, seconds: float, record: Record) -> None:
-    """Send requests at fixed times and wait for what comes of them."""
-    sender = Sender(url, workload, record)
-    times = limited(arrivals.times(), seconds)
-
+def _burst(url: str, sender: Sender, record: Record, rate: float, seconds: float) -> None:
     async def send() -> None:
         async with sender:
-            await sender.open_loop(times)
+            await sender.open_loop(limited(due_times(CONSTANT, rate), seconds))
 
     run(send, sender.interrupt)
     if sender.interrupted:
@@ -152,14 +142,13 @@ def _burst(url: str, workload: Workload, arrivals: Arrivals, seconds: float, rec
     other = columns.where(~np.isin(columns.outcome, (IN_TIME, LATE, REFUSED, EXPIRED)))
     if len(other):
         given = Literally(f"{other.outcome[0]}, {other.cause[0]}")
-        expected = "an answer, a refusal or the end of the time"
-        raise ServerError(f"server at {url}", given=given, expected=expected, fix="The server's log tells more.")
+        expected = "a response, a refusal or an expired deadline"
+        raise ServerError(f"server at {url}", given=given, expected=expected, fix="Look into the server's log.")
 
 
 def _summary(policy: str, columns: Columns, seconds: float) -> Burst:
     good = columns.where(columns.outcome == IN_TIME)
-    counts, latency = columns.counts(), Percentiles.of(good.latency)
-    refused = counts.get(REFUSED, 0)
+    latency, refused = Percentiles.of(good.latency), columns.counts().get(REFUSED, 0)
     return Burst(
         policy=policy,
         sent=len(columns),

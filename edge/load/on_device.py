@@ -1,14 +1,14 @@
-"""Latency and energy of bundles on a board, with the board's state, as a record that tables are made from.
+"""Latency and energy of bundles on a board, with the board's state.
 
-All tiers, batch sizes and ways, in process and served, take turns within each round, so that a board that warms up
-disturbs all of them alike. Ratios are taken within a round.
+All tiers and batch sizes, in process and served, take turns within each round, so that a board that warms up affects
+all of them alike. Ratios are taken within a round.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import partial
@@ -21,40 +21,44 @@ import numpy as np
 from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
-from edge.datatypes import Array
-from edge.load.bench import direct_inputs, in_process, server_for
+from edge.load.bench import in_process, server_for
 from edge.load.board_watch import BoardWatch
-from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Quantiles, Ratio, Series, Where
+from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Ratio, Series, Where
+from edge.load.inputs import Inputs, golden_inputs
+from edge.load.percentiles import Percentiles
 from edge.profiling.conditions import cpu_name
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Source
 
-#: Requests before a series that are not measured: the ones after another tier's, whose weights filled the caches.
+#: Number of unmeasured requests before each series, which refill the caches after another tier.
 _WARM_REQUESTS = 3
-#: Time of a series in one round at most, so that a large batch of a slow model does not take hours.
+#: Longest time of a series in one round, so that a large batch of a slow model does not take hours.
 _SERIES_SECONDS = 2.0
-#: Where the board measures its power, a series in one round takes at least this long.
+#: Shortest time of a series in one round on a board that measures its power.
 _POWER_SECONDS = 0.5
 _SETTLE_SECONDS, _IDLE_SECONDS = 1.0, 3.0
 _RESAMPLES = 2000
 
-Call = Callable[[dict[str, Array]], None]
-
-
-class _Subject(NamedTuple):
-    """What is measured: the result's fields so far, the call and its requests."""
-
-    facts: Series
-    call: Call
-    inputs: list[dict[str, Array]]
+Call = Callable[[Inputs], object]
+#: Receives the current step, and the number of its finished parts and of all its parts.
+Advanced = Callable[[str, int, int], None]
 
 
 class _Round(NamedTuple):
-    """The requests of one series in one round."""
+    """Requests of one series in one round: the seconds of each, and the power of the board."""
 
-    durations_ns: list[int]
-    wall_seconds: float
+    durations: list[float]
+    elapsed_seconds: float
     watts: float | None
+
+
+class _Subject(NamedTuple):
+    """Series to measure: its result without the latency, the function to call, its requests, and its rounds."""
+
+    facts: Series
+    call: Call
+    inputs: list[Inputs]
+    rounds: list[_Round]
 
 
 def measure_on_device(
@@ -64,37 +68,30 @@ def measure_on_device(
     target: str = "auto",
     cache: Path | None = None,
     root: Path = Path("/"),
-    advanced: Callable[[str, int, int], None] = lambda what, done, total: None,
+    advanced: Advanced = lambda step, done, total: None,
 ) -> DeviceRecord:
     """Build, serve and measure bundles in every tier, in batches of one and of the most rows.
 
-    Args:
-        paths: the bundles.
-        plan: what to measure.
-        target: the runtime.
-        cache: directory of built models.
-        root: the root of the file system with the board's files, another one in tests.
-        advanced: called with the current step, and with how many of how many parts of it are done.
+    The board's files are below ``root``.
 
     Raises:
         FewheadsError: a bundle is broken or cannot be built, or the server fails.
     """
     bundles = [Bundle.open(path) for path in paths]
     with ExitStack() as stack, BoardWatch(root) as watch:
-        runners, platforms = _load(stack, bundles, target, cache, advanced)
+        loaded, platforms = _load(stack, bundles, target, cache, advanced)
         url = stack.enter_context(server_for(bundles, None, target, cache))
         client = stack.enter_context(Client(url, retries=ONCE))
         doubts = served_elsewhere(client, platforms)
         subjects = [
             each
-            for bundle in bundles
-            for tier, (facts, local) in runners[bundle].items()
-            for each in _subjects(bundle, facts, local, partial(_ask, client, bundle, tier))
+            for bundle, facts, local in loaded
+            for each in _subjects(bundle, facts, local, _remote(client, bundle, facts.tier))
         ]
         for subject in subjects:
             _series(subject, max(plan.requests // 10, _WARM_REQUESTS))
         idle_watts = _idle_watts(watch, advanced)
-        rounds = _take_turns(subjects, plan, watch, advanced)
+        _take_turns(subjects, plan, watch, advanced)
         gaps = _idle_gaps(subjects, plan, advanced)
     doubts += watch.doubts
     return DeviceRecord(
@@ -108,30 +105,20 @@ def measure_on_device(
         after=watch.after,
         observed=watch.observed,
         idle_watts=idle_watts,
-        series=tuple(
-            _result(subject.facts, parts, idle_watts) for subject, parts in zip(subjects, rounds, strict=True)
-        ),
+        series=tuple(_result(subject, idle_watts) for subject in subjects),
         idle_gaps=tuple(gaps),
-        ratios=tuple(_ratios(subjects, rounds)),
+        ratios=tuple(_ratios(subjects)),
         doubts=doubts,
         publishable=not doubts,
     )
 
 
 def _load(
-    stack: ExitStack,
-    bundles: list[Bundle],
-    target: str,
-    cache: Path | None,
-    advanced: Callable[[str, int, int], None],
-) -> tuple[dict[Bundle, dict[str, tuple[Series, Call]]], dict[str, str]]:
-    """Build and load every tier in this process.
-
-    Returns:
-        The facts of every tier and the function that runs it; and the platform of every model's full tier.
-    """
+    stack: ExitStack, bundles: list[Bundle], target: str, cache: Path | None, advanced: Advanced
+) -> tuple[list[tuple[Bundle, Series, Call]], dict[str, str]]:
+    """Build and load every tier; return its facts and the function that runs it, and each model's platform."""
     tiers = [(bundle, tier.name) for bundle in bundles for tier in bundle.manifest.tiers]
-    loaded: dict[Bundle, dict[str, tuple[Series, Call]]] = {}
+    loaded: list[tuple[Bundle, Series, Call]] = []
     platforms: dict[str, str] = {}
     for done, (bundle, tier) in enumerate(tiers):
         advanced("building", done, len(tiers))
@@ -151,20 +138,15 @@ def _load(
             device=ready.runner.device,
             precision=source.artifact.precision,
             onnx_sha256=source.onnx_sha256,
-            latency=Quantiles(0, 0, 0, 0),
+            latency=Percentiles(),
         )
-        loaded.setdefault(bundle, {})[tier] = facts, in_process(bundle, ready.runner)
+        loaded.append((bundle, facts, in_process(bundle, ready.runner)))
     advanced("building", len(tiers), len(tiers))
     return loaded, platforms
 
 
 def served_elsewhere(client: Client, platforms: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence for each model that a server computes on another platform than this process does.
-
-    Args:
-        client: of the server.
-        platforms: model to its platform in this process.
-    """
+    """Return a sentence for each model whose platform at the server is not the one given for this process."""
     served = {model.name: model.platform for model in client.telemetry().models}
     return tuple(
         f"{model} is served by {served.get(model, 'nothing')}, and in process by {platform}"
@@ -173,57 +155,52 @@ def served_elsewhere(client: Client, platforms: Mapping[str, str]) -> tuple[str,
     )
 
 
-def _subjects(bundle: Bundle, facts: Series, local: Call, remote: Call) -> list[_Subject]:
-    found = []
+def _subjects(bundle: Bundle, facts: Series, local: Call, remote: Call) -> Iterator[_Subject]:
     for rows in sorted({1, bundle.manifest.max_batch_size or 1}):
-        inputs = direct_inputs(bundle, rows)
+        inputs = golden_inputs(bundle, rows)
         same = msgspec.structs.replace(facts, rows=rows)
-        found.append(_Subject(same, local, inputs))
-        found.append(_Subject(msgspec.structs.replace(same, where="served"), remote, inputs))
-    return found
+        yield _Subject(same, local, inputs, [])
+        yield _Subject(msgspec.structs.replace(same, where="served"), remote, inputs, [])
 
 
-def _ask(client: Client, bundle: Bundle, tier: str, inputs: dict[str, Array]) -> None:
+def _remote(client: Client, bundle: Bundle, tier: str) -> Call:
     manifest = bundle.manifest
-    client.infer(manifest.name, inputs, version=str(manifest.version), tier=tier if len(manifest.tiers) > 1 else "")
+    tier = tier if len(manifest.tiers) > 1 else ""
+    return partial(client.infer, manifest.name, version=str(manifest.version), tier=tier)
 
 
-def _series(subject: _Subject, count: int, least_seconds: float = 0.0) -> list[int]:
-    """Send ``count`` requests and return their durations.
-
-    There are more of them if they take less than ``least_seconds``, and fewer if they take too long.
-    """
-    durations: list[int] = []
-    started = time.perf_counter_ns()
-    least, most = started + int(least_seconds * 1e9), started + int(_SERIES_SECONDS * 1e9)
+def _series(subject: _Subject, count: int, least_seconds: float = 0.0) -> list[float]:
+    """Send ``count`` requests, more within ``least_seconds``, fewer if they take too long; return their durations."""
+    durations: list[float] = []
+    started = time.perf_counter()
     while True:
-        begun = time.perf_counter_ns()
-        if durations and (begun > most or (len(durations) >= count and begun >= least)):
+        elapsed = time.perf_counter() - started
+        if durations and (elapsed > _SERIES_SECONDS or (len(durations) >= count and elapsed >= least_seconds)):
             return durations
-        subject.call(subject.inputs[len(durations) % len(subject.inputs)])
-        durations.append(time.perf_counter_ns() - begun)
+        durations.append(_seconds_of_call(subject, len(durations)))
 
 
-def _take_turns(
-    subjects: list[_Subject], plan: Plan, watch: BoardWatch, advanced: Callable[[str, int, int], None]
-) -> list[list[_Round]]:
-    """Return the rounds of each subject."""
-    rounds: list[list[_Round]] = [[] for _ in subjects]
+def _seconds_of_call(subject: _Subject, index: int) -> float:
+    begun = time.perf_counter()
+    subject.call(subject.inputs[index % len(subject.inputs)])
+    return time.perf_counter() - begun
+
+
+def _take_turns(subjects: list[_Subject], plan: Plan, watch: BoardWatch, advanced: Advanced) -> None:
     per_round, total = max(plan.requests // plan.rounds, 1), plan.rounds * len(subjects)
     least_seconds = _POWER_SECONDS if watch.measures_power else 0.0
     for number in range(plan.rounds):
         for turn in range(len(subjects)):
-            index = (number + turn) % len(subjects)  # nobody is always the first
-            _series(subjects[index], _WARM_REQUESTS)
+            subject = subjects[(number + turn) % len(subjects)]  # each comes first in some round
+            _series(subject, _WARM_REQUESTS)
             begun = time.monotonic()
-            durations = _series(subjects[index], per_round, least_seconds)
+            durations = _series(subject, per_round, least_seconds)
             ended = time.monotonic()
-            rounds[index].append(_Round(durations, ended - begun, watch.watts(begun, ended)))
+            subject.rounds.append(_Round(durations, ended - begun, watch.watts(begun, ended)))
             advanced("warm", number * len(subjects) + turn + 1, total)
-    return rounds
 
 
-def _idle_watts(watch: BoardWatch, advanced: Callable[[str, int, int], None]) -> float | None:
+def _idle_watts(watch: BoardWatch, advanced: Advanced) -> float | None:
     if not watch.measures_power:
         return None
     advanced("idle power", 0, 1)
@@ -234,62 +211,51 @@ def _idle_watts(watch: BoardWatch, advanced: Callable[[str, int, int], None]) ->
     return watch.watts(begun, time.monotonic())
 
 
-def _idle_gaps(subjects: list[_Subject], plan: Plan, advanced: Callable[[str, int, int], None]) -> list[IdleGap]:
-    asked = [subject for subject in subjects if subject.facts.where == "served" and subject.facts.rows == 1]
-    total, done, found = len(asked) * len(plan.idle_gaps_seconds) * plan.idle_requests, 0, []
-    for subject in asked:
+def _idle_gaps(subjects: list[_Subject], plan: Plan, advanced: Advanced) -> list[IdleGap]:
+    served = [subject for subject in subjects if subject.facts.where == "served" and subject.facts.rows == 1]
+    total, done, found = len(served) * len(plan.idle_gaps_seconds) * plan.idle_requests, 0, []
+    for subject in served:
         for gap in plan.idle_gaps_seconds:
             durations = []
             for index in range(plan.idle_requests):
                 time.sleep(gap)
-                begun = time.perf_counter_ns()
-                subject.call(subject.inputs[index % len(subject.inputs)])
-                durations.append(time.perf_counter_ns() - begun)
+                durations.append(_seconds_of_call(subject, index))
                 done += 1
                 advanced("after idle", done, total)
             if durations:
-                found.append(IdleGap(subject.facts.model, subject.facts.tier, gap, Quantiles.of(durations)))
+                latency = Percentiles.of(np.array(durations))
+                found.append(IdleGap(subject.facts.model, subject.facts.tier, gap, latency))
     return found
 
 
-def _result(facts: Series, rounds: list[_Round], idle_watts: float | None) -> Series:
-    durations = [duration for part in rounds for duration in part.durations_ns]
-    seen = [part for part in rounds if part.watts is not None]
+def _result(subject: _Subject, idle_watts: float | None) -> Series:
+    latency = Percentiles.of(np.concatenate([part.durations for part in subject.rounds]))
+    parts = [(part, part.watts) for part in subject.rounds if part.watts is not None]
     power = energy = None
-    if seen:
-        wall, requests = sum(part.wall_seconds for part in seen), sum(len(part.durations_ns) for part in seen)
-        power = sum(part.watts * part.wall_seconds for part in seen if part.watts is not None) / wall
-        if idle_watts is not None:
-            energy = (power - idle_watts) * wall / requests * 1e3
-    return msgspec.structs.replace(facts, latency=Quantiles.of(durations), power_watts=power, energy_millijoules=energy)
+    if parts:
+        elapsed = sum(part.elapsed_seconds for part, _ in parts)
+        requests = sum(len(part.durations) for part, _ in parts)
+        power = sum(watts * part.elapsed_seconds for part, watts in parts) / elapsed
+        energy = None if idle_watts is None else (power - idle_watts) * elapsed / requests * 1e3
+    return msgspec.structs.replace(subject.facts, latency=latency, power_watts=power, energy_millijoules=energy)
 
 
-def _ratios(subjects: list[_Subject], rounds: list[list[_Round]]) -> list[Ratio]:
+def _ratios(subjects: list[_Subject]) -> list[Ratio]:
     medians = {
-        (one.facts.model, one.facts.rows, one.facts.where, one.facts.tier): np.array(
-            [np.median(part.durations_ns) for part in parts]
+        (each.facts.model, each.facts.rows, each.facts.where, each.facts.tier): np.array(
+            [np.median(part.durations) for part in each.rounds]
         )
-        for one, parts in zip(subjects, rounds, strict=True)
+        for each in subjects
     }
     full: dict[tuple[str, int, Where], str] = {}
     found = []
     for (model, rows, where, tier), mine in medians.items():
         first = full.setdefault((model, rows, where), tier)
-        if tier != first:
-            logs = np.log(medians[model, rows, where, first] / mine)
-            picks = np.random.default_rng(0).integers(len(logs), size=(_RESAMPLES, len(logs)))
-            low, high = np.exp(np.percentile(logs[picks].mean(axis=1), [2.5, 97.5])).tolist()
-            found.append(
-                Ratio(
-                    model=model,
-                    tier=tier,
-                    full=first,
-                    rows=rows,
-                    where=where,
-                    ratio=float(np.exp(logs.mean())),
-                    low=low,
-                    high=high,
-                    rounds=len(logs),
-                )
-            )
+        if tier == first:
+            continue
+        logs = np.log(medians[model, rows, where, first] / mine)
+        picks = np.random.default_rng(0).integers(len(logs), size=(_RESAMPLES, len(logs)))
+        low, high = np.exp(np.percentile(logs[picks].mean(axis=1), [2.5, 97.5])).tolist()
+        ratio = float(np.exp(logs.mean()))
+        found.append(Ratio(model, tier, first, rows, where, ratio=ratio, low=low, high=high, rounds=len(logs)))
     return found

@@ -1,112 +1,80 @@
-"""Outcomes of a load run: one row of numbers for each request."""
+"""Outcome of every request of a load run, a row each."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from edge.datatypes import Array
 
-#: How a request ends. Every one ends in exactly one of these ways.
+#: Each request has one outcome.
 #:
-#: - ``in_time``, ``late``: answered, within its deadline or after it
-#: - ``refused``: the server said no at once, and may have said when to come back
+#: - ``in_time``, ``late``: it got a response, within its deadline or after it
+#: - ``refused``: the server rejected it at once, perhaps with a time to retry after
 #: - ``expired``: its deadline passed, here or in the server
-#: - ``cancelled``: by this client, which was interrupted, or by the server
-#: - ``failed``: any other error, also that no connection could be made
-#: - ``lost``: it was sent, and there never was an answer
-#: - ``unsent``: too many others were on their way
-OUTCOMES = IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = (
-    "in_time",
-    "late",
-    "refused",
-    "expired",
-    "cancelled",
-    "failed",
-    "lost",
-    "unsent",
-)
+#: - ``cancelled``: by this client, after an interrupt, or by the server
+#: - ``failed``: any other error, also that there was no connection
+#: - ``lost``: it was sent, and no response came
+#: - ``unsent``: too many others were in flight
+OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "lost", "unsent")
+IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _MAX_NAMES = 1000
 _CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
+_NAMES = ("due", "lag", "latency", "retry_ms", "outcome", "kind", "tier", "cause")
+_TYPECODES = dict(zip(_NAMES, "ddddBHHH", strict=True))
 
 
 class Record:
-    """The rows of one run, some 40 bytes each. A request that never ends stays ``lost``.
-
-    Not for several threads.
-    """
+    """Rows of one run, about 40 bytes each. A request that never ends stays ``lost``. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._due = array("d")
-        self._lag = array("d")
-        self._latency = array("d")
-        self._retry = array("d")
-        self._outcome = array("B")
-        self._kind = array("H")
-        self._tier = array("H")
-        self._cause = array("H")
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _TYPECODES.items()}
         self._names: dict[str, int] = {"": 0}
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._columns["due"])
 
     def sent(self, due: float, lag: float, kind: int) -> int:
-        """Add a request and return its row.
-
-        Args:
-            due: seconds from the start of the run.
-            lag: seconds by which it was sent later than that.
-            kind: of the workload.
-        """
-        self._due.append(due)
-        self._lag.append(lag)
-        self._latency.append(np.nan)
-        self._retry.append(np.nan)
-        self._outcome.append(_CODES[LOST])
-        self._kind.append(kind)
-        self._tier.append(0)
-        self._cause.append(0)
-        return len(self._due) - 1
+        """Add a request, due ``due`` seconds after the start and sent ``lag`` seconds later; return its row."""
+        row = (due, lag, math.nan, math.nan, _CODES[LOST], kind, 0, 0)
+        for column, value in zip(self._columns.values(), row, strict=True):
+            column.append(value)
+        return len(self) - 1
 
     def answered(self, row: int, latency: float, *, late: bool, tier: str = "") -> None:
-        """End a request with an answer, ``latency`` seconds after it was due."""
-        self._latency[row] = latency
-        self._outcome[row] = _CODES[LATE if late else IN_TIME]
-        self._tier[row] = self._number(tier)
+        """End a request with a response, ``latency`` seconds after it was due."""
+        self._columns["latency"][row] = latency
+        self._columns["outcome"][row] = _CODES[LATE if late else IN_TIME]
+        self._columns["tier"][row] = self._number(tier)
 
     def ended(self, row: int, latency: float, outcome: str, cause: str = "", retry_ms: float | None = None) -> None:
-        """End a request in another way: why, in a word or two, and when the server said to come back."""
-        self._latency[row] = latency
-        self._outcome[row] = _CODES[outcome]
-        self._cause[row] = self._number(cause)
+        """End a request without a response: the cause in a few words, and the server's hint when to retry."""
+        self._columns["latency"][row] = latency
+        self._columns["outcome"][row] = _CODES[outcome]
+        self._columns["cause"][row] = self._number(cause)
         if retry_ms is not None:
-            self._retry[row] = retry_ms
+            self._columns["retry_ms"][row] = retry_ms
 
     def columns(self) -> Columns:
-        """Return a copy of everything for calculations."""
+        """Return a copy of all rows."""
+        arrays = {name: np.array(column) for name, column in self._columns.items()}
         names = np.array(list(self._names))
-        return Columns(
-            due=np.array(self._due),
-            lag=np.array(self._lag),
-            latency=np.array(self._latency),
-            retry_ms=np.array(self._retry),
-            outcome=np.array(OUTCOMES)[np.array(self._outcome, np.intp)],
-            kind=np.array(self._kind),
-            tier=names[np.array(self._tier, np.intp)],
-            cause=names[np.array(self._cause, np.intp)],
-        )
+        texts = {name: names[arrays[name]] for name in ("tier", "cause")}
+        return Columns(**(arrays | texts | {"outcome": np.array(OUTCOMES)[arrays["outcome"]]}))
 
     def _number(self, name: str) -> int:
         if name not in self._names and len(self._names) >= _MAX_NAMES:
-            name = "other"  # a server whose every message is another one must not fill the memory
+            name = "other"  # bounds the memory where every message differs
         return self._names.setdefault(name, len(self._names))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The rows of a record as arrays [requests]: seconds, except ``retry_ms``; NaN where there is nothing."""
+    """Rows of a record as arrays [requests]. Times are in seconds except ``retry_ms``, and NaN if absent."""
 
     due: Array
     lag: Array
@@ -122,14 +90,14 @@ class Columns:
 
     @property
     def answered(self) -> Array:
-        """Which requests got an answer, in time or late."""
+        """Mask [requests] of those with a response, in time or late."""
         return np.isin(self.outcome, (IN_TIME, LATE))
 
     def where(self, mask: Array) -> Columns:
-        """Return the rows that a mask [requests] selects."""
+        """Return the rows selected by a mask [requests]."""
         return Columns(**{name: column[mask] for name, column in vars(self).items()})
 
     def counts(self) -> dict[str, int]:
-        """Return how many ended in which way; those are left out in which none did."""
+        """Return the number of requests with each outcome that occurred."""
         found = {outcome: int(np.count_nonzero(self.outcome == outcome)) for outcome in OUTCOMES}
         return {outcome: count for outcome, count in found.items() if count}

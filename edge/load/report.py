@@ -9,43 +9,18 @@ import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from edge.load.record import LOST, UNSENT, Columns
+from edge.load.percentiles import Percentiles
+from edge.load.plan import Plan
+from edge.load.record import IN_TIME, LOST, UNSENT, Columns
 from edge.load.workload import Kind
 
-_PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
-#: A timeline has at most so many points, and points of one second where that allows it.
+#: Limits of the number of points in a timeline; points are a second long where these allow.
 _MAX_POINTS, _MIN_POINTS = 600, 20
 _STEPS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class Percentiles(msgspec.Struct, frozen=True):
-    """Exact percentiles in ms, interpolated between neighbours; all 0 without any values."""
-
-    count: int
-    p50_ms: float
-    p90_ms: float
-    p95_ms: float
-    p99_ms: float
-    p99_9_ms: float
-    max_ms: float
-
-    @classmethod
-    def of(cls, seconds: Array) -> Percentiles:
-        """Return the percentiles of durations in seconds [values]."""
-        values = seconds * 1e3 if len(seconds) else np.zeros(1)
-        p50, p90, p95, p99, p99_9 = np.percentile(values, _PERCENTS).tolist()
-        return cls(len(seconds), p50, p90, p95, p99, p99_9, float(values.max()))
-
-
 class Group(msgspec.Struct, frozen=True):
-    """Requests that have something in common.
-
-    Attributes:
-        name: what.
-        requests: how many.
-        outcomes: how many of them ended in which way; see :data:`edge.load.record.OUTCOMES`.
-        latency: of those that were answered.
-    """
+    """Requests with something in common; ``latency`` is that of the responses."""
 
     name: str
     requests: int
@@ -59,14 +34,14 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why requests got no answer.
+    """Requests without a response, by cause.
 
     Attributes:
-        outcome: how they ended.
-        cause: the status, and what our server named as the subject: ``queue`` or ``deadline``.
-        count: how many.
-        latency: until they were told.
-        retry_after_p50_ms: the median of when the server said to come back; None where it did not.
+        outcome: one of :data:`edge.load.record.OUTCOMES`.
+        cause: the status, and the subject of our server's error, such as ``queue`` or ``deadline``.
+        count: number of requests.
+        latency: until the error.
+        retry_after_p50_ms: median of the server's hints when to retry; None without any.
     """
 
     outcome: str
@@ -77,13 +52,13 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """The requests that were due in one interval of a timeline, and the answers that came in it.
+    """One interval of a timeline.
 
     Attributes:
-        at_seconds: where it begins.
-        outcomes: of the requests that were due in it.
-        answers_per_second: that came in it.
-        p50_ms: of the answers to those that were due in it; None without any.
+        at_seconds: its start.
+        outcomes: of the requests due in it.
+        answers_per_second: responses that came in it.
+        p50_ms: latency of the responses to requests due in it; None without any.
         p99_ms: likewise.
     """
 
@@ -95,13 +70,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """The server's resident memory by its own Telemetry, in bytes; ``samples`` are seconds and bytes.
-
-    Attributes:
-        before_bytes: before the first request of the run.
-        after_bytes: after the last.
-        peak_bytes: the largest that was seen between.
-    """
+    """The server's resident memory before, after and at most during the run; ``samples`` are seconds and bytes."""
 
     before_bytes: int
     after_bytes: int
@@ -109,32 +78,26 @@ class Memory(msgspec.Struct, frozen=True):
     samples: tuple[tuple[float, int], ...]
 
 
-class LoadReport(msgspec.Struct, frozen=True):
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """One open-loop run.
 
     Attributes:
-        models: that were asked.
-        pattern: of the arrivals.
-        rate_per_second: that was asked for; of a trace, that it has.
-        capacity_per_second: what clients in a closed loop got before; None where that was not measured.
-        seed: of arrivals and requests.
-        seconds: from the start of what was measured to when the last request was due.
-        deadlines_ms: that requests had, from when they were due; 0 is none.
-        interrupted: whether it was ended before its time.
-        requests: that were due; the outcomes add up to it.
-        outcomes: how many ended in which way.
+        rate_per_second: the plan's, or the trace's.
+        capacity_per_second: responses to clients in a closed loop before the run; None if not measured.
+        seconds: length of the measurement, up to when the last request was due.
+        deadlines_ms: from when requests were due; 0 is none.
+        interrupted: whether Ctrl-C ended the run.
+        outcomes: number of requests by outcome, which add up to ``requests``.
         in_time_per_second: the goodput.
-        warm_up: outcomes of requests that came before, and count for nothing else.
-        latency: of the answered.
-        by_model: and so on.
-        causes: of those without an answer, the most frequent first.
-        lag: by how much the generator sent late.
-        lag_bound_ms: beyond which its p99 must not be.
-        doubts: why the numbers are not to be trusted; empty if they are.
-        timeline: over the seconds.
-        interval_seconds: of each of its points.
-        curve: percents and the latency of the answered in ms at them.
-        memory: of the server; None where it does not tell.
+        warm_up: outcomes of earlier requests, which count for nothing else.
+        latency: of the responses.
+        causes: of requests without a response, the most frequent first.
+        lag: delay of the generator.
+        lag_bound_ms: limit of its p99.
+        doubts: reasons not to trust the numbers.
+        interval_seconds: length of each point of the timeline.
+        curve: percents, and the latency of the responses in ms at them.
+        memory: of the server; None if it reports none.
     """
 
     models: tuple[str, ...]
@@ -165,48 +128,104 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> int:
-        """How many requests got no answer at all, in the warm-up too."""
+        """Number of lost requests, those of the warm-up included."""
         return self.outcomes.get(LOST, 0) + self.warm_up.get(LOST, 0)
 
+    @property
+    def summary(self) -> str:
+        """The load and the goodput on one line."""
+        capacity = f", capacity {self.capacity_per_second:.0f}" if self.capacity_per_second else ""
+        deadlines = ", ".join(f"{each:g} ms" for each in self.deadlines_ms if each) or "no deadline"
+        return (
+            f"{self.pattern}, {self.rate_per_second:.4g} requests/s{capacity}, {deadlines}: {self.requests} requests "
+            f"in {self.seconds:.4g} s, {self.in_time_per_second:.4g} answers/s in time"
+        )
+
     def named_groups(self) -> list[tuple[str, Group]]:
-        """Return all groups with names that tell them apart, that of everything first."""
-        everything = Group("all", self.requests, self.outcomes, self.latency)
-        models = self.by_model if len(self.by_model) > 1 else ()
+        """Return all groups with unambiguous names, that of all requests first."""
         return [
-            ("all", everything),
-            *((group.name, group) for group in models),
+            ("all", Group("all", self.requests, self.outcomes, self.latency)),
+            *((group.name, group) for group in self.by_model if len(self.by_model) > 1),
             *((f"policy {group.name or 'of the server'}", group) for group in self.by_choice),
             *((f"priority {group.name}", group) for group in self.by_priority),
             *((f"answered by {group.name}", group) for group in self.by_tier),
         ]
 
 
+def report_of(
+    plan: Plan,
+    kinds: Sequence[Kind],
+    columns: Columns,
+    *,
+    rate: float,
+    capacity: float | None,
+    warm_up_seconds: float,
+    interrupted: bool,
+    memory: Memory | None,
+) -> LoadReport:
+    """Return the report of all requests of a run, of which those due during the warm-up are only counted."""
+    early = columns.due < warm_up_seconds
+    measured = columns.where(~early)
+    measured.due[:] -= warm_up_seconds
+    last = float(measured.due[-1]) if len(measured) else 0.0
+    ended_early = interrupted or plan.trace is not None or plan.requests is not None
+    seconds = max(last, 1e-3) if ended_early else plan.seconds
+    deadlines = tuple(sorted({kind.deadline_ms for kind in kinds}))
+    bound = plan.max_lag_ms or lag_bound_ms(deadlines)
+    lag, outcomes = Percentiles.of(measured.lag), measured.counts()
+    answered = measured.latency[measured.answered]
+    return LoadReport(
+        models=tuple(dict.fromkeys(kind.model for kind in kinds)),
+        pattern="trace" if plan.trace else plan.pattern,
+        rate_per_second=rate,
+        capacity_per_second=capacity,
+        seed=plan.seed,
+        seconds=seconds,
+        deadlines_ms=deadlines,
+        interrupted=interrupted,
+        requests=len(measured),
+        outcomes=outcomes,
+        in_time_per_second=outcomes.get(IN_TIME, 0) / seconds,
+        warm_up=columns.where(early).counts(),
+        latency=Percentiles.of(answered),
+        by_model=groups(measured, kinds, lambda kind: kind.model) or (Group.of(kinds[0].model, measured),),
+        by_choice=groups(measured, kinds, lambda kind: kind.policy),
+        by_priority=groups(measured, kinds, lambda kind: str(kind.priority)),
+        by_tier=tiers(measured),
+        causes=causes(measured),
+        lag=lag,
+        lag_bound_ms=bound,
+        doubts=doubts(measured, lag, bound),
+        timeline=timeline(measured, seconds),
+        interval_seconds=interval_of(seconds),
+        curve=curve(answered),
+        memory=memory,
+    )
+
+
 def groups(columns: Columns, kinds: Sequence[Kind], name: Callable[[Kind], str]) -> tuple[Group, ...]:
-    """Return a group for each name that requests have by their kind; none where all have the same one."""
+    """Return a group for each name that kinds have; none if they share one."""
     names = np.array([name(kind) for kind in kinds])
-    if len(set(names.tolist())) < 2:
-        return ()
+    distinct = sorted(set(names.tolist()))
     of_rows = names[columns.kind]
-    return tuple(Group.of(one, columns.where(of_rows == one)) for one in sorted(set(names.tolist())))
+    return tuple(Group.of(one, columns.where(of_rows == one)) for one in distinct) if len(distinct) > 1 else ()
 
 
 def tiers(columns: Columns) -> tuple[Group, ...]:
-    """Return a group for each tier that answered."""
+    """Return a group for each tier that responses name."""
     found = sorted(set(columns.tier.tolist()) - {""})
     return tuple(Group.of(tier, columns.where(columns.tier == tier)) for tier in found)
 
 
 def causes(columns: Columns) -> tuple[Cause, ...]:
-    """Return why requests got no answer, the most frequent first."""
+    """Return the causes of requests without a response, the most frequent first."""
     unanswered = columns.where(~columns.answered)
-    pairs = set(zip(unanswered.outcome.tolist(), unanswered.cause.tolist(), strict=True))
     found = []
-    for outcome, cause in pairs:
+    for outcome, cause in set(zip(unanswered.outcome.tolist(), unanswered.cause.tolist(), strict=True)):
         rows = unanswered.where((unanswered.outcome == outcome) & (unanswered.cause == cause))
         retry = rows.retry_ms[~np.isnan(rows.retry_ms)]
-        told = rows.latency[~np.isnan(rows.latency)]
-        after = float(np.median(retry)) if len(retry) else None
-        found.append(Cause(outcome, cause, len(rows), Percentiles.of(told), after))
+        latency = Percentiles.of(rows.latency[~np.isnan(rows.latency)])
+        found.append(Cause(outcome, cause, len(rows), latency, float(np.median(retry)) if len(retry) else None))
     return tuple(sorted(found, key=lambda each: (-each.count, each.outcome, each.cause)))
 
 
@@ -218,7 +237,7 @@ def interval_of(seconds: float) -> float:
 
 
 def timeline(columns: Columns, seconds: float) -> tuple[Point, ...]:
-    """Return the points of a run of so many seconds."""
+    """Return the points of a run of that length."""
     step = interval_of(seconds)
     count = max(math.ceil(seconds / step), 1)
     place = np.minimum(columns.due // step, count - 1).astype(int)
@@ -244,19 +263,19 @@ def curve(latency: Array) -> tuple[tuple[float, float], ...]:
 
 
 def doubts(columns: Columns, lag: Percentiles, bound_ms: float) -> tuple[str, ...]:
-    """Return why the numbers are not to be trusted."""
+    """Return reasons not to trust the numbers."""
     found = []
     if lag.p99_ms > bound_ms:
         found.append(
             f"the generator itself was late: {lag.p99_ms:.3g} ms at p99, of {bound_ms:.3g} ms that are allowed. "
-            "Ask for less, or give it a processor of its own."
+            "Lower the rate, or give the generator a processor of its own."
         )
     unsent = int(np.count_nonzero(columns.outcome == UNSENT))
     if unsent:
-        found.append(f"{unsent} requests were not sent, because too many were on their way. Raise --max-outstanding.")
+        found.append(f"{unsent} requests were not sent, because too many were in flight. Raise --max-outstanding.")
     return tuple(found)
 
 
 def lag_bound_ms(deadlines_ms: Iterable[float]) -> float:
-    """Return how late the generator may be at p99: a tenth of the shortest deadline, 10 ms without any."""
+    """Return the limit of the generator's delay at p99: a tenth of the shortest deadline, 10 ms without any."""
     return min((deadline / 10 for deadline in deadlines_ms if deadline), default=10.0)

@@ -1,4 +1,4 @@
-"""Sends requests when they are due and writes down what becomes of each. It runs on one event loop of its own."""
+"""Sends requests when they are due and records their outcomes, on an event loop of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
-from edge.client.connection import Credentials, open_channel
+from edge.client.connection import open_channel
 from edge.errors import Literally, ServerError
+from edge.load.plan import Plan
 from edge.load.record import CANCELLED, EXPIRED, FAILED, LOST, REFUSED, UNSENT, Record
 from edge.load.workload import Kind, Workload, timeout_tail
 from edge.pb import inference_pb2 as pb
@@ -24,66 +25,38 @@ T = TypeVar("T")
 
 _CONNECT_SECONDS = 10.0
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
-#: Who says when the time of a request is over: the client, by gRPC's deadline, or the server, by the parameter
-#: ``timeout``, whose answer is then waited for.
-ENFORCERS: Final = ("client", "server", "both")
-#: Statuses with which a server says that it will not, rather than cannot.
+#: Each channel has its own connection only without the global pool.
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+#: Statuses of a server that could answer and rejects the request.
 _REFUSALS = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-#: Our errors begin with their subject. gRPC's own words about a connection do not look like that.
+#: Errors of our server begin with their subject, unlike gRPC's own messages.
 _OURS = re.compile(r"([\w ]+?)(?: '.*?')?: got .*, expected ", re.DOTALL)
-#: In gRPC's words: what the server never saw. 7 is HTTP/2's REFUSED_STREAM.
+#: gRPC's messages for requests that no server has seen. 7 is HTTP/2's REFUSED_STREAM.
 _UNSEEN = ("failed to connect", "DNS resolution failed", "connections to all backends failing", "error code 7")
 
 
 class Sender:
-    """A client that does not wait for answers before it asks again.
+    """Client that sends requests without waiting for responses, and records their outcomes; a context manager."""
 
-    Args:
-        url: ``host:port``.
-        workload: what to ask.
-        record: where it is written down.
-        channels: connections, which take turns.
-        enforcer: of deadlines, one of :data:`ENFORCERS`.
-        patience_seconds: how long to wait for an answer where no deadline of the client's ends that. What has not come
-            by then is lost.
-        max_outstanding: requests on their way at once; further ones are not sent, so that memory stays bounded.
-        credentials: to reach the server with.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        workload: Workload,
-        record: Record,
-        *,
-        channels: int = 4,
-        enforcer: str = "client",
-        patience_seconds: float = 30.0,
-        max_outstanding: int = 10_000,
-        credentials: Credentials | None = None,
-    ) -> None:
+    def __init__(self, url: str, workload: Workload, record: Record, plan: Plan) -> None:
         self.interrupted = False
         self._url = url
         self._workload = workload
         self._record = record
-        self._count = channels
-        self._enforcer = enforcer
-        self._patience = patience_seconds
-        self._max_outstanding = max_outstanding
-        self._credentials = credentials
-        self._metadata = credentials.metadata() if credentials else None
+        self._plan = plan
+        self._metadata = plan.credentials.metadata() if plan.credentials else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
 
     async def __aenter__(self) -> Sender:
-        options = [
-            ("grpc.use_local_subchannel_pool", 1),  # or all channels would share one connection
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-        ]
-        self._channels = [open_channel(self._url, self._credentials, grpc.aio, options) for _ in range(self._count)]
+        credentials, count = self._plan.credentials, self._plan.channels
+        self._channels = [open_channel(self._url, credentials, grpc.aio, [*_CHANNEL_OPTIONS]) for _ in range(count)]
         self._methods = [channel.unary_unary(_METHOD) for channel in self._channels]
-        # The first call on a connection pays for it; nobody's latency should.
+        # Connect now, so that no request's latency includes it.
         ready = asyncio.gather(*(channel.channel_ready() for channel in self._channels))
         try:
             await asyncio.wait_for(ready, _CONNECT_SECONDS)
@@ -97,32 +70,33 @@ class Sender:
         for channel in self._channels:
             await channel.close()
 
-    async def open_loop(self, times: Iterable[float], told: Callable[[float], None] = lambda now: None) -> None:
+    async def open_loop(self, times: Iterable[float], advanced: Callable[[float], None] = lambda now: None) -> None:
         """Send a request at each of ``times``, and return when all have ended.
 
         Args:
             times: seconds from now, in order.
-            told: called with the seconds that have passed, about ten times a second.
+            advanced: receives the elapsed seconds about ten times a second.
         """
         begun = time.perf_counter()
         beat = 0.0
         for due in times:
             while (ahead := begun + due - time.perf_counter()) > 0 and not self.interrupted:
-                told(due - ahead)
+                advanced(due - ahead)
                 await asyncio.sleep(min(ahead, 0.1))
             if self.interrupted:
                 break
             lag = max(time.perf_counter() - begun - due, 0.0)
             if due >= beat:
-                told(due)
+                advanced(due)
                 beat = due + 0.1
             self._send(begun, due, lag)
             if lag > 0.001:
-                await asyncio.sleep(0)  # sending alone would let no answer in
-        await self._all_ended()
+                await asyncio.sleep(0)  # let responses in
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def closed_loop(self, clients: int, seconds: float, at_least: int = 1) -> float:
-        """Let clients ask, each again as soon as it has its answer; return the seconds that it took."""
+        """Let clients send, each waiting for its response before the next request; return the elapsed seconds."""
         begun = time.perf_counter()
 
         async def client() -> None:
@@ -137,78 +111,74 @@ class Sender:
         return time.perf_counter() - begun
 
     def interrupt(self) -> None:
-        """Send nothing more, and cancel what is on its way."""
+        """Stop sending, and cancel the requests in flight."""
         self.interrupted = True
         for task in self._tasks:
             task.cancel()
 
-    async def _all_ended(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
     def _send(self, begun: float, due: float, lag: float) -> asyncio.Task[None] | None:
         number, body = self._workload.draw()
-        kind = self._workload.kinds[number]
         row = self._record.sent(due, lag, number)
-        if len(self._tasks) >= self._max_outstanding:
-            self._record.ended(row, lag, UNSENT, f"{self._max_outstanding} on their way")
+        limit = self._plan.max_outstanding
+        if len(self._tasks) >= limit:
+            self._record.ended(row, lag, UNSENT, f"{limit} in flight")
             return None
-        task = asyncio.get_running_loop().create_task(self._ask(row, body, kind, begun + due, lag))
+        kind = self._workload.kinds[number]
+        task = asyncio.get_running_loop().create_task(self._infer(row, body, kind, begun + due, lag))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(done, row, begun + due))
         return task
 
     def _ended(self, task: asyncio.Task[None], row: int, due: float) -> None:
         self._tasks.discard(task)
-        if task.cancelled():  # maybe before it began, so it could not say so itself
+        if task.cancelled():  # perhaps before it started, so it cannot record that itself
             self._record.ended(row, time.perf_counter() - due, CANCELLED, "interrupted")
 
-    async def _ask(self, row: int, body: bytes, kind: Kind, due: float, lag: float) -> None:
+    async def _infer(self, row: int, body: bytes, kind: Kind, due: float, lag: float) -> None:
         limit = kind.deadline_ms / 1e3
-        left = limit - lag  # a client that is late itself has less time
-        by_client = bool(limit) and self._enforcer != "server"
-        if limit and self._enforcer != "client":
+        left = limit - lag
+        by_client = bool(limit) and self._plan.enforcer != "server"
+        if limit and self._plan.enforcer != "client":
             body += timeout_tail(left)
-        self._turn = (self._turn + 1) % self._count
+        self._turn = (self._turn + 1) % len(self._methods)
         try:
-            timeout = left if by_client else max(left, 0.0) + self._patience
-            answer = await self._methods[self._turn](body, timeout=timeout, metadata=self._metadata)
+            timeout = left if by_client else max(left, 0.0) + self._plan.patience_seconds
+            response = await self._methods[self._turn](body, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             latency = time.perf_counter() - due
             self._record.ended(row, latency, *_ending(error, by_client))
         else:
             latency = time.perf_counter() - due
-            self._record.answered(
-                row, latency, late=bool(limit) and latency > limit, tier=_tier(answer) if kind.tiered else ""
-            )
+            tier = _tier(response) if kind.tiered else ""
+            self._record.answered(row, latency, late=bool(limit) and latency > limit, tier=tier)
 
 
 def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, float | None]:
-    """Return outcome, cause, and after how many ms to come again."""
+    """Return the outcome, its cause, and the server's hint in ms when to retry."""
     code, details = error.code(), error.details() or ""
     ours = _OURS.match(details)
     cause = f"{code.name} {ours[1] if ours else details[:60]}".strip()
     retry = next((float(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_MS), None)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        # Without a deadline of the client's, it is this client's patience that has ended.
+        # Without a deadline of the client's, its patience has ended.
         return (EXPIRED if by_client or ours else LOST), cause, retry
     if code is grpc.StatusCode.CANCELLED:
         return CANCELLED, cause, retry
     if code is grpc.StatusCode.UNAVAILABLE and not ours:
-        # Either it was never sent, or the connection broke while it was on its way.
+        # The request was never sent, or the connection broke while it was in flight.
         return (FAILED if any(words in details for words in _UNSEEN) else LOST), cause, retry
     return (REFUSED if code in _REFUSALS else FAILED), cause, retry
 
 
-def _tier(answer: bytes) -> str:
-    parameters = pb.ModelInferResponse.FromString(answer).parameters
+def _tier(response: bytes) -> str:
+    parameters = pb.ModelInferResponse.FromString(response).parameters
     return parameters["tier"].string_param if "tier" in parameters else ""
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]], interrupt: Callable[[], None]) -> T:
-    """Run a coroutine on a new event loop; Ctrl-C calls ``interrupt`` and ends nothing by itself.
+    """Run a coroutine on a new event loop, where Ctrl-C only calls ``interrupt``.
 
-    Timers of asyncio's usual loops are late by up to a millisecond, because epoll counts in those; select does not.
+    The loop uses select: epoll counts in ms, which would delay timers by up to one.
     """
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     in_main = threading.current_thread() is threading.main_thread()

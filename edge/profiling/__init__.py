@@ -1,1 +1,1 @@
-"""Latency of the shapes of a layer on one device: the table, the models that are timed, and the timing."""
+"""Latency of layer shapes on one device: the table, the models to time, and the timing."""

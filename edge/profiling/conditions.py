@@ -1,4 +1,4 @@
-"""The conditions of a measurement: the device, its power mode, and signs of throttling."""
+"""Conditions of a measurement: the device, its power mode, and signs of throttling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 2**20
 
 
 class Throttling(NamedTuple):
-    """Signs of throttling: the alarms of over-current and low voltage so far, and the cooling levels that are on."""
+    """Signs of throttling: number of over-current and low-voltage alarms so far, and active cooling levels."""
 
     events: int
     levels: tuple[str, ...]
@@ -39,19 +39,15 @@ class Conditions:
         self._sensors = Sensors(root)
 
     def device(self, processor: str) -> str:
-        """Return the name of the board, or of the GPU or processor of another machine.
-
-        Args:
-            processor: ``CPU`` or ``GPU``, as the runtime calls its device.
-        """
+        """Return the name of the board, or on another machine of its ``processor``, ``CPU`` or ``GPU``."""
         board = read_board(self._root)
         return (board and board.model) or (processor == "GPU" and _gpu_name(self._root)) or cpu_name(self._root)
 
     def power_mode(self) -> str:
-        """Return the name of the power mode, such as ``25W``; empty on a machine that is no Jetson.
+        """Return the name of the power mode, such as ``25W``; empty on a machine that is not a Jetson.
 
         Raises:
-            UsageError: a Jetson hides it, so that timings of two modes could be mixed.
+            UsageError: a Jetson hides it, which could mix timings of two modes.
         """
         board = read_board(self._root)
         if board and not board.power_mode:
@@ -60,14 +56,14 @@ class Conditions:
         return (board and board.power_mode) or ""
 
     def throttling(self) -> Throttling:
-        """Return the signs of throttling now."""
+        """Return the present signs of throttling."""
         readings = [reading for reading in self._sensors.sample() if reading.kind == "throttling"]
         events = sum(int(reading.value) for reading in readings if reading.unit == "events")
         return Throttling(events, tuple(r.name for r in readings if r.unit == "level" and r.value > 0))
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """Return the processor's name for itself; the architecture where the kernel gives none."""
+    """Return the name of the processor, or its architecture if the kernel reports no name."""
     found = re.search(r"^model name\s*:\s*(.+)$", read_text(root / _PROCESSORS, _LONGEST), re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 

@@ -1,9 +1,10 @@
-"""Times every shape of a directory on this machine, and writes the table after each."""
+"""Times every shape of a directory on this machine, and writes the latency table after each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import Literally, UsageError
 from edge.profiling.conditions import Conditions
-from edge.profiling.shapes import FLOOR, REST, ShapeSet, open_bundle, tier_of
+from edge.profiling.shapes import FLOOR, REST, ShapeSet, tier_of
 from edge.profiling.table import LatencyTable, Rest, Timing, check_key
 from edge.profiling.timing import compared_above, times_in_turns
 from edge.runner import Runner
@@ -22,13 +23,13 @@ from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import choose_to_run
 
-#: How often a shape is timed where the device throttles, before the timing is kept and marked.
+#: Number of timings of a shape while the device throttles; the last one is kept and marked.
 _ATTEMPTS = 3
 _COOL_DOWN_SECONDS = 5.0
 
 
 class Progress(NamedTuple):
-    """Position of a run: shapes done, all shapes, the one in work, and its step."""
+    """Position of a run: number of finished and of all shapes, the present shape, and its step."""
 
     done: int
     shapes: int
@@ -51,17 +52,17 @@ def profile(
 ) -> LatencyTable:
     """Time the shapes of a directory, each in turns with the dense layer and a model that only copies its input.
 
-    The file is whole after every shape. Timings that it holds already are kept, unless the device throttled then.
+    The file is complete after every shape. Its earlier timings are kept, unless the device throttled during them.
 
     Args:
         directory: from ``fewheads shapes``.
         out: the table.
-        target: the runtime, as :func:`edge.runtimes.table.choose` takes it.
+        target: as of :func:`edge.runtimes.table.choose`.
         precision: such as ``fp16`` or ``int8``; None is the runtime's first.
         lengths: tokens; empty for those of the directory.
-        calls: of each model at each length.
-        cache: the cache of builds; None is the default one.
-        replace: whether a table with another key, or a file that is no table, is replaced.
+        calls: number of calls of each model at each length.
+        cache: directory of built models.
+        replace: whether to replace a table with another key, or a file that is not a table.
         conditions: of this machine.
         on_progress: called at each step.
 
@@ -76,7 +77,7 @@ def profile(
     shapes = ShapeSet.read(directory)
     lengths = shapes.check_lengths(lengths)
     runtime = choose_to_run(target)
-    dense = open_bundle(directory, shapes.dense.name)
+    dense = Bundle.open(directory / shapes.dense.name)
     precision = tier_of(dense, runtime, precision)[1]
     key = {
         "runtime": runtime.name,
@@ -88,54 +89,50 @@ def profile(
         **shapes.model,
     }
     table = _earlier(out, key, replace)
-    # With auto, a shape that this runtime cannot build would be timed on another one.
+    # auto would time a shape that this runtime cannot build on another one.
     named = runtime.name if target == "auto" else target
     with _Run(directory, out, runtime, named, precision, cache, calls, conditions, table, on_progress) as run:
         run.time(shapes, lengths, dense)
         return run.table
 
 
+@dataclass
 class _Run:
-    """One run: the models that are loaded, and the table so far."""
+    """One run: its options, the loaded models, and the table so far."""
 
-    def __init__(
-        self,
-        directory: Path,
-        out: Path,
-        runtime: Runtime,
-        target: str,
-        precision: str,
-        cache: Path | None,
-        calls: int,
-        conditions: Conditions,
-        table: LatencyTable,
-        on_progress: Callable[[Progress], None],
-    ) -> None:
-        self._directory, self._out, self._cache, self._calls = directory, out, cache, calls
-        self._runtime, self._target, self._precision = runtime, target, precision
-        self._conditions, self._on_progress = conditions, on_progress
-        self._runners: dict[str, Runner] = {}
-        self._done, self._total, self._name = 0, 0, ""
-        self.table = table
+    directory: Path
+    out: Path
+    runtime: Runtime
+    target: str
+    precision: str
+    cache: Path | None
+    calls: int
+    conditions: Conditions
+    table: LatencyTable
+    on_progress: Callable[[Progress], None]
+    runners: dict[str, Runner] = field(default_factory=dict)
+    done: int = 0
+    total: int = 0
+    name: str = ""
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for runner in self._runners.values():
+        for runner in self.runners.values():
             runner.close()
 
     def time(self, shapes: ShapeSet, lengths: tuple[int, ...], dense: Bundle) -> None:
-        """Time what the table lacks, and write it after each shape."""
+        """Time the shapes and lengths that are missing in the table, and write it after each shape."""
         good = {(t.shape, t.tokens) for t in self.table.timings if not t.throttled}
         missing = {shape: [n for n in lengths if (shape, n) not in good] for shape in shapes.shapes}
         good_rest = {rest.tokens for rest in self.table.rest if not rest.throttled}
         rest = [n for n in lengths if n not in good_rest]
         work = [shape for shape, tokens in missing.items() if tokens]
-        self._total = len(work) + bool(rest)
-        for name in (FLOOR, shapes.dense.name) if self._total else ():
-            self._runners[name] = self._load(name)
-        floor, whole = self._runners.get(FLOOR), self._runners.get(shapes.dense.name)
+        self.total = len(work) + bool(rest)
+        for name in (FLOOR, shapes.dense.name) if self.total else ():
+            self.runners[name] = self._load(name)
+        floor, whole = self.runners.get(FLOOR), self.runners.get(shapes.dense.name)
         if floor is None or whole is None:
             return
         layers = {"floor": floor, "dense": whole}
@@ -150,27 +147,27 @@ class _Run:
                 other.close()
             self._write()
         if rest:
-            self._runners[REST] = self._load(REST)
+            self.runners[REST] = self._load(REST)
             for tokens in rest:
                 seconds, hot = self._seconds(tokens, layers, dense)
-                own, too_hot = self._seconds(tokens, {REST: self._runners[REST]}, open_bundle(self._directory, REST))
+                own, too_hot = self._seconds(tokens, {REST: self.runners[REST]}, Bundle.open(self.directory / REST))
                 median = float(np.median(own[REST]))
                 dense_layers = median / float(np.median(seconds["dense"] - seconds["floor"]))
                 self._add(Rest(tokens, 1e3 * median, dense_layers, hot or too_hot))
             self._write()
 
     def _load(self, name: str) -> Runner:
-        """Build a bundle, unless the cache has it, and load it."""
-        self._name = name
-        bundle = open_bundle(self._directory, name)
-        # The models around the layers have one precision.
-        tier = None if name in (FLOOR, REST) else tier_of(bundle, self._runtime, self._precision)[0]
+        """Build a bundle, unless it is in the cache, and load it."""
+        self.name = name
+        bundle = Bundle.open(self.directory / name)
+        # The models around the layers have a single precision.
+        tier = None if name in (FLOOR, REST) else tier_of(bundle, self.runtime, self.precision)[0]
         self._step("building")
-        build(bundle, self._target, self._cache, tier=tier, progress=lambda *_: self._step("building"))
-        return load_runner(bundle, self._target, self._cache, tier=tier).runner
+        build(bundle, self.target, self.cache, tier=tier, progress=lambda *_: self._step("building"))
+        return load_runner(bundle, self.target, self.cache, tier=tier).runner
 
     def _seconds(self, tokens: int, runners: Mapping[str, Runner], bundle: Bundle) -> tuple[dict[str, Array], bool]:
-        """Return the seconds of all runners, call by call, and whether the device throttled in every attempt.
+        """Return the seconds of all runners, call by call, and whether the device throttled in all attempts.
 
         Raises:
             UsageError: the power mode changed.
@@ -181,23 +178,23 @@ class _Run:
             if attempt:
                 time.sleep(_COOL_DOWN_SECONDS)
             self._step(f"timing {tokens} tokens")
-            before = self._conditions.throttling()
-            seconds = times_in_turns(runners, feeds, self._calls)
-            throttled = self._conditions.throttling().since(before)
+            before = self.conditions.throttling()
+            seconds = times_in_turns(runners, feeds, self.calls)
+            throttled = self.conditions.throttling().since(before)
             if not throttled:
                 break
-        now, started = self._conditions.power_mode(), self.table.key["power_mode"]
+        now, started = self.conditions.power_mode(), self.table.key["power_mode"]
         if now != started:
             raise UsageError(
                 "power mode",
                 given=now,
                 expected=f"{started!r}, as at the start",
-                fix=f"Set it back and give the same command again; {self._out} keeps what was timed in {started!r}.",
+                fix=f"Set it back and run the same command again; {self.out} keeps the timings in {started!r}.",
             )
         return seconds, throttled
 
     def _add(self, new: Timing | Rest) -> None:
-        """Put a timing into the table, in the place of an earlier one."""
+        """Add a timing to the table, or replace an earlier one."""
         if isinstance(new, Rest):
             others = tuple(rest for rest in self.table.rest if rest.tokens != new.tokens)
             self.table = msgspec.structs.replace(self.table, rest=(*others, new))
@@ -207,19 +204,19 @@ class _Run:
 
     def _write(self) -> None:
         try:
-            self.table.write(self._out)
+            self.table.write(self.out)
         except OSError as error:
             given, fix = Literally(error), "Make room, or give another --out."
-            raise UsageError(f"--out {self._out}", given=given, expected="a file to write", fix=fix) from None
-        self._done += 1
+            raise UsageError(f"--out {self.out}", given=given, expected="a file to write", fix=fix) from None
+        self.done += 1
         self._step("written")
 
     def _step(self, text: str) -> None:
-        self._on_progress(Progress(self._done, self._total, self._name, text))
+        self.on_progress(Progress(self.done, self.total, self.name, text))
 
 
 def _earlier(out: Path, key: dict[str, str], replace: bool) -> LatencyTable:
-    """Return the table to go on with: the one in the file, or an empty one."""
+    """Return the table in the file, or an empty one."""
     if not out.exists():
         return LatencyTable(key=key)
     try:
@@ -234,7 +231,7 @@ def _earlier(out: Path, key: dict[str, str], replace: bool) -> LatencyTable:
 
 
 def _feeds(bundle: Bundle, tokens: int) -> dict[str, Array]:
-    """Return one input of a length: the golden one, repeated or cut along the dimension of the tokens."""
+    """Return an input of a length: the golden one, repeated or cut along the dimension of the tokens."""
     feeds = {}
     for spec in bundle.manifest.inputs:
         golden = bundle.golden.inputs[spec.name][:1]

@@ -1,4 +1,4 @@
-"""A directory of shapes: a bundle for each shape of the reduction grid, written with torch and timed without it."""
+"""Directory of layer shapes: a bundle for each shape of the reduction grid, which can be timed without torch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _FIX = "Write the directory again with 'fewheads shapes'."
 class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ``shapes.json`` of the directory.
 
-    Beside it stands a bundle for each shape, under :attr:`edge.profiling.table.Shape.name`; ``floor``, which only
+    The directory has a bundle for each shape, under :attr:`edge.profiling.table.Shape.name`; ``floor``, which only
     copies a layer's input; and ``rest``, embeddings and task head of the model.
 
     Attributes:
-        model: what the times depend on in the model: its architecture, width, dense layer and embeddings.
+        model: properties of the model that determine the times: architecture, width, dense layer and embeddings.
         dense: the layer of the original model.
-        shapes: all that are timed, the dense one included.
-        lengths: tokens of the inputs; runtimes tune for the range that they span.
-        format_version: of the file.
+        shapes: all shapes to time, with the dense one.
+        lengths: tokens of the inputs; runtimes tune for their range.
     """
 
     model: dict[str, str]
@@ -42,23 +41,20 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Read the file of a directory.
 
         Raises:
-            UsageError: there is none, or it is malformed.
+            UsageError: the file is missing or malformed.
         """
-        expected = f"a directory with {SHAPES_NAME}"
         try:
             return msgspec.json.decode((directory / SHAPES_NAME).read_bytes(), type=cls)
-        except OSError as error:
-            given = Literally(f"{SHAPES_NAME}: {error.strerror}")
-            raise UsageError(f"shapes {directory}", given=given, expected=expected, fix=_FIX) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            given = Literally(error)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            given = Literally(f"{SHAPES_NAME}: {error.strerror if isinstance(error, OSError) else error}")
+            expected = f"a directory with {SHAPES_NAME}"
             raise UsageError(f"shapes {directory}", given=given, expected=expected, fix=_FIX) from None
 
     def check_lengths(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the lengths to time, which are all of the directory's if none are given.
+        """Return the given lengths, or all of the directory's if none are given.
 
         Raises:
-            UsageError: a length is outside of what the bundles were written for.
+            UsageError: a length is outside the range of the bundles.
         """
         for tokens in lengths:
             if not min(self.lengths) <= tokens <= max(self.lengths):
@@ -71,22 +67,8 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(dict.fromkeys(lengths)) or self.lengths
 
 
-def open_bundle(directory: Path, name: str) -> Bundle:
-    """Open the bundle of a shape, ``floor`` or ``rest``.
-
-    Raises:
-        BundleError: it is missing or broken.
-    """
-    return Bundle.open(directory / name)
-
-
 def tier_of(bundle: Bundle, runtime: Runtime, precision: str | None) -> tuple[str, str]:
-    """Return the tier that a precision has in a bundle of a shape, and the precision.
-
-    Args:
-        bundle: of a shape.
-        runtime: the runtime that computes it.
-        precision: such as ``fp16``; None is that of the first tier.
+    """Return the tier of a shape's bundle that has a precision, and the precision; None takes the first tier's.
 
     Raises:
         BundleError: the bundle has no file for this runtime.

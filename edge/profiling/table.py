@@ -1,7 +1,7 @@
 """Latency table of one device: the time of each shape of a layer, relative to the dense layer.
 
-A table has a key: the runtime, precision, device, power mode and model that its times hold for. Tables with different
-keys are never mixed.
+The key of a table is the runtime, precision, device, power mode and model of its times. Tables with different keys are
+never mixed.
 """
 
 from __future__ import annotations
@@ -17,28 +17,18 @@ from edge.files import write_whole
 
 FORMAT_VERSION = 1
 Label = Literal["measured", "prediction, not measured on an Orin"]
-#: The label of every number that no board has shown.
+#: Label of every number that was not measured on a board.
 PREDICTION: Final = "prediction, not measured on an Orin"
 _FIX = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
 
 
-class AnyShape(Protocol):
-    """Anything with the sizes of a layer."""
-
+class _Sizes(Protocol):
     @property
-    def num_heads(self) -> int:
-        """The number of heads."""
-        ...
-
+    def num_heads(self) -> int: ...
     @property
-    def head_dim(self) -> int:
-        """The width of a head."""
-        ...
-
+    def head_dim(self) -> int: ...
     @property
-    def ffn_dim(self) -> int:
-        """The number of hidden units."""
-        ...
+    def ffn_dim(self) -> int: ...
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,8 +45,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ffn_dim: int
 
     @classmethod
-    def of(cls, shape: AnyShape) -> Shape:
-        """Return the sizes of any shape."""
+    def of(cls, shape: _Sizes) -> Shape:
+        """Return the sizes of any object that has them."""
         return cls(shape.num_heads, shape.head_dim if shape.num_heads else 0, shape.ffn_dim)
 
     @property
@@ -66,15 +56,14 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two models in turns.
+    """Median times of a call of two models, timed in turns.
 
     Attributes:
-        milliseconds: median time of a call.
-        dense_milliseconds: median time of a call of the model it is compared with.
-        ratio: how many times faster it is. The medians of an empty model are subtracted from both times where
-            ``floor_milliseconds`` is not 0.
-        calls: calls of each; 0 for a prediction.
-        floor_milliseconds: median time of a call of a model that only copies its input.
+        milliseconds: of the model.
+        dense_milliseconds: of the model it is compared with.
+        ratio: speed-up; where ``floor_milliseconds`` is not 0, of the times above that.
+        calls: number of calls of each; 0 for a prediction.
+        floor_milliseconds: of a model that only copies its input.
     """
 
     milliseconds: float
@@ -88,8 +77,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One shape at one length.
 
     Attributes:
-        shape: the layer's.
-        tokens: length of the one input of each call.
+        tokens: length of the single input of each call.
         comparison: with the dense layer.
         throttled: whether the device reported throttling during the calls.
     """
@@ -104,9 +92,9 @@ class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Embeddings and task head at one length.
 
     Attributes:
-        tokens: length of the one input of each call.
+        tokens: length of the single input of each call.
         milliseconds: median time of a call.
-        dense_layers: the same in units of a dense layer.
+        dense_layers: that time in units of a dense layer's.
         throttled: whether the device reported throttling during the calls.
     """
 
@@ -120,11 +108,10 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Latencies of the layers of one kind of model on one device.
 
     Attributes:
-        key: everything that the times depend on beside shape and length, by name.
-        timings: of shapes, each beside the dense layer.
-        rest: of embeddings and task head.
+        key: conditions of the times, by name.
+        timings: of shapes.
+        rest: timings of embeddings and task head.
         label: ``measured``, or :data:`PREDICTION`.
-        format_version: of the file.
     """
 
     key: dict[str, str]
@@ -138,27 +125,24 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Read a table.
 
         Raises:
-            UsageError: the file cannot be read, or is no table.
+            UsageError: the file cannot be read, or is not a table.
         """
-        expected = f"a latency table of format version {FORMAT_VERSION}"
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except OSError as error:
-            given = Literally(error.strerror)
-            raise UsageError(f"latency table {path}", given=given, expected=expected, fix=_FIX) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            given = Literally(error)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            given = Literally(error.strerror if isinstance(error, OSError) else error)
+            expected = f"a latency table of format version {FORMAT_VERSION}"
             raise UsageError(f"latency table {path}", given=given, expected=expected, fix=_FIX) from None
 
     def write(self, path: Path) -> None:
-        """Write the table whole; an earlier file stays until the new one is on the disk.
+        """Write the table; an earlier file stays until the new one is on the disk.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the file cannot be written.
         """
         write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
-    def find(self, shape: AnyShape, tokens: int) -> Comparison | None:
+    def find(self, shape: _Sizes, tokens: int) -> Comparison | None:
         """Return the comparison of a shape at a length, or None."""
         sizes = Shape.of(shape)
         found = (t.comparison for t in self.timings if t.shape == sizes and t.tokens == tokens)
@@ -177,12 +161,10 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def check_key(subject: str, found: Mapping[str, str], expected: Mapping[str, str], fix: str) -> None:
-    """Refuse a table whose key differs from the one that is needed, naming both values of every difference.
-
-    Only the names in ``expected`` are compared.
+    """Compare the key of a table by the names in ``expected``.
 
     Raises:
-        UsageError: the keys differ.
+        UsageError: the keys differ; the message has both values of every difference.
     """
     differences = [name for name, value in expected.items() if found.get(name) != value]
     if differences:

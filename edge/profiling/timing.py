@@ -1,4 +1,4 @@
-"""Models timed in turns: times drift with clocks and neighbours, and a ratio of times taken in turns hardly does."""
+"""Timing of models in turns, because clocks and other load change times more than their ratios."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from edge.datatypes import Array
 from edge.profiling.table import Comparison
 from edge.runner import Runner
 
-#: Calls that do not count, before those that do.
+#: Number of uncounted calls before the others.
 WARM_UP = 5
-#: The least time of a model beyond that of an empty one, as a share of the dense model's.
+#: Lower bound of a model's time above an empty one's, as a share of the dense model's.
 _LEAST_SHARE = 0.01
 
 K = TypeVar("K")
 
 
 def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], calls: int) -> dict[K, Array]:
-    """Return the seconds that each runner takes for the same inputs, call by call, [calls].
+    """Return the seconds of each runner for the same inputs, call by call, [calls].
 
     Args:
         runners: the models to compare.
-        feeds: the inputs of all.
-        calls: of each, after some that do not count.
+        feeds: inputs of every call.
+        calls: number of calls of each, after uncounted ones.
 
     Raises:
         RunnerError: a runtime failed.
@@ -42,19 +42,19 @@ def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], call
 
 
 def turns(keys: Sequence[K], number: int) -> Sequence[K]:
-    """Return the keys, another one first at each number: whoever is first finds the caches cold."""
+    """Return the keys rotated by a number: the first of them finds the caches cold."""
     first = number % len(keys)
     return [*keys[first:], *keys[:first]]
 
 
 def compared(dense: Array, other: Array) -> Comparison:
-    """Return the comparison of two models from their seconds, call by call; neighbouring calls share the clock."""
+    """Return the comparison of two models from their seconds, call by call: neighbouring calls share the clock."""
     ratio = float(np.median(dense / other))
     return Comparison(_median_ms(other), _median_ms(dense), ratio, len(dense))
 
 
 def compared_above(floor: Array, dense: Array, other: Array) -> Comparison:
-    """Return the comparison of two models without the time that an empty one takes, such as copies to a device."""
+    """Return the comparison of two models without the time of an empty one, such as copies to a device."""
     beyond = float(np.median(dense - floor))
     own = max(float(np.median(other - floor)), _LEAST_SHARE * beyond)
     return Comparison(_median_ms(other), _median_ms(dense), beyond / own, len(dense), _median_ms(floor))

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Tier
 from edge.errors import UsageError
-from edge.profiling.shapes import FLOOR, REST, ShapeSet, open_bundle
+from edge.profiling.shapes import FLOOR, REST, ShapeSet
 from edge.profiling.table import PREDICTION, Comparison, LatencyTable, Rest, Timing
 from export.estimate.devices import DEVICES, mode_of
 from export.estimate.model import RUNTIME, TierModel, how_counted, input_shapes
@@ -46,7 +46,7 @@ def estimate_shapes(
     lengths = shapes.check_lengths(lengths)
 
     def predicted(name: str) -> tuple[dict[int, Prediction], bool]:
-        bundle = open_bundle(directory, name)
+        bundle = Bundle.open(directory / name)
         # The models around the layers have one precision.
         model = TierModel(bundle, bundle.manifest.tiers[0] if name in (FLOOR, REST) else _tier(bundle, precision))
         inputs = bundle.manifest.inputs

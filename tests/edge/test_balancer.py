@@ -21,7 +21,8 @@ from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client, InferRequest, InferResult, Retries
 from edge.client.retries import DEFAULT_RETRIES
 from edge.errors import ServerError
-from edge.load.measure import Plan, Rate, measure
+from edge.load.measure import measure
+from edge.load.plan import Plan, Rate
 from tests.support.balanced_servers import QUESTION, Board, balancer, boards, followed, no_namespaces, reload
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 

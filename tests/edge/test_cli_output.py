@@ -1,7 +1,8 @@
-"""Progress where stderr is no terminal: a line at every interval, however long a step takes."""
+"""Tables, and progress where stderr is not a terminal: a line at every interval, however long a step takes."""
 
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,13 +25,13 @@ def lines(monkeypatch, capsys):
     return printed
 
 
-def test_a_step_without_an_end_prints_lines(lines):
+def test_step_without_an_end_prints_lines(lines):
     with output.progress() as bar:
         bar.add_task("one", total=None, note="")
         assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
 
 
-def test_lines_tell_the_task_at_work_how_far_it_is_and_its_note(lines):
+def test_lines_have_the_current_task_its_position_and_its_note(lines):
     with output.progress() as bar:
         first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
         bar.update(first, completed=4)
@@ -38,9 +39,24 @@ def test_lines_tell_the_task_at_work_how_far_it_is_and_its_note(lines):
         assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d", lines(3)[-1])
 
 
-def test_no_lines_come_after_the_end(lines, capsys):
+def test_no_lines_after_the_end(lines, capsys):
     with output.working("work"):
         lines(1)
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_table_of_fields(capsys):
+    latency = SimpleNamespace(p99_9_ms=1234.4)
+    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]", more=None)]
+    output.print_fields("title", ("latency.p99_9_ms", "tiers", "name", "more"), rows)
+    title, _, heads, _, cells, _ = capsys.readouterr().out.splitlines()
+    assert title == "title"
+    assert re.split(r"\s*[│┃]\s*", heads)[1:-1] == ["p99.9 ms", "tiers", "name", "more"]
+    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == [
+        "1234",
+        "full 1, lean 2",
+        "[red]",
+        "",
+    ]

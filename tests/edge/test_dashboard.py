@@ -1,4 +1,4 @@
-"""The page in a real browser: live under load, its names as text, without sensors, and when the server goes."""
+"""The live page in a real browser: under load, with hostile names, without sensors, and after the server ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.http import HttpServer
 from edge.telemetry.pages import LiveReading, Pages
 from tests.support.browser import CHROMIUM, Browser, browser
-from tests.support.dashboard_server import ARGUMENTS, asked
+from tests.support.dashboard_server import ARGUMENTS, load
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.secured_servers import tokens_file
@@ -36,25 +36,25 @@ def tab() -> Iterator[Browser]:
 
 def cells(tab: Browser, title: str) -> list[list[str]]:
     rows = f"[...document.querySelectorAll('[aria-label=\"{title}\"] tbody tr')]"
-    found: list[list[str]] = tab.ask(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
+    found: list[list[str]] = tab.evaluate(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
     return found
 
 
 def charts(tab: Browser) -> dict[str, str]:
-    """What a screen reader says of each chart."""
-    labels: list[str] = tab.ask(
+    """Return the text of each chart for screen readers."""
+    labels: list[str] = tab.evaluate(
         "[...document.querySelectorAll('figure svg[role=img]')].map(one => one.getAttribute('aria-label'))"
     )
     return dict(label.split(": ", 1) for label in labels)
 
 
-def test_it_is_live_under_load_and_says_when_the_server_is_gone(tab: Browser, tmp_path: Path) -> None:
+def test_page_follows_the_load_and_reports_a_missing_server(tab: Browser, tmp_path: Path) -> None:
     bundles = [write_tiered_bundle(tmp_path / "tiered").path, ORACLE_BUNDLE]
     with running_server(bundles, arguments=ARGUMENTS) as ready:
         page = f"http://127.0.0.1:{ready.metrics_port}/"
         tab.open(page)
         tab.wait(f"{STATUS} === 'live'")
-        with asked(f"127.0.0.1:{ready.grpc_port}"):
+        with load(f"127.0.0.1:{ready.grpc_port}"):
             tab.wait("document.title.includes(' ms')", 30)
             tab.wait("document.querySelectorAll('[aria-label=Tiers] tbody tr').length > 0", 30)
             assert [row[:3] for row in cells(tab, "Models")] == [
@@ -64,12 +64,12 @@ def test_it_is_live_under_load_and_says_when_the_server_is_gone(tab: Browser, tm
             assert wait_until(lambda: all(float(row[3].replace(",", "")) > 0 for row in cells(tab, "Models")))
             shares = [float(row[2]) for row in cells(tab, "Tiers")]
             assert sum(shares) == pytest.approx(100, abs=1)
-            told = charts(tab)
-            assert {"Throughput", "Latency of requests", "Tiers", "Queue", "Memory"} <= set(told)
-            assert "p99 " in told["Latency of requests"]
+            labels = charts(tab)
+            assert {"Throughput", "Latency of requests", "Tiers", "Queue", "Memory"} <= set(labels)
+            assert "p99 " in labels["Latency of requests"]
             tab.wait("document.querySelectorAll('figure polyline').length >= 5")
     tab.wait(f"{STATUS} === 'gone'", 30)
-    assert "The server is gone since" in tab.ask("document.querySelector('#status').textContent")
+    assert "The server is gone since" in tab.evaluate("document.querySelector('#status').textContent")
     with running_server([ORACLE_BUNDLE], arguments=[f"--metrics-port={ready.metrics_port}"]):
         tab.wait(f"{STATUS} === 'live'", 30)
         tab.wait("document.querySelectorAll('[aria-label=Models] tbody tr').length === 1")
@@ -77,15 +77,15 @@ def test_it_is_live_under_load_and_says_when_the_server_is_gone(tab: Browser, tm
         tab.open("about:blank")
 
 
-def test_it_asks_for_a_token(tab: Browser, tmp_path: Path) -> None:
+def test_page_requests_a_token(tab: Browser, tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path / "tokens", metrics=["metrics"], infer=["infer"])
     with running_server([ORACLE_BUNDLE], arguments=[f"--tokens={tmp_path / 'tokens'}"]) as ready:
         tab.open(f"http://127.0.0.1:{ready.metrics_port}/")
-        for token, said in (("", "authorization: got "), ("fewheads_wrong", "got "), (tokens["infer"], "got token")):
+        for token, message in (("", "authorization: got "), ("fewheads_wrong", "got "), (tokens["infer"], "got token")):
             give(tab, token)
-            tab.wait(f"document.querySelector('#status').textContent.includes({said!r})")
-            assert tab.ask(STATUS) == "gone"
-            assert not tab.ask("document.querySelector('#guard').hidden")
+            tab.wait(f"document.querySelector('#status').textContent.includes({message!r})")
+            assert tab.evaluate(STATUS) == "gone"
+            assert not tab.evaluate("document.querySelector('#guard').hidden")
         give(tab, tokens["metrics"])
         tab.wait(f"{STATUS} === 'live' && document.querySelector('#guard').hidden")
         assert cells(tab, "Models")[0][0] == "calculator-oracle"
@@ -94,12 +94,14 @@ def test_it_asks_for_a_token(tab: Browser, tmp_path: Path) -> None:
 
 
 def give(tab: Browser, token: str) -> None:
-    tab.ask(f"document.querySelector('#token').value = {token!r}, document.querySelector('#guard').requestSubmit()")
+    tab.evaluate(
+        f"document.querySelector('#token').value = {token!r}, document.querySelector('#guard').requestSubmit()"
+    )
 
 
 @contextmanager
 def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
-    """Show readings that a server of this machine would never give."""
+    """Show given readings."""
 
     server = HttpServer(Pages(lambda accept: ({}, b""), LiveReading(read)).answer, "127.0.0.1", 0)
     try:
@@ -111,7 +113,7 @@ def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Itera
         server.close()
 
 
-def test_names_are_text(tab: Browser) -> None:
+def test_names_are_escaped(tab: Browser) -> None:
     def read() -> pb.Reading:
         count = round(time.monotonic() * 100)
         model = pb.ModelReading(name=HOSTILE, version=HOSTILE, state=HOSTILE, success_count=count)
@@ -127,12 +129,12 @@ def test_names_are_text(tab: Browser) -> None:
         tab.wait("document.querySelector('[aria-label=\"Not answered\"] td') !== null")
         assert cells(tab, "Models")[0][:3] == [HOSTILE] * 3
         assert cells(tab, "Metrics")[0][:3] == [HOSTILE, HOSTILE, f'{HOSTILE}="{HOSTILE}"']
-        assert tab.ask("document.querySelector('#problems li').textContent") == HOSTILE
-        assert tab.ask("document.querySelectorAll('img').length") == 0
-        assert "taken over" not in tab.ask("document.title")
+        assert tab.evaluate("document.querySelector('#problems li').textContent") == HOSTILE
+        assert tab.evaluate("document.querySelectorAll('img').length") == 0
+        assert "taken over" not in tab.evaluate("document.title")
 
 
-def test_a_board_with_sensors(tab: Browser) -> None:
+def test_board_with_sensors(tab: Browser) -> None:
     def read() -> pb.Reading:
         reading = pb.Reading(uptime_seconds=time.monotonic())
         for kind, name, value, unit in (
@@ -154,21 +156,23 @@ def test_a_board_with_sensors(tab: Browser) -> None:
         ((name, tier, _, _, millijoules, by_token),) = cells(tab, "Energy above idle")
         assert (name, tier, by_token) == ("m", "full", "–")
         assert float(millijoules) == pytest.approx(2, rel=0.01)
-        told = charts(tab)
-        assert told["Temperature"] == "cpu-thermal 51.5 °C"
-        assert told["Power"] == "VDD_IN 7.25 W"
-        assert told["Utilization"] == "gpu 42 %"
-        assert tab.ask("document.querySelector('#note').hidden")
+        labels = charts(tab)
+        assert labels["Temperature"] == "cpu-thermal 51.5 °C"
+        assert labels["Power"] == "VDD_IN 7.25 W"
+        assert labels["Utilization"] == "gpu 42 %"
+        assert tab.evaluate("document.querySelector('#note').hidden")
 
 
 @pytest.mark.parametrize("width", [320, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_board_without_sensors_on_any_screen(tab: Browser, width: int, dark: bool) -> None:
+def test_board_without_sensors_on_any_screen(tab: Browser, width: int, dark: bool) -> None:
     with shown(lambda: pb.Reading(uptime_seconds=time.monotonic()), tab, width=width, dark=dark):
         tab.wait("!document.querySelector('#note').hidden")
-        said = tab.ask("document.querySelector('#note').textContent")
-        assert said == "This machine tells no temperature and no power."
+        assert (
+            tab.evaluate("document.querySelector('#note').textContent")
+            == "This machine tells no temperature and no power."
+        )
         assert not {"Temperature", "Power", "Utilization"} & set(charts(tab))
-        assert tab.ask("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
-        paper = tab.ask("getComputedStyle(document.body).backgroundColor")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
+        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, paper[4:-1].split(","))) < 200) is dark

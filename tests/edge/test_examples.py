@@ -1,4 +1,4 @@
-"""The examples of deploy/examples and of the READMEs, run against a real server as a reader would run them."""
+"""Examples of deploy/examples and of the READMEs, run against a real server."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def run(*command: object, seconds: float = SECONDS) -> Done[str]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address at which nobody listens."""
+def closed_url() -> Iterator[str]:
+    """Address without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_the_blocking_client(url: str, nobody: str) -> None:
-    done = run(sys.executable, EXAMPLES / "ask.py", ORACLE, QUESTION, nobody, url)
+def test_blocking_client(url: str, closed_url: str) -> None:
+    done = run(sys.executable, EXAMPLES / "ask.py", ORACLE, QUESTION, closed_url, url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "3 - -4 + 2 = 9"
@@ -54,20 +54,20 @@ def test_the_blocking_client(url: str, nobody: str) -> None:
     assert lines[5] == "2 + 2 = 4"
 
 
-def test_the_asyncio_client(url: str) -> None:
+def test_asyncio_client(url: str) -> None:
     done = run(sys.executable, EXAMPLES / "ask_async.py", ORACLE, url, QUESTION, "1 +", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["3 - -4 + 2 = 9", "1 + = INVALID_ARGUMENT after 1 attempts", "2 = 2"]
 
 
-def test_the_stock_client(url: str) -> None:
+def test_stock_client(url: str) -> None:
     done = run(sys.executable, EXAMPLES / "ask_tritonclient.py", ORACLE, QUESTION, url)
     assert (done.returncode, done.stdout) == (0, "3 - -4 + 2 = 9\n")
 
 
 @pytest.mark.parametrize("name", ["ask.py", "ask_tritonclient.py"])
-def test_an_error_is_one_line(name: str, nobody: str) -> None:
-    done = run(sys.executable, EXAMPLES / name, ORACLE, QUESTION, nobody)
+def test_errors_are_one_line(name: str, closed_url: str) -> None:
+    done = run(sys.executable, EXAMPLES / name, ORACLE, QUESTION, closed_url)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"{name}: ")
     assert "UNAVAILABLE" in done.stderr
@@ -86,16 +86,16 @@ def test_curl(http_url: str, page: str) -> None:
     assert shown["parameters"]["compute_infer_ns"] > 0
 
 
-def test_what_grpcurl_does(url: str, channel: grpc.Channel) -> None:
-    """The request of grpcurl.sh, with messages that come from reflection alone; JSON in and JSON out."""
+def test_grpcurl_requests(url: str, channel: grpc.Channel) -> None:
+    """Send the requests of grpcurl.sh, with message types from reflection."""
     script = (EXAMPLES / "grpcurl.sh").read_text()
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
     called = [word for word in script.split() if word.count("/") == 1 and word.count(".") >= 1 and word[0].islower()]
     methods = [pool.FindServiceByName(word.split("/")[0]).methods_by_name[word.split("/")[1]] for word in called]
     assert [method.name for method in methods] == ["Check", "ModelMetadata", "ModelInfer", "Get"]
-    asked = ["{}", json.dumps({"name": ORACLE}), (EXAMPLES / "request.json").read_text(), "{}"]
+    requests = ["{}", json.dumps({"name": ORACLE}), (EXAMPLES / "request.json").read_text(), "{}"]
     answers = []
-    for path, method, data in zip(called, methods, asked, strict=True):
+    for path, method, data in zip(called, methods, requests, strict=True):
         request = json_format.Parse(data, GetMessageClass(method.input_type)(), descriptor_pool=pool)
         call = channel.unary_unary(
             f"/{path}",
@@ -118,7 +118,7 @@ def test_grpcurl(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(any(shutil.which(tool) is None for tool in CPP_TOOLS), reason=f"needs {', '.join(CPP_TOOLS)}")
-def test_cpp(url: str, nobody: str, tmp_path: Path) -> None:
+def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
     environment = {**os.environ, "BUILD": str(tmp_path / "build"), "CXXFLAGS": "-O0 -Werror"}
     made = subprocess.run(
         ["make", "-f", EXAMPLES / "Makefile"], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -130,11 +130,11 @@ def test_cpp(url: str, nobody: str, tmp_path: Path) -> None:
     wrong = run(ask, url, ORACLE, "3 -")
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert "status 3: expression: got '3 -'" in wrong.stderr
-    assert "status 14" in run(ask, nobody, ORACLE, QUESTION).stderr
+    assert "status 14" in run(ask, closed_url, ORACLE, QUESTION).stderr
     assert run(ask).returncode == 2
 
 
-# What the READMEs say of the commands
+# Commands in the READMEs
 
 PAGES = ("README.md", "edge/README.md")
 #: Options of other programs.
@@ -143,7 +143,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def options_of(command: str) -> set[str]:
-    """All options of a command, also the negative ones of flags."""
+    """Return all options of a command, with the negative ones of flags."""
     context = click.Context(cli)
     found = cli.get_command(context, command)
     assert found, f"fewheads {command}"
@@ -157,17 +157,17 @@ def options() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_option_of_a_page_exists(page: str, options: dict[str, set[str]]) -> None:
+def test_options_in_the_pages_exist(page: str, options: dict[str, set[str]]) -> None:
     text = (ROOT / page).read_text()
     assert set(_OPTION.findall(text)) <= FOREIGN.union(*options.values())
-    # Within one line of code, they are options of that command.
+    # In a line of code, they are options of its command.
     for code in re.findall(r"`([^`\n]+)`|^(fewheads .+)$", text, re.MULTILINE):
         words = "".join(code).partition("#")[0].split()
         if len(words) > 1 and words[0] == "fewheads" and words[1] in options:
             assert set(_OPTION.findall(" ".join(words))) <= options[words[1]], words
 
 
-def test_the_readme_and_the_help_explain_the_same_exit_codes() -> None:
+def test_readme_and_help_list_the_same_exit_codes() -> None:
     explained = " ".join((cli.epilog or "").partition("\n\n")[0].split())
     assert explained.startswith("Exit codes: 0 done, ")
     assert explained in " ".join((ROOT / "README.md").read_text().split())

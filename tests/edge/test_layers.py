@@ -29,7 +29,7 @@ from tests.support.imports import (
     tree_of,
 )
 
-HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry")
+HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib")
 #: Package to the only parts of edge/ that may import it. TensorRT is imported by import_module only, see below.
 OWNERS: dict[str, tuple[str, ...]] = {
     "grpc": (
@@ -46,6 +46,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "starlette": ("edge/rest/",),
     "uvloop": ("edge/cli/serve.py",),
     "uvicorn": ("edge/rest/server.py",),
+    "matplotlib": ("edge/load/plot.py",),
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),

@@ -1,4 +1,4 @@
-"""The schedules: their rates and their scatter, that they are the same for the same seed, and recorded ones."""
+"""Times at which requests are due: rate, distribution, seed, limits, and recorded traces."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from edge.errors import UsageError
-from edge.load.arrivals import PATTERNS, Arrivals, limited, read_trace
+from edge.load.arrivals import due_times, limited, read_trace
+from edge.load.plan import PATTERNS
 
 RATE = 250.0
 
 
 def due(pattern: str, count: int = 20_000, **options: float) -> np.ndarray:
-    return np.fromiter(itertools.islice(Arrivals(pattern, RATE, 7, **options).times(), count), float)
+    return np.fromiter(itertools.islice(due_times(pattern, RATE, 7, **options), count), float)
 
 
 def test_poisson_gaps_are_exponential_and_independent() -> None:
@@ -35,8 +36,8 @@ def test_constant_gaps_are_equal() -> None:
     assert due("constant", 1)[0] == 0
 
 
-def test_bursts_keep_the_mean_rate_and_are_silent_between() -> None:
-    times = due("burst", period_seconds=2.0, on_share=0.25)
+def test_bursts_keep_the_mean_rate_and_pause_in_between() -> None:
+    times = due("burst", burst_period_seconds=2.0, burst_share=0.25)
     assert (np.diff(times) > 0).all()
     assert (times % 2.0).max() < 0.5
     assert len(times) / (times[-1] // 2 * 2) == pytest.approx(RATE, rel=0.03)
@@ -47,19 +48,18 @@ def test_bursts_keep_the_mean_rate_and_are_silent_between() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_seed_decides(pattern: str) -> None:
+def test_seed_determines_the_times(pattern: str) -> None:
     def first(seed: int) -> list[float]:
-        return list(itertools.islice(Arrivals(pattern, RATE, seed).times(), 5000))
+        return list(itertools.islice(due_times(pattern, RATE, seed), 5000))
 
     assert first(1) == first(1)
     assert (first(1) == first(2)) == (pattern == "constant")
 
 
-def test_a_schedule_is_limited_by_time_and_number() -> None:
-    arrivals = Arrivals("constant", 10.0)
-    assert list(limited(arrivals.times(), 0.35)) == [0.0, 0.1, 0.2, 0.3]
-    assert list(limited(arrivals.times(), 0.35, 2)) == [0.0, 0.1]
-    assert len(list(limited(arrivals.times(), float("inf"), 12))) == 12
+def test_times_are_limited_by_time_and_number() -> None:
+    assert list(limited(due_times("constant", 10.0), 0.35)) == [0.0, 0.1, 0.2, 0.3]
+    assert list(limited(due_times("constant", 10.0), 0.35, 2)) == [0.0, 0.1]
+    assert len(list(limited(due_times("constant", 10.0), float("inf"), 12))) == 12
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_a_schedule_is_limited_by_time_and_number() -> None:
         ({"pattern": "sine"}, "one of poisson, constant, burst"),
         ({"rate": 0.0}, "--rate: got 0.0"),
         ({"rate": float("nan")}, "--rate: got nan"),
-        ({"period_seconds": -1.0}, "--burst-period: got -1.0"),
-        ({"on_share": 1.5}, "above 0, at most 1"),
+        ({"burst_period_seconds": -1.0}, "--burst-period: got -1.0"),
+        ({"burst_share": 1.5}, "above 0, at most 1"),
     ],
 )
-def test_arrivals_that_cannot_be(options: dict[str, object], message: str) -> None:
+def test_invalid_arrivals_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Arrivals(**{"pattern": "poisson", "rate": 1.0, **options})  # type: ignore[arg-type]
+        due_times(**{"pattern": "poisson", "rate": 1.0, **options})  # type: ignore[arg-type]
 
 
-def test_a_trace_begins_at_zero(tmp_path: Path) -> None:
+def test_trace_starts_at_zero(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text('100.5\n{"at": 101, "who": "someone"}\n\n101\n103.25\n')
     assert list(read_trace(tmp_path / "trace")) == [0.0, 0.5, 0.5, 2.75]
 
@@ -93,12 +93,9 @@ def test_a_trace_begins_at_zero(tmp_path: Path) -> None:
         ("1e999\n", "expected seconds"),
     ],
 )
-def test_a_trace_that_is_none(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_traces_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "trace").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_trace(tmp_path / "trace")
-
-
-def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a file to read"):
-        read_trace(tmp_path / "trace")
+    with pytest.raises(UsageError, match="expected a file to read"):
+        read_trace(tmp_path / "absent")

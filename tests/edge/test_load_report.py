@@ -1,46 +1,43 @@
-"""From rows to a report: counts that add up, exact percentiles, a timeline, and pictures that hold what they should."""
+"""Report of a load run from its rows, and the picture of it."""
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import Counter
-from xml.etree import ElementTree
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edge.errors import UsageError
 from edge.load import report
-from edge.load.charts import Bars, Line, chart, linear_axis, log_axis
-from edge.load.page import COLORS
+from edge.load.percentiles import Percentiles
+from edge.load.plan import Plan
+from edge.load.plot import COLORS, check_plot, draw
 from edge.load.record import OUTCOMES, Record
-from edge.load.report import Percentiles
+from edge.load.report import LoadReport, Memory
 from edge.load.workload import Kind
 
 KINDS = [Kind("one", "", 0, 50.0, False), Kind("two", "", 0, 0.0, True)]
 
 
 def record_of(count: int = 1000) -> Record:
-    """A request each 10 ms; its number says its kind, how it ends, and after how many ms."""
+    """A request every 10 ms, whose number determines its kind, its outcome and its latency in ms."""
     record = Record()
     for number in range(count):
         row = record.sent(number / 100, number / 1e6, number % 2)
         if number % 10 == 9:
             record.ended(row, 0.001, "refused", "RESOURCE_EXHAUSTED queue", 20.0 + number % 3)
-        elif number % 10 != 8:  # every tenth never ends
+        elif number % 10 != 8:  # every tenth stays lost
             record.answered(row, number / 1e3, late=number >= 500, tier="lean" if number % 2 else "")
     return record
 
 
-def test_a_request_that_never_ends_is_lost_and_all_add_up() -> None:
-    columns = record_of().columns()
-    assert columns.counts() == {"in_time": 400, "late": 400, "refused": 100, "lost": 100}
-    assert sum(columns.counts().values()) == len(columns) == 1000
-    assert np.isnan(columns.latency[8])
-
-
-def test_a_group_for_each_name_that_differs() -> None:
+def test_groups_by_kind_and_tier() -> None:
     columns = record_of().columns()
     one, two = report.groups(columns, KINDS, lambda kind: kind.model)
+    assert np.isnan(columns.latency[8])
     assert (one.name, one.requests, one.outcomes["lost"]) == ("one", 500, 100)
     assert (two.name, two.requests, two.outcomes["refused"]) == ("two", 500, 100)
     assert one.latency.count == 400
@@ -49,15 +46,9 @@ def test_a_group_for_each_name_that_differs() -> None:
     assert (lean.name, lean.requests, lean.outcomes) == ("lean", 400, {"in_time": 200, "late": 200})
 
 
-def test_causes_say_how_many_and_when_to_come_again() -> None:
-    lost, refused = sorted(report.causes(record_of().columns()), key=lambda cause: cause.outcome)
-    assert (lost.outcome, lost.cause, lost.count, lost.latency.count, lost.retry_after_p50_ms) == (
-        "lost",
-        "",
-        100,
-        0,
-        None,
-    )
+def test_causes_have_counts_and_retry_hints() -> None:
+    lost, refused = report.causes(record_of().columns())
+    assert lost == report.Cause("lost", "", 100, Percentiles(), None)
     assert (refused.cause, refused.count, refused.retry_after_p50_ms) == ("RESOURCE_EXHAUSTED queue", 100, 21.0)
     assert refused.latency.p50_ms == pytest.approx(1.0)
 
@@ -71,7 +62,7 @@ def test_percentiles_are_exact() -> None:
     assert Percentiles.of(values[:0]) == Percentiles(0, 0, 0, 0, 0, 0, 0)
 
 
-def test_causes_are_bounded() -> None:
+def test_number_of_causes_is_limited() -> None:
     record = Record()
     for number in range(3000):
         record.ended(record.sent(0.0, 0.0, 0), 0.1, "failed", f"message {number}")
@@ -83,11 +74,11 @@ def test_causes_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("seconds", "interval"), [(0.5, 0.05), (3, 0.1), (9, 0.2), (20, 1), (600, 1), (601, 10), (86400, 1000)]
 )
-def test_a_timeline_has_as_many_points_as_can_be_seen(seconds: float, interval: float) -> None:
+def test_timeline_intervals_suit_the_length(seconds: float, interval: float) -> None:
     assert report.interval_of(seconds) == interval
 
 
-def test_a_timeline_counts_every_request_once() -> None:
+def test_timeline_counts_every_request_once() -> None:
     columns = record_of().columns()
     points = report.timeline(columns, 10.0)
     assert len(points) == 20
@@ -102,7 +93,7 @@ def test_a_timeline_counts_every_request_once() -> None:
     assert (silent[-1].outcomes, silent[-1].p50_ms) == ({}, None)
 
 
-def test_the_curve_ends_where_one_value_is_left() -> None:
+def test_curve_ends_at_the_last_value() -> None:
     percents, values = zip(*report.curve(np.arange(1, 1001) / 1e3), strict=True)
     assert (percents[0], values[0]) == (0.0, 1.0)
     assert percents[-1] == pytest.approx(99.9)
@@ -110,7 +101,7 @@ def test_the_curve_ends_where_one_value_is_left() -> None:
     assert report.curve(np.zeros(0)) == ()
 
 
-def test_a_generator_that_was_late_is_doubted() -> None:
+def test_late_generator_raises_doubts() -> None:
     columns = record_of().columns()
     lag = Percentiles.of(columns.lag)
     assert report.doubts(columns, lag, 10.0) == ()
@@ -119,37 +110,52 @@ def test_a_generator_that_was_late_is_doubted() -> None:
     assert [report.lag_bound_ms(deadlines) for deadlines in ((), (0.0,), (0.0, 200.0, 50.0))] == [10, 10, 5]
 
 
-def test_a_chart_is_xml_and_holds_its_values() -> None:
-    figure = chart(
-        "a < b",
-        linear_axis("seconds", 4.0),
-        linear_axis("requests per second", 10.0),
-        bars=[Bars("in time", "green", [5.0, 0.0]), Bars("late", "red", [5.0, 2.0])],
-        starts=[0.0, 2.0],
-        width=2.0,
-        lines=[Line("p50", "blue", [(0.0, 0.0), (1.0, math.nan), (4.0, 10.0)])],
-        limits=[(5.0, "deadline"), (99.0, "out of sight")],
-    )
-    root = ElementTree.fromstring(figure)
-    green, red, line = [path.attrib["d"] for path in root.iter("path")]
-    assert (green.count("Z"), red.count("Z")) == (1, 2)
-    assert line.count("M") == 2  # the NaN parts it
-    texts = {text.text for text in root.iter("text")}
-    assert {"deadline", "seconds", "0", "10"} <= texts
-    assert "out of sight" not in texts
+MEMORY = Memory(10**6, 3 * 10**6, 3 * 10**6, ((0.0, 10**6), (9.5, 3 * 10**6)))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.3, 70.0), (1.0, 1.0), (4.0, 4.5), (0.02, 30_000.0)])
-def test_axes_hold_their_values_between_round_ends(low: float, high: float) -> None:
-    for axis in (log_axis("ms", low, high), linear_axis("ms", high)):
-        assert axis.low <= high * 1.0001
-        assert axis.high >= high * 0.9999
-        assert 2 <= len(axis.ticks) <= 9
-        places = [axis.share(value) for value, _ in axis.ticks]
-        assert places == sorted(places)
-        assert 0 <= places[0] <= places[-1] <= 1
-    assert log_axis("ms", low, high).low <= low * 1.0001
+def load_report(record: Record, **options: Any) -> LoadReport:
+    """The report of a run with a warm-up of two seconds."""
+    facts = {"rate": 100.0, "capacity": 50.0, "warm_up_seconds": 2.0, "interrupted": False, "memory": MEMORY}
+    plan = Plan(seconds=8.0, max_lag_ms=0.5)
+    return report.report_of(plan, KINDS, record.columns(), **{**facts, **options})
 
 
-def test_every_outcome_has_a_color_of_its_own() -> None:
+def test_report_leaves_out_the_warm_up() -> None:
+    found = load_report(record_of())
+    assert found.warm_up == {"in_time": 160, "refused": 20, "lost": 20}
+    assert found.outcomes == {"in_time": 240, "late": 400, "refused": 80, "lost": 80}
+    assert (found.requests, found.latency.count, found.in_time_per_second, found.lost) == (800, 640, 30.0, 100)
+    assert (found.seconds, len(found.timeline), found.deadlines_ms) == (8.0, 40, (0.0, 50.0))
+    assert [name for name, _ in found.named_groups()] == ["all", "one", "two", "answered by lean"]
+    assert found.summary == "poisson, 100 requests/s, capacity 50, 50 ms: 800 requests in 8 s, 30 answers/s in time"
+    interrupted = load_report(record_of(501), interrupted=True, capacity=None)
+    assert interrupted.seconds == pytest.approx(3.0)
+    assert interrupted.summary.startswith("poisson, 100 requests/s, 50 ms: 301 requests in 3 s, ")
+
+
+def test_plot_shows_outcomes_deadlines_and_doubts(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
+        draw(load_report(record_of()), tmp_path / "report.svg")
+    svg = (tmp_path / "report.svg").read_text()
+    words = ("in time", "late", "refused", "lost", "deadline 50 ms", "p50", "p99", "99", "one, two: poisson")
+    assert all(word in svg for word in (*words, "Not to be trusted: the generator itself was late"))
+    assert all(COLORS[name] in svg for name in ("in_time", "late", "refused", "lost"))
     assert len(set(COLORS.values())) == len(OUTCOMES) == len(COLORS)
+
+
+def test_plot_of_a_run_without_responses(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    empty = load_report(Record(), memory=None)
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        draw(empty, tmp_path / f"report{suffix}")
+        assert (tmp_path / f"report{suffix}").read_bytes().startswith(magic)
+    with pytest.raises(UsageError, match=r"none/x\.png: got .*, expected a file to write"):
+        draw(empty, Path("/proc/none/x.png"))
+
+
+def test_plot_without_matplotlib_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    message = r"--plot: got no matplotlib, expected matplotlib\. Install it: pip install 'fewheads\[plot\]'"
+    with pytest.raises(UsageError, match=message):
+        check_plot(Path("report.png"))

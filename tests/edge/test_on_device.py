@@ -1,4 +1,4 @@
-"""``fewheads bench --on-device``: its record, what makes it unfit to be published, and the tables made of it."""
+"""``fewheads bench --on-device``: the record, the reasons not to publish it, and its tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deploy import device_table
 from edge.cli.on_device import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
 from edge.launch import running_server
-from edge.load import device_table
-from edge.load.bench import direct_inputs
+from edge.load import on_device
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, Plan
-from edge.load.on_device import measure_on_device, served_elsewhere
+from edge.load.inputs import golden_inputs
+from edge.load.on_device import served_elsewhere
 from tests.support.boards import orin_nano, write
-from tests.support.commands import answer, fewheads, refusal
+from tests.support.commands import answer, fewheads, mistake
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.server_models import echo_input, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
@@ -35,7 +36,7 @@ CURRENT = "sys/class/hwmon/hwmon1/curr1_input"
 
 
 def quiet_board(root: Path) -> Path:
-    """An Orin Nano under JetPack 6 that does not throttle."""
+    """Write the files of an Orin Nano under JetPack 6 that does not throttle."""
     return write(orin_nano(root, 6), {LEVEL: "0\n"})
 
 
@@ -44,19 +45,22 @@ def board(tmp_path: Path) -> Path:
     return quiet_board(tmp_path / "board")
 
 
-def measured(root: Path, at_idle: Callable[[], object] = lambda: None) -> DeviceRecord:
-    """Measure the oracle; ``at_idle`` is called once, between the idle power and the first series."""
+def measured(root: Path, plan: Plan, at_idle: Callable[[], object]) -> DeviceRecord:
+    """Measure the oracle; ``at_idle`` is called once, after the idle power."""
 
-    def advanced(what: str, done: int, total: int) -> None:
-        if (what, done) == ("idle power", 1):
+    def advanced(step: str, done: int, total: int) -> None:
+        if (step, done) == ("idle power", 1):
             at_idle()
 
-    return measure_on_device(
-        [ORACLE_BUNDLE], QUICK, target="onnxruntime", cache=root / "cache", root=root, advanced=advanced
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_device, "_SETTLE_SECONDS", 0.0)
+        patch.setattr(on_device, "_IDLE_SECONDS", 0.6)
+        return on_device.measure_on_device(
+            [ORACLE_BUNDLE], plan, target="onnxruntime", cache=root / "cache", root=root, advanced=advanced
+        )
 
 
-def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
+def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path: Path) -> None:
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     out = tmp_path / "record.json"
     options = ("--requests=12", "--rounds=3", "--idle-gaps=0.01,0.02", "--idle-requests=2", "--target=onnxruntime")
@@ -73,7 +77,7 @@ def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
     }
     assert {(one.tier, one.full, one.rows) for one in record.ratios} == {("lean", "full", 1), ("lean", "full", 8)}
     assert all(one.low <= one.ratio <= one.high and one.rounds == 3 for one in record.ratios)
-    # This machine is no Jetson, and nothing says so.
+    # This machine is not a Jetson.
     assert record.machine.board is None
     assert record.machine.label.startswith("no Jetson: ")
     assert record.publishable
@@ -81,23 +85,23 @@ def test_every_tier_and_batch_is_measured_in_both_ways(tmp_path: Path) -> None:
     assert "no Jetson: " in device_table.markdown([record])
 
 
-def test_a_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
+def test_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
     bundle = write_echo_bundle(tmp_path, "FP32")  # its golden input has two values
-    record = measure_on_device([bundle.path], QUICK, target="onnxruntime", cache=tmp_path)
+    record = on_device.measure_on_device([bundle.path], QUICK, target="onnxruntime", cache=tmp_path)
     assert [(one.rows, one.where) for one in record.series] == [(1, "in process"), (1, "served")]
-    assert [request[echo_input("FP32")].shape for request in direct_inputs(bundle, 1)] == [(2,)]
+    assert [request[echo_input("FP32")].shape for request in golden_inputs(bundle, 1)] == [(2,)]
     with pytest.raises(UsageError, match="--rows: got 2, expected 1, since echo-fp32 has no batch"):
-        direct_inputs(bundle, 2)
+        golden_inputs(bundle, 2)
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> DeviceRecord:
-    """A record of the board, whose current grows by an ampere when it is no longer idle."""
+    """A record of the board, whose current rises by an ampere after the idle measurement."""
     root = quiet_board(tmp_path_factory.mktemp("record"))
-    return measured(root, lambda: write(root, {CURRENT: "2312\n"}))
+    return measured(root, QUICK, lambda: write(root, {CURRENT: "2312\n"}))
 
 
-def test_a_board_is_stamped_and_its_energy_counted(record: DeviceRecord) -> None:
+def test_record_has_the_state_of_the_board_and_energy(record: DeviceRecord) -> None:
     assert record.machine.label == (
         "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super, MAXN_SUPER, JetPack 6.2.2"
     )
@@ -114,7 +118,7 @@ def test_a_board_is_stamped_and_its_energy_counted(record: DeviceRecord) -> None
     for one in record.series:
         assert one.power_watts == pytest.approx(5.072 * 2.312)
         assert one.energy_millijoules is not None
-        # Watts above idle times the time of a request, of which the largest part is its latency.
+        # Energy is watts above idle times the time of a request, most of which is its latency.
         assert one.energy_millijoules / 5.072 >= one.latency.p50_ms / 2
     assert record.doubts == ()
     assert record.publishable
@@ -131,14 +135,14 @@ def test_a_board_is_stamped_and_its_energy_counted(record: DeviceRecord) -> None
     ],
     ids=["alarm", "level", "power mode", "clock limit", "processors"],
 )
-def test_an_unsteady_board_is_seen(board: Path, files: dict[str, str], doubt: str) -> None:
+def test_changes_of_the_board_raise_doubts(board: Path, files: dict[str, str], doubt: str) -> None:
     write(board, {"sys/devices/system/cpu/online": "0-5\n"})
     with BoardWatch(board) as watch:
         write(board, files)
     assert watch.doubts == (doubt,)
 
 
-def test_a_server_that_computes_elsewhere_is_seen() -> None:
+def test_other_runtime_of_the_server_raises_a_doubt() -> None:
     platforms = {"calculator-oracle": "onnxruntime_onnx"}
     for target, doubts in (
         ("onnxruntime", ()),
@@ -148,8 +152,8 @@ def test_a_server_that_computes_elsewhere_is_seen() -> None:
             assert served_elsewhere(client, platforms) == doubts
 
 
-def test_a_throttled_run_is_refused(board: Path, tmp_path: Path) -> None:
-    record = measured(board, lambda: write(board, {ALARM: "18\n"}))
+def test_throttled_run_is_not_published(board: Path, tmp_path: Path) -> None:
+    record = measured(board, Plan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
     doubt = "throttled: the alarm oc2 rose from 15 to 18"
     assert record.doubts == (doubt,)
     out = tmp_path / "record.json"
@@ -163,7 +167,7 @@ def test_a_throttled_run_is_refused(board: Path, tmp_path: Path) -> None:
         device_table.markdown([device_table.read_record(out)])
 
 
-def test_a_change_that_is_undone_is_seen(board: Path) -> None:
+def test_change_that_is_undone_raises_a_doubt(board: Path) -> None:
     with BoardWatch(board) as watch:
         before = (board / STATUS).read_text()
         write(board, {STATUS: "pmode:0001 fmode:quiet\n"})
@@ -175,7 +179,7 @@ def test_a_change_that_is_undone_is_seen(board: Path) -> None:
     assert watch.after.board == watch.before.board
 
 
-def test_a_board_that_hides_its_state_cannot_publish(board: Path) -> None:
+def test_hidden_state_of_the_board_raises_doubts(board: Path) -> None:
     (board / STATUS).unlink()
     for path in ("sys/class/hwmon/hwmon1", "sys/class/hwmon/hwmon3"):
         (board / path).unlink()
@@ -190,7 +194,7 @@ def test_a_board_that_hides_its_state_cannot_publish(board: Path) -> None:
     assert not watch.measures_power
 
 
-def test_a_document_gets_the_tables_of_boards_alone(record: DeviceRecord, tmp_path: Path) -> None:
+def test_documents_get_tables_of_jetsons_only(record: DeviceRecord, tmp_path: Path) -> None:
     document, marks = tmp_path / "page.md", f"{device_table.BEGIN}\nold\n{device_table.END}"
     document.write_text(f"before\n{marks}\nafter\n")
     device_table.insert(document, [record])
@@ -218,7 +222,7 @@ def test_a_document_gets_the_tables_of_boards_alone(record: DeviceRecord, tmp_pa
         device_table.insert(document, [record])
 
 
-def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+def test_malformed_record_is_rejected(tmp_path: Path) -> None:
     broken = write(tmp_path, {"record.json": '{"format_version": 1}'}) / "record.json"
     with pytest.raises(UsageError, match="expected a device record"):
         device_table.read_record(broken)
@@ -230,9 +234,12 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
         (("--on-device", "--rows=2"), "--rows: got it with --on-device, expected it alone. Leave it out"),
         (("--on-device", "--rate=3x"), "--rate: got it with --on-device, expected it alone"),
         (("--rounds=3",), "--rounds: got it alone, expected --on-device beside it"),
-        (("--on-device", "--idle-gaps=1,x"), "--idle-gaps: got '1,x', expected seconds above 0, 600 at most"),
-        (("--on-device", "--out=/none/record.json"), "--out: got /none, which is no directory, expected a directory"),
+        (("--on-device", "--idle-gaps=1,x"), "--idle-gaps: got '1,x', expected seconds above 0, at most 600"),
+        (
+            ("--on-device", "--out=/none/record.json"),
+            "--out: got /none, which is no directory, expected an existing directory",
+        ),
     ],
 )
-def test_options_of_other_ways_to_measure_are_refused(options: tuple[str, ...], message: str) -> None:
-    assert message in refusal(fewheads("bench", ORACLE_BUNDLE, *options), 2)
+def test_options_of_other_modes_are_rejected(options: tuple[str, ...], message: str) -> None:
+    assert message in mistake("bench", ORACLE_BUNDLE, *options)

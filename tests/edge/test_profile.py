@@ -31,7 +31,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def board(tmp_path, monkeypatch):
-    """The files of an Orin Nano at 15W, and no pause between attempts."""
+    """Write the files of an Orin Nano at 15W, and skip the pauses between attempts."""
     monkeypatch.setattr(profiling, "_COOL_DOWN_SECONDS", 0.0)
     root = orin_nano(tmp_path / "root", 6)
     return write(
@@ -47,14 +47,14 @@ def run(shapes, out, *arguments):
 
 
 def timed(*arguments, **options):
-    """Profile, and return the table and the steps of the run."""
+    """Return the table and the timing steps of a run."""
     steps = []
     options = {"target": "onnxruntime", "calls": 3, **options}
     table = profile(*arguments, **options, on_progress=lambda now: steps.append((now.name, now.step)))
     return table, [step for step in steps if step[1].startswith("timing")]
 
 
-def test_every_shape_is_timed_at_every_length_and_kept(shapes, cache, tmp_path):
+def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path):
     out = tmp_path / "table.json"
     printed = json.loads(run(shapes, out, "--cache", cache, "--lengths", "8", "--json").stdout)
     assert printed == json.loads(out.read_bytes())
@@ -63,7 +63,7 @@ def test_every_shape_is_timed_at_every_length_and_kept(shapes, cache, tmp_path):
     assert printed["key"]["precision"] == "fp32"
     assert printed["key"]["runtime"] == "onnxruntime"
     table, steps = timed(shapes, out, cache=cache)
-    # Only the length that is new was timed, and what was there before is the same to the bit.
+    # Only the new length was timed.
     assert {text for _, text in steps} == {"timing 4 tokens"}
     assert {(t.shape, t.tokens) for t in table.timings} == {(shape, n) for shape in SHAPES for n in LENGTHS}
     before = LatencyTable.read(out)
@@ -77,7 +77,7 @@ def test_every_shape_is_timed_at_every_length_and_kept(shapes, cache, tmp_path):
     assert LatencyTable.read(out) == before
 
 
-def test_a_killed_run_leaves_a_table_that_the_next_one_completes(shapes, cache, tmp_path):
+def test_next_run_completes_the_table_of_a_killed_one(shapes, cache, tmp_path):
     out = tmp_path / "table.json"
     code = "from edge.cli.profile import profile; profile()"
     arguments = [shapes, "--out", out, "--target", "onnxruntime", "--calls", 3000, "--cache", cache]
@@ -97,7 +97,7 @@ def test_a_killed_run_leaves_a_table_that_the_next_one_completes(shapes, cache, 
     assert len(table.timings) == len(SHAPES) * len(LENGTHS)
 
 
-def test_tables_of_two_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
+def test_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
     out = tmp_path / "table.json"
     table, _ = timed(shapes, out, cache=cache, lengths=(4,), conditions=Conditions(board))
     assert table.key["device"] == MODELS[6]
@@ -116,7 +116,7 @@ def test_tables_of_two_power_modes_are_never_mixed(shapes, cache, board, tmp_pat
     assert out.read_bytes() == before
 
 
-def test_a_change_of_the_power_mode_ends_the_run_and_keeps_what_was_timed(shapes, cache, board, tmp_path):
+def test_change_of_the_power_mode_ends_the_run(shapes, cache, board, tmp_path):
     out = tmp_path / "table.json"
 
     def change(now):
@@ -129,7 +129,7 @@ def test_a_change_of_the_power_mode_ends_the_run_and_keeps_what_was_timed(shapes
     assert {timing.shape for timing in LatencyTable.read(out).timings} == {SHAPES[0]}
 
 
-def test_throttled_timings_are_marked_and_repeated_by_the_next_run(shapes, cache, board, tmp_path):
+def test_next_run_repeats_throttled_timings(shapes, cache, board, tmp_path):
     out, alert = tmp_path / "table.json", "sys/class/thermal/cooling_device2/cur_state"
     assert (board / alert).read_text().strip() == "0"
 
@@ -154,7 +154,7 @@ def test_throttled_timings_are_marked_and_repeated_by_the_next_run(shapes, cache
         ({"target": "unknown"}, r"--target: got 'unknown'"),
     ],
 )
-def test_what_cannot_be_timed_is_refused_before_a_file_is_written(shapes, cache, tmp_path, options, message):
+def test_wrong_options_write_no_file(shapes, cache, tmp_path, options, message):
     out = tmp_path / "table.json"
     directory = Path(options.pop("directory", shapes))
     with pytest.raises(FewheadsError, match=message):
@@ -162,7 +162,7 @@ def test_what_cannot_be_timed_is_refused_before_a_file_is_written(shapes, cache,
     assert not out.exists()
 
 
-def test_a_file_that_is_no_table_is_left_alone(shapes, cache, tmp_path):
+def test_other_files_are_not_overwritten(shapes, cache, tmp_path):
     out = tmp_path / "table.json"
     out.write_text("{}")
     with pytest.raises(UsageError, match=r"latency table .*missing required field `key`.*expected a latency table"):

@@ -28,13 +28,13 @@ from edge.client import Client, text
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import between
-from tests.support.commands import SECONDS, answer, fewheads, refusal
+from tests.support.commands import SECONDS, fewheads, refusal, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 
 @contextmanager
 def top(*arguments: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """Let it run while the block runs, unless it has ended by then."""
+    """Run the command during the block."""
     command = [sys.executable, "-m", "edge", "top", *arguments]
     with subprocess.Popen(
         command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **streams}
@@ -46,7 +46,7 @@ def top(*arguments: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """Press Ctrl-C and return what it still had to say on stderr."""
+    """Send Ctrl-C and return the rest of stderr."""
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, error
@@ -65,57 +65,58 @@ def lines(stream: IO[str] | None) -> Iterator[Any]:
     return (json.loads(line) for line in stream)
 
 
-def test_once(url: str) -> None:
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("│")[1:-1]]
+
+
+def rendered(reading: pb.Reading) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(view("url", reading, between(None, reading), 120))
+    return console.export_text()
+
+
+def test_once_shows_tables(url: str) -> None:
     ask(url, 3)
-    shown = answer(fewheads("top", "--url", url, "--once"))
-    assert "since the start" in shown.splitlines()[0]
-    assert all(word in shown for word in ("p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "process rss"))
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if f"{ORACLE}:1" in line]
-    (cells,) = [row for row in rows if row[1:2] == ["READY"]]
-    assert 0 < float(cells[4]) <= float(cells[5]) <= float(cells[6])
+    tables = shown("top", "--url", url, "--once")
+    assert "since the start" in tables.splitlines()[0]
+    assert all(word in tables for word in ("p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "process rss"))
+    rows = [cells(line) for line in tables.splitlines() if f"{ORACLE}:1" in line]
+    (row,) = [row for row in rows if row[1:2] == ["READY"]]
+    assert 0 < float(row[4]) <= float(row[5]) <= float(row[6])
 
 
-def test_metrics_that_grew_are_shown_with_their_labels() -> None:
+def test_rising_metrics_have_labels() -> None:
     now = pb.Reading(uptime_seconds=2, models=[pb.ModelReading(name="m", version="1", success_count=1)])
     now.models[0].metrics.add(name="fewheads_input_tokens_total", labels={"tier": "full"}, value=6, unit="tokens")
     now.models[0].metrics.add(name="fewheads_nonfinite_answers_total", value=0)
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(view("url", now, between(None, now), 120))
-    shown = console.export_text()
-    (row,) = [line for line in shown.splitlines() if "fewheads_" in line]
-    assert [cell.strip() for cell in row.split("│")[1:-1]] == [
-        "m:1",
-        'fewheads_input_tokens_total{tier="full"}',
-        "6",
-        "3",
-    ]
+    (row,) = [line for line in rendered(now).splitlines() if "fewheads_" in line]
+    assert cells(row) == ["m:1", 'fewheads_input_tokens_total{tier="full"}', "6", "3"]
 
 
-def test_the_energy_and_the_board_of_a_jetson() -> None:
+def test_energy_and_board_of_a_jetson() -> None:
     now = pb.Reading(uptime_seconds=2, models=[pb.ModelReading(name="m", version="1")], idle_power_watts=5.25)
     now.models[0].energy.add(tier="full", joules=8, requests=4, tokens=400)
     now.models[0].energy.add(tier="half", joules=1, requests=2)
     now.board.CopyFrom(pb.Board(model="NVIDIA Jetson Orin Nano", l4t="36.4.3", power_mode="MAXN_SUPER"))
     now.sensors.add(kind="frequency_limit", name="gpu-max", value=1.02e9, unit="hertz")
     now.sensors.add(kind="fan", name="pwm_tach", value=1843, unit="rpm")
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(view("url", now, between(None, now), 120))
-    shown = console.export_text()
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "m:1" in line]
-    assert rows[1:] == [["m:1", "full", "4", "4", "2000", "20"], ["m:1", "half", "0.5", "2", "500", ""]]
-    lines = [line.strip() for line in shown.splitlines()]
-    for label, told in (
+    lines = [line.strip() for line in rendered(now).splitlines()]
+    assert [cells(line) for line in lines if "m:1" in line][1:] == [
+        ["m:1", "full", "4", "4", "2000", "20"],
+        ["m:1", "half", "0.5", "2", "500", ""],
+    ]
+    for label, value in (
         ("board", "NVIDIA Jetson Orin Nano, L4T 36.4.3, power mode MAXN_SUPER"),
         ("clock limits", "gpu-max 1020 MHz"),
         ("fan", "pwm_tach 1843 rpm"),
         ("idle power", "5.25 W"),
     ):
-        assert [line.removeprefix(label).strip() for line in lines if line.startswith(label)] == [told]
+        assert [line.removeprefix(label).strip() for line in lines if line.startswith(label)] == [value]
 
 
-def test_once_as_json(url: str) -> None:
+def test_once_prints_json(url: str) -> None:
     ask(url, 3)
-    (line,) = answer(fewheads("top", "--url", url, "--once", "--json")).splitlines()
+    (line,) = shown("top", "--url", url, "--once", "--json").splitlines()
     reading = json.loads(line)
     (found,) = [model for model in reading["window"]["models"] if model["name"] == ORACLE]
     assert reading["window"]["since_start"]
@@ -123,7 +124,7 @@ def test_once_as_json(url: str) -> None:
     assert int(next(m for m in reading["models"] if m["name"] == ORACLE)["success_count"]) >= found["answers"]
 
 
-def test_a_stream_of_json_follows_the_load(url: str) -> None:
+def test_json_lines_follow_the_load(url: str) -> None:
     with top("--url", url, "--interval", "0.1", "--json") as process:
         readings = lines(process.stdout)
         first = next(readings)
@@ -143,7 +144,7 @@ def test_a_stream_of_json_follows_the_load(url: str) -> None:
         assert interrupted(process) == ""
 
 
-def test_into_a_pipe_go_plain_tables(url: str) -> None:
+def test_pipe_gets_plain_tables(url: str) -> None:
     with top("--url", url, "--interval", "0.1") as process:
         assert process.stdout is not None
         titles = 0
@@ -156,7 +157,7 @@ def test_into_a_pipe_go_plain_tables(url: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 140])
-def test_in_a_terminal(url: str, columns: int) -> None:
+def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
     ask(url, 1)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
@@ -168,35 +169,35 @@ def test_in_a_terminal(url: str, columns: int) -> None:
         while seen.count(b"up ") < 2:
             seen += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # it has closed the terminal
+        with suppress(OSError):  # the command has closed the terminal
             while select.select([ours], [], [], SECONDS)[0]:
                 seen += os.read(ours, 65536)
         assert process.wait(SECONDS) == 0
     os.close(ours)
-    shown = seen.decode(errors="replace")  # it may be interrupted within a character
-    assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h")  # the screen that was there before is back
-    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown.replace("\x1b[H", "\n"))  # each picture begins at the top
+    screen = seen.decode(errors="replace")  # may end within a character
+    assert screen.rindex("\x1b[?1049l") > screen.rindex("\x1b[?1049h")  # the earlier screen is back
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", screen.replace("\x1b[H", "\n"))  # each view starts at the top
     assert all(word in plain for word in ("p50 ms", "p99 ms", "queue", "process rss"))
     assert ("rows/run" in plain) is (columns == 140)
     assert max(len(line.rstrip("\r")) for line in plain.split("\n")) <= columns
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",), ("--json",)], ids=str)
-def test_no_server_at_the_start(arguments: tuple[str, ...]) -> None:
+def test_missing_server_ends_the_command(arguments: tuple[str, ...]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"127.0.0.1:{free.getsockname()[1]}"
         assert "UNAVAILABLE" in refusal(fewheads("top", "--url", url, *arguments), 6)
 
 
-def test_an_interval_that_is_too_short(url: str) -> None:
+def test_short_intervals_are_rejected(url: str) -> None:
     done = fewheads("top", "--url", url, "--interval", "0.01")
     assert done.returncode == 2
     assert "0.1<=x<=3600" in done.stderr
 
 
 @pytest.mark.slow
-def test_it_survives_a_restart_of_the_server() -> None:
+def test_restart_of_the_server_is_awaited() -> None:
     with ExitStack() as stack:
         with running_server([ORACLE_BUNDLE]) as ready:
             url = f"127.0.0.1:{ready.grpc_port}"
@@ -222,8 +223,8 @@ def answered(reading: Any) -> int:
 
 
 @pytest.mark.slow
-def test_a_server_that_falls_silent_is_waited_for() -> None:
-    """As a board does that has lost its power: no byte says that it has gone."""
+def test_silent_server_is_awaited() -> None:
+    # As a board that has lost its power: the connection does not end.
     with (
         running_server([ORACLE_BUNDLE]) as ready,
         top("--url", f"127.0.0.1:{ready.grpc_port}", "--interval", "0.1", stdout=subprocess.DEVNULL) as process,
@@ -239,17 +240,6 @@ def test_a_server_that_falls_silent_is_waited_for() -> None:
         assert interrupted(process) == ""
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0, "0 s"),
-        (59.9, "59 s"),
-        (60, "1 min 0 s"),
-        (3599, "59 min 59 s"),
-        (3600, "1 h 0 min"),
-        (90061, "1 d 1 h"),
-        (1e7, "115 d 17 h"),
-    ],
-)
-def test_durations(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_duration_has_two_units() -> None:
+    found = [duration(seconds) for seconds in (0, 59.9, 60, 3599, 3600, 90061, 1e7)]
+    assert found == ["0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "1 d 1 h", "115 d 17 h"]

@@ -1,4 +1,4 @@
-"""A real browser without a window, driven over Chromium's DevTools protocol through two pipes."""
+"""Headless Chromium, driven over its DevTools protocol through two pipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-#: Chromium reads commands from the descriptor 3 and writes to 4, whatever these are in this process.
+#: Chromium reads commands from descriptor 3 and writes to 4.
 _START = "import os, sys; os.dup2({read}, 3); os.dup2({write}, 4); os.execv(sys.argv[1], sys.argv[1:])"
 _SECONDS = 60
 
@@ -27,7 +27,7 @@ class Browser:
     """One tab.
 
     Attributes:
-        complaints: what the page wrote to the console as an error, exceptions and violations of its policy included.
+        complaints: errors on the console, with exceptions and violations of the content policy.
     """
 
     def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
@@ -51,10 +51,10 @@ class Browser:
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer
                 return answer["result"]
-            self._note(answer)
+            self._collect(answer)
 
     def open(self, url: str, width: int = 1280, height: int = 800, *, dark: bool = False, scale: float = 1) -> None:
-        """Go to a page in a window of such a size."""
+        """Open a page in a window of a size."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
         )
@@ -63,8 +63,8 @@ class Browser:
         self.call("Page.navigate", url=url)
         self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
-    def ask(self, expression: str) -> Any:
-        """Return what a JavaScript expression gives."""
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -72,12 +72,12 @@ class Browser:
     def wait(self, expression: str, seconds: float = 20) -> None:
         """Wait until an expression is true."""
         limit = time.monotonic() + seconds
-        while not self.ask(expression):
-            assert time.monotonic() < limit, f"{expression}: {self.ask('document.body.innerText')}"
+        while not self.evaluate(expression):
+            assert time.monotonic() < limit, f"{expression}: {self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write what is seen, or the whole page, as PNG."""
+        """Write the visible part, or the whole page, as PNG."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 
@@ -85,11 +85,11 @@ class Browser:
         message = bytearray()
         while not message.endswith(b"\0"):
             byte = self._answers.read(1)
-            assert byte, "the browser has gone"
+            assert byte, "the browser has ended"
             message += byte
         return json.loads(message[:-1])
 
-    def _note(self, event: Any) -> None:
+    def _collect(self, event: Any) -> None:
         parameters = event.get("params", {})
         if event["method"] == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(parameters["exceptionDetails"]))
@@ -99,7 +99,7 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Run Chromium while the block runs."""
+    """Run Chromium during the block."""
     assert CHROMIUM is not None
     to_read, commands = os.pipe()
     answers, to_write = os.pipe()

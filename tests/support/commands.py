@@ -6,29 +6,37 @@ import os
 import subprocess
 import sys
 
+import pytest
+from click.testing import CliRunner
+
+from edge.__main__ import cli
+from edge.errors import FewheadsError
+
 SECONDS = 120
 
 Done = subprocess.CompletedProcess
 
 
 def fewheads(*arguments: object, **variables: str) -> Done[str]:
-    command = [sys.executable, "-m", "edge", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **variables})
+    return run([sys.executable, "-m", "edge", *map(str, arguments)], **variables)
 
 
 def python(code: str, *arguments: str, **variables: str) -> Done[str]:
-    command = [sys.executable, "-c", code, *arguments]
+    return run([sys.executable, "-c", code, *arguments], **variables)
+
+
+def run(command: list[str], **variables: str) -> Done[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **variables})
 
 
 def answer(done: Done[str]) -> str:
-    """The output of a command that ended well."""
+    """Return the output of a command that succeeded."""
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refusal(done: Done[str], code: int) -> str:
-    """The one line that a user's mistake ends in, without a traceback and without any result."""
+    """Return the one line that reports a user's mistake, without a traceback and without any result."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -37,3 +45,18 @@ def refusal(done: Done[str], code: int) -> str:
     assert ": got " in line
     assert ", expected " in line
     return line
+
+
+def shown(*arguments: object) -> str:
+    """Return the output of a command that succeeds in this process."""
+    result = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def mistake(*arguments: object, code: int = 2) -> str:
+    """Return the message of the error that a command raises in this process, with its exit code."""
+    with pytest.raises(FewheadsError) as caught:
+        cli.main([*map(str, arguments)], standalone_mode=False)
+    assert caught.value.exit_code == code
+    return str(caught.value)

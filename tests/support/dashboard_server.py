@@ -1,6 +1,6 @@
-"""A server whose tiers have enough to do that its page is worth a look.
+"""Server under load, for the live page.
 
-python -m tests.support.dashboard_server [PNG]      writes deploy/dashboard.png, or another picture, again
+python -m tests.support.dashboard_server [PNG]      draws deploy/dashboard.png, or another picture
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
 PICTURE = Path(__file__).parent.parent.parent / "deploy" / "dashboard.png"
-#: Tiers are chosen by the queue, which is short enough that some requests find no room.
+#: The queue chooses tiers, and is short enough to refuse some requests.
 ARGUMENTS = ("--policy=load", "--max-queue-size=16")
 _THREADS = 26
 _WAVE_SECONDS = 45.0
 
 
 @contextmanager
-def asked(url: str) -> Iterator[None]:
-    """Ask the oracle and the model with tiers while the block runs, now more and now less."""
+def load(url: str) -> Iterator[None]:
+    """Send requests in waves to the oracle and the model with tiers during the block."""
     done = threading.Event()
 
     def work(number: int) -> None:
@@ -49,7 +49,7 @@ def asked(url: str) -> Iterator[None]:
                     elif number > 3 + busy * _THREADS:
                         done.wait(0.5)
                     else:
-                        # Every fifth client wants nothing but the full tier.
+                        # Every fifth client requests the full tier.
                         client.infer("tiered", {"x": x}, tier="" if number % 5 else "full")
                         done.wait(random.random() * 0.2)
                 except ServerError:
@@ -72,7 +72,7 @@ def draw(path: Path) -> None:
         bundles = [write_tiered_bundle(Path(directory) / "tiered").path, ORACLE_BUNDLE]
         with (
             running_server(bundles, arguments=ARGUMENTS) as ready,
-            asked(f"127.0.0.1:{ready.grpc_port}"),
+            load(f"127.0.0.1:{ready.grpc_port}"),
             browser() as tab,
         ):
             tab.open(f"http://127.0.0.1:{ready.metrics_port}/", width=1180, height=1000)

@@ -1,4 +1,4 @@
-"""A directory of layer shapes as `fewheads shapes` writes it, of products only, made without torch."""
+"""Directory of layer shapes as `fewheads shapes` writes it, of matrix products only, made without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = {"architecture": "bert", "dim": str(DIM), "dense": SHAPES[0].name, "embe
 
 
 def write_layer_shapes(directory: Path) -> Path:
-    """Write products of the shapes' hidden units in FP32, for any runtime."""
+    """Write two products for each shape, in FP32 and for any runtime."""
     for shape in SHAPES:
         _write(directory / shape.name, shape.ffn_dim)
     _write(directory / "floor", 1)

@@ -1,4 +1,4 @@
-"""The command line on a machine whose files are those of a board.
+"""The command line with the files of a board.
 
 python -m tests.support.on_board ROOT serve REPOSITORY ...      `fewheads serve`, with the sensors below ROOT
 """
@@ -16,7 +16,7 @@ from edge.__main__ import main
 
 
 def move(root: Path) -> None:
-    """Make ``root`` the default of everything in :mod:`edge.instruments` that reads below a root."""
+    """Make ``root`` the default root in all of :mod:`edge.instruments`."""
     for found in pkgutil.iter_modules(edge.instruments.__path__):
         module = import_module(f"edge.instruments.{found.name}")
         for member in vars(module).values():

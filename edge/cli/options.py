@@ -1,0 +1,101 @@
+"""Options that several commands share, and help in sections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from edge.client.connection import Credentials
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+
+bundles_argument = click.argument("bundles", nargs=-1, required=True, type=PATH, metavar="BUNDLE...")
+target_option = click.option(
+    "--target", default="auto", show_default=True, help="Runtime, as `fewheads build --target`."
+)
+cache_option = click.option(
+    "--cache", type=PATH, help="Directory of built models.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]"
+)
+_CONNECTION_OPTIONS = (
+    click.option("--tls", is_flag=True, help="Connect with TLS; the server's certificate is from a public authority."),
+    click.option("--tls-ca", type=PATH, metavar="PEM", help="Connect with TLS; trust the authorities in this file."),
+    click.option("--tls-certificate", type=PATH, metavar="PEM", help="Client certificate, if the server requires one."),
+    click.option("--tls-key", type=PATH, metavar="PEM", help="Private key of --tls-certificate."),
+    click.option("--token-file", type=PATH, help="File with the bearer token to send; only its owner may read it."),
+)
+
+
+def connection_options(command: F) -> F:
+    """Add the options for TLS and tokens to a command, which receives them as the argument ``credentials``."""
+
+    @wraps(command)
+    def with_credentials(
+        *arguments: Any,
+        tls: bool,
+        tls_ca: Path | None,
+        tls_certificate: Path | None,
+        tls_key: Path | None,
+        token_file: Path | None,
+        **options: Any,
+    ) -> Any:
+        files = (tls_ca, tls_certificate, tls_key)
+        credentials = _credentials(files if tls or any(files) else None, token_file)
+        return command(*arguments, credentials=credentials, **options)
+
+    return added(_CONNECTION_OPTIONS, with_credentials)  # type: ignore[return-value]
+
+
+def _credentials(
+    tls_files: tuple[Path | None, Path | None, Path | None] | None, token_file: Path | None
+) -> Credentials | None:
+    if not tls_files and not token_file:
+        return None
+    from edge.client.connection import Credentials
+    from edge.security.credentials import channel_credentials, read_token
+
+    return Credentials(
+        tls=channel_credentials(*tls_files) if tls_files else None,
+        token=read_token(token_file) if token_file else "",
+    )
+
+
+def added(options: tuple[Callable[[F], F], ...], command: F) -> F:
+    """Return a command with more options, in their order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+class SectionOption(click.Option):
+    """Option that a :class:`SectionedCommand` lists under a heading of its own."""
+
+    def __init__(self, *arguments: Any, section: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.section = section
+
+
+def section_option(section: str) -> Callable[..., Callable[[F], F]]:
+    """Return ``click.option`` for the options of a section."""
+    return partial(click.option, cls=SectionOption, section=section)
+
+
+class SectionedCommand(click.Command):
+    """Command whose help lists the options of each section separately."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one list of options for each section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx) if isinstance(each, click.Option) else None
+            if record:
+                sections.setdefault(getattr(each, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)

@@ -1,0 +1,104 @@
+"""Inputs to send to a model: golden inputs of its bundle, lines of text, or random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edge.bundles.bundle import Bundle
+from edge.client.inference import text
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.errors import Literally, UsageError
+
+Inputs = dict[str, Array]
+
+#: Limit of requests made of texts, which covers all lengths and bounds the memory.
+_MAX_REQUESTS = 1024
+_RANDOM_REQUESTS = 16
+
+
+def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
+    """Return requests made of golden rows: text where the model takes text, tensors otherwise.
+
+    Raises:
+        UsageError: the model has no batch to hold ``rows``.
+    """
+    arrays = bundle.golden.raw or bundle.golden.inputs
+    if not bundle.manifest.max_batch_size:
+        _check_batch(bundle.manifest.name, rows)
+        return [{name: _objects(array) for name, array in arrays.items()}]
+    picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
+    return [{name: _objects(array[pick]) for name, array in arrays.items()} for pick in picks]
+
+
+def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str]) -> list[Inputs]:
+    """Return requests of ``rows`` successive lines each, starting over after the last line.
+
+    A tab separates the texts for the inputs ``names``.
+
+    Raises:
+        UsageError: a line has more or fewer texts than the model has text inputs.
+    """
+    columns = [line.split("\t") for line in texts]
+    wrong = next((line for line in columns if len(line) != len(names)), None)
+    if wrong is not None:
+        given = Literally(f"a line of {len(wrong)}, {chr(9).join(wrong)[:40]!r}")
+        expected = f"{len(names)}, separated by tabs" if names else f"none, since {model} takes no text"
+        raise UsageError("--texts", given=given, expected=expected, fix="Leave it out for the golden inputs.")
+    picks = [[columns[(start + row) % len(columns)] for row in range(rows)] for start in range(len(columns))]
+    return [
+        {name: text([line[index] for line in pick]) for index, name in enumerate(names)}
+        for pick in picks[:_MAX_REQUESTS]
+    ]
+
+
+def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
+    """Return requests for the numeric inputs of a model: normally distributed floats, and zeros for other numbers.
+
+    Text inputs are left out: a model that requires one refuses the request.
+
+    Raises:
+        UsageError: the model has no numeric inputs, their shapes vary beyond the batch, or there is no batch to hold
+            ``rows``.
+    """
+    numeric = [spec for spec in specs if spec.datatype != "BYTES"]
+    if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
+        given = Literally(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
+        fix = "Give lines of text with --texts, or the bundle's directory in place of its name for its golden inputs."
+        raise UsageError(f"inputs of {model}", given=given, expected="numbers of a fixed shape", fix=fix)
+    if any(spec.shape[0] != -1 for spec in numeric):
+        _check_batch(model, rows)
+    generator = np.random.default_rng(0)
+
+    def numbers(spec: TensorSpec) -> Array:
+        dtype, shape = NUMPY_TYPES[spec.datatype], [rows if size == -1 else size for size in spec.shape]
+        return generator.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
+
+    return [{spec.name: numbers(spec) for spec in numeric} for _ in range(_RANDOM_REQUESTS)]
+
+
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Read the non-empty lines of a UTF-8 file.
+
+    Raises:
+        UsageError: the file cannot be read, or has no such line.
+    """
+    fix = "Write one text for each request into a line."
+    try:
+        lines = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}", given=Literally(error), expected="a file of texts", fix=fix) from None
+    if not lines:
+        raise UsageError(f"{path}", given=Literally("no lines"), expected="at least one", fix=fix)
+    return lines
+
+
+def _check_batch(model: str, rows: int) -> None:
+    if rows > 1:
+        raise UsageError("--rows", given=rows, expected=f"1, since {model} has no batch", fix="Leave it out.")
+
+
+def _objects(array: Array) -> Array:
+    return array.astype(np.object_) if array.dtype.kind == "S" else array
