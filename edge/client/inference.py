@@ -1,4 +1,4 @@
-"""Requests and answers of a client: NumPy to the messages of the protocol and back, without a transport."""
+"""Requests and answers of a client, and their conversion between NumPy and the protocol's messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from edge.client.refusals import EXHAUSTED, malformed, quoted
+from edge.client.failures import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
@@ -143,11 +143,7 @@ def text(values: Sequence[str]) -> Array:
 
 
 def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRequest:
-    """Return the protocol's message for a request.
-
-    Args:
-        request: the request.
-        in_stream: whether it is part of a stream: its time limit is then a parameter, not the deadline of a call.
+    """Return the protocol's message for a request. In a stream its time limit is a parameter.
 
     Raises:
         UsageError: an input is not a tensor of the protocol, the time limit is out of range, or a request of a stream
@@ -175,11 +171,6 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
     return message
 
 
-def infer_request(model: str, inputs: Mapping[str, Array], *, version: str = "") -> pb.ModelInferRequest:
-    """Return the message of a request without parameters; as :func:`encode`."""
-    return encode(InferRequest(model, inputs, version=version))
-
-
 def checked_timeout(seconds: float) -> float:
     """Return ``seconds`` if it is a time limit.
 
@@ -187,8 +178,8 @@ def checked_timeout(seconds: float) -> float:
         UsageError: it is not a finite number above 0.
     """
     if not 0 < seconds < 1e9:
-        fix = "Give the seconds to wait."
-        raise UsageError("timeout_seconds", given=seconds, expected="a finite number above 0", fix=fix)
+        expected = "a finite number above 0"
+        raise UsageError("timeout_seconds", given=seconds, expected=expected, fix="Give the seconds to wait.")
     return seconds
 
 
@@ -211,7 +202,7 @@ def _datatype(name: str, array: Array) -> str:
 
 
 def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
-    """Read an answer.
+    """Return the outputs of an answer.
 
     Raises:
         ServerError: it contradicts itself or the protocol.
@@ -258,11 +249,7 @@ def _tensor(tensor: pb.ModelInferResponse.InferOutputTensor, raw: bytes | None, 
 
 
 def decode_in_stream(response: pb.ModelStreamInferResponse, call: CallInfo) -> InferResult | InferFailure:
-    """Read an answer of a stream.
-
-    Raises:
-        ServerError: it contradicts itself or the protocol.
-    """
+    """Return the answer in a message of a stream; as :func:`decode`."""
     inner = response.infer_response
     if not response.error_message:
         return decode(inner, call)

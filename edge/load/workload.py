@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.bundle import Bundle
-from edge.client.inference import infer_request, text
+from edge.client.inference import InferRequest, encode, text
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.load.bench import direct_inputs
@@ -189,7 +189,7 @@ def _check_choice(choice: str, bundle: Bundle, tiers: list[str]) -> None:
 def _bodies(bundle: Bundle, rows: int, texts: Sequence[str]) -> list[bytes]:
     name, version = bundle.manifest.name, str(bundle.manifest.version)
     inputs = _golden_or_texts(bundle, rows, texts)[:_MAX_MESSAGES]
-    return [infer_request(name, each, version=version).SerializeToString() for each in inputs]
+    return [encode(InferRequest(name, each, version=version)).SerializeToString() for each in inputs]
 
 
 def _golden_or_texts(bundle: Bundle, rows: int, texts: Sequence[str]) -> list[dict[str, Array]]:

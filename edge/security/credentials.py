@@ -98,11 +98,6 @@ def channel_credentials(
     return grpc.ssl_channel_credentials(roots, own.key, own.chain)
 
 
-def call_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of every call; none for an empty token. Without TLS it can be read on the way."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
-
-
 def read_token(path: Path) -> str:
     """Return the token that is the only content of a file.
 

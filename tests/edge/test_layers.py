@@ -394,7 +394,6 @@ def test_models_and_commands_load_without_grpc() -> None:
         "edge.client.inference",
         "edge.client.retries",
         "edge.client.round_robin",
-        "edge.client.server_pool",
     } <= set(free)
     assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
     assert "grpc" not in imported_by(*free)
