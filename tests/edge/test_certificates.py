@@ -13,7 +13,7 @@ import pytest
 
 from edge.errors import UsageError
 from edge.security.certificates import read_certificates
-from edge.security.credentials import ServerCertificates, call_metadata, channel_credentials, read_token
+from edge.security.credentials import ServerCertificates, channel_credentials, read_token
 from tests.support.secured_servers import Authority
 
 NOW = datetime.now(timezone.utc)
@@ -129,7 +129,7 @@ def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp
     chain, key = authority.issue("client")
     assert channel_credentials(authority.file, chain, key) is not None
     for half in ({"tls_certificate": chain}, {"tls_key": key}):
-        with pytest.raises(UsageError, match="got one without the other, expected both or none. Give both"):
+        with pytest.raises(UsageError, match="got one without the other, expected both or none"):
             channel_credentials(**half)
     with pytest.raises(UsageError, match="--tls-ca"):
         channel_credentials(tmp_path / "none")
@@ -155,8 +155,7 @@ def test_token_file_must_be_readable_by_its_owner_alone(tmp_path: Path) -> None:
     token = "!~" + "x" * 4093
     file.write_text(f"{token}\n")
     file.chmod(0o600)
-    assert call_metadata(read_token(file)) == (("authorization", f"Bearer {token}"),)
-    assert call_metadata("") == ()
+    assert read_token(file) == token
     for mode in (0o640, 0o604):
         file.chmod(mode)
         with pytest.raises(UsageError, match=f"got mode {mode:o}: others may read it"):

@@ -89,7 +89,7 @@ def test_input_that_is_no_tensor_is_rejected(array: Any, message: str) -> None:
 def test_time_limit_must_be_finite_and_positive() -> None:
     assert checked_timeout(999_999_999) == 999_999_999
     for seconds in (0, float("nan"), 1e9):
-        with pytest.raises(UsageError, match="timeout_seconds: got .*, expected a finite number above 0"):
+        with pytest.raises(UsageError, match=r"timeout_seconds: got .*, expected a finite number above 0"):
             Client("127.0.0.1:1", seconds)
 
 
@@ -192,11 +192,11 @@ def test_close_ends_calls_in_progress_and_refuses_new_ones(make: Any) -> None:
         assert wait_until(lambda: one.requests)
         client.close()
         client.close()
-        with pytest.raises(BaseException) as caught:  # noqa: B017, PT011
+        with pytest.raises(BaseException) as caught:
             call.result(10)
         assert "CANCELLED" in repr(caught.value).upper()
         for another in (lambda: client.infer("m", x()), lambda: next(client.infer_stream([InferRequest("m", x())]))):
-            with pytest.raises(UsageError, match="^the client: got a call after close"):
+            with pytest.raises(UsageError, match="the client: got a call after close"):
                 another()
 
 

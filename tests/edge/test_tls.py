@@ -1,4 +1,4 @@
-"""TLS and mutual TLS: who gets in, files that are replaced while the server runs, and what it writes meanwhile."""
+"""TLS and mutual TLS of a server: certificates that it accepts, follows and reports, and secrets that it never logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import ssl
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ DAY = timedelta(days=1)
 
 
 class Secured(NamedTuple):
-    """A server with everything on that keeps strangers out, and its log."""
+    """A server with mutual TLS and tokens, and its log."""
 
     ready: Ready
     log: Path
@@ -81,7 +82,7 @@ def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Secured(ready, log, authority, own, client, tokens)
 
 
-def test_a_client_with_a_certificate(secured: Secured) -> None:
+def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with secured.channel() as channel:
         assert secured.live(channel)
     credentials = dict(zip(("private_key", "certificate_chain"), map(str, reversed(secured.client)), strict=True))
@@ -93,14 +94,14 @@ def test_a_client_with_a_certificate(secured: Secured) -> None:
     assert "fewheads_build_info" in secured.page(secured.client)
 
 
-def test_strangers(secured: Secured, tmp_path: Path) -> None:
+def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority(tmp_path)
     port = secured.ready.grpc_port
     channels = [
         grpc.insecure_channel(f"{HOST}:{port}"),
-        secure_channel(port, secured.authority),  # shows no certificate
+        secure_channel(port, secured.authority),  # no certificate
         secure_channel(port, secured.authority, stranger.issue("client")),  # another authority's
-        secure_channel(port, stranger, secured.client),  # does not trust the server
+        secure_channel(port, stranger, secured.client),  # a client that does not trust the server
     ]
     for channel in channels:
         with channel, pytest.raises(grpc.RpcError) as caught:
@@ -109,36 +110,29 @@ def test_strangers(secured: Secured, tmp_path: Path) -> None:
     for client in (None, stranger.issue("other")):
         with pytest.raises(OSError):
             secured.page(client)
-
-
-def answer_to_http1(secured: Secured) -> bytes:
-    context = secured.context(secured.client)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        with (
-            socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=HOST) as connection,
-        ):
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            return connection.recv(100)
-    except ConnectionError:
-        return b""
-
-
-def test_who_does_not_speak_http2(secured: Secured) -> None:
-    assert b"HTTP" not in answer_to_http1(secured)
-    with secured.channel() as channel:
-        assert secured.live(channel)
-
-
-def test_a_certificate_is_no_token(secured: Secured) -> None:
-    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:  # a certificate is no token
         inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_files_that_are_replaced(secured: Secured) -> None:
-    """New connections see the new certificate, old ones go on, and what is wrong changes nothing."""
+def test_http1_client_gets_no_answer(secured: Secured) -> None:
+    context = secured.context(secured.client)
+    context.set_alpn_protocols(["http/1.1"])
+    received = b""
+    with (
+        suppress(ConnectionError),
+        socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        received = connection.recv(100)
+    assert b"HTTP" not in received
+    with secured.channel() as channel:
+        assert secured.live(channel)
+
+
+def test_replaced_files_hold_for_new_connections(secured: Secured) -> None:
+    """New connections get the new certificate, old ones continue, and an invalid pair changes nothing."""
     chain, key = secured.own
     kept = chain.read_bytes(), key.read_bytes(), secured.authority.file.read_bytes()
     with secured.channel() as old:
@@ -146,7 +140,7 @@ def test_files_that_are_replaced(secured: Secured) -> None:
         try:
             other = Authority(chain.parent / "other")
             new = other.issue()
-            chain.write_bytes(new[0].read_bytes())  # half of it: the key is the old one's still
+            chain.write_bytes(new[0].read_bytes())  # with the old key
             with secured.channel() as channel:
                 assert secured.live(channel)
                 (problem,) = secured.problems(channel)
@@ -159,7 +153,7 @@ def test_files_that_are_replaced(secured: Secured) -> None:
                 assert secured.problems(channel) == []
             assert secured.live(old)
             with secure_channel(secured.ready.grpc_port, other) as channel, pytest.raises(grpc.RpcError):
-                secured.live(channel)  # a client still needs a certificate
+                secured.live(channel)  # without a client certificate
         finally:
             for path, content in zip((chain, key, secured.authority.file), kept, strict=True):
                 path.write_bytes(content)
@@ -170,7 +164,7 @@ def test_files_that_are_replaced(secured: Secured) -> None:
     assert "the TLS certificate: read again" in secured.log.read_text()
 
 
-def test_what_is_doubtful_is_served_and_told(tmp_path: Path) -> None:
+def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path: Path) -> None:
     now = datetime.now(timezone.utc)
     chain, key = Authority(tmp_path).issue(not_before=now - 9 * DAY, not_after=now - DAY)
     key.chmod(0o644)
@@ -181,17 +175,14 @@ def test_what_is_doubtful_is_served_and_told(tmp_path: Path) -> None:
         pass
     assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
     assert "0.0.0.0 is not a loopback address, and anyone who reaches it may call any RPC" in log.read_text()
-    assert f"--tls-key {key}: others than its owner may read it" in log.read_text()
-
-
-def test_files_that_are_wrong_at_the_start(tmp_path: Path) -> None:
+    assert f"--tls-key {key}: users other than its owner may read it" in log.read_text()
     chain, key = Authority(tmp_path).issue()
     line = refusal(fewheads("serve", tmp_path, "--tls-certificate", chain, "--tls-key", key, "--tokens", chain), 2)
     assert f"--tokens {chain} line 1: got something else" in line
 
 
-def said(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest, token: str) -> str:
-    """What a client is told of a request that fails, or the library tells it of a token that cannot be sent."""
+def response(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest, token: str) -> str:
+    """Return the answer or the error of a request, which the library raises for tokens that cannot be sent."""
     try:
         return str(stub.ModelInfer(request, metadata=bearer(token), timeout=10))
     except grpc.RpcError as error:
@@ -200,15 +191,14 @@ def said(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInf
         return str(error)
 
 
-def test_no_secret_is_written(secured: Secured) -> None:
-    """Everything that a server with debug logs writes while clients do what is right and what is wrong."""
+def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
     wrong = "fewheads_" + base64.urlsafe_b64encode(b"a wrong token").decode()
     with secured.channel() as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        asks = [good(), expression(b"3 times 4"), pb.ModelInferRequest(model_name="none")]
+        requests = [good(), expression(b"3 times 4"), pb.ModelInferRequest(model_name="none")]
         for token in (secured.tokens["all"], wrong, wrong + "\t", f"{secured.tokens['all']} x"):
-            told = [said(stub, request, token) for request in asks]
-            assert not [text for text in told if token in text or secured.tokens["all"] in text]
+            responses = [response(stub, request, token) for request in requests]
+            assert not [text for text in responses if token in text or secured.tokens["all"] in text]
         for scheme in ("Basic", secured.tokens["all"]):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ServerLive(pb.ServerLiveRequest(), metadata=[("authorization", f"{scheme} {wrong}")], timeout=10)
@@ -222,8 +212,7 @@ def test_no_secret_is_written(secured: Secured) -> None:
         assert secret not in written
 
 
-def test_nothing_listens_but_on_loopback(secured: Secured) -> None:
-    """The sockets of the process, as Linux lists them."""
+def test_server_listens_on_loopback_alone(secured: Secured) -> None:
     listening = [
         connection.laddr
         for connection in psutil.Process(secured.ready.process_id).net_connections()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge.errors import PermissionDenied, Unauthenticated, UsageError
@@ -18,7 +19,7 @@ from edge.security.scopes import TELEMETRY_GET
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
 from edge.security.watched import Watched
 from tests.support.commands import answer, fewheads, refusal
-from tests.support.secured_servers import tokens_file, write_tokens
+from tests.support.secured_servers import tokens_file
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -51,7 +52,7 @@ def test_file_holds_only_the_hash_of_a_new_token(file: Path) -> None:
     assert secret.startswith("fewheads_")
     assert len(secret) == len("fewheads_") + 43  # 32 random bytes
     assert new_token("camera", ["infer"])[0] != secret
-    write_tokens(file, line, new_token("other", ["infer"])[1])
+    written(file, *(msgspec.to_builtins(each) for each in (line, new_token("other", ["infer"])[1])))
     assert secret not in file.read_text()
     assert find_token(read_tokens(file), secret) == line
     assert find_token(read_tokens(file), secret[:-1]) is None
@@ -74,15 +75,15 @@ def test_comments_empty_lines_and_many_tokens_are_read(file: Path) -> None:
         ((entry(token="fewheads_secret"),), f" line 1: got something else, {SHAPE}"),
         (({"name": "camera", "scopes": ["infer"]},), f" line 1: got something else, {SHAPE}"),
         ((entry(scopes="infer"),), f" line 1: got something else, {SHAPE}"),
-        ((entry(sha256="fewheads_secret"),), " sha256: got 15 characters of another form, expected the token's SHA-256"),
+        ((entry(sha256="fewheads_secret"),), " sha256: got 15 characters of another form, expected the token's"),
         ((entry(sha256=digest(0).upper()),), " sha256: got 64 characters of another form, expected the token's"),
         ((entry(name="fewheads_secret" * 9),), " name: got a token, expected 1 to 64 letters, digits and . _ -, the"),
         ((entry(name="n" * 65),), f" name: got '{'n' * 65}', expected 1 to 64"),
         ((entry(name=""),), " name: got '', expected 1 to 64 letters"),
         ((entry(scopes=[]),), " scopes: got none, expected some of infer, control, metrics. List the scopes"),
         ((entry(scopes=["infer", "fewheads_secret"]),), " scopes: got 1 unknown, expected some of infer, control"),
-        ((entry(), entry(sha256=digest(1))), " line 2: got the name or the token of an earlier line, expected different"),
-        ((entry(), entry(name="other")), " line 2: got the name or the token of an earlier line, expected different"),
+        ((entry(), entry(sha256=digest(1))), " line 2: got the name or the token of an earlier line"),
+        ((entry(), entry(name="other")), " line 2: got the name or the token of an earlier line"),
     ],
 )
 def test_invalid_file_is_rejected_without_quoting_it(file: Path, lines: tuple[object, ...], message: str) -> None:
@@ -105,7 +106,7 @@ def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="got Is a directory, expected a readable file"):
         read_tokens(tmp_path)
     file.unlink()
-    with pytest.raises(UsageError, match="got No such file or directory, expected a readable file. Create it with"):
+    with pytest.raises(UsageError, match="got No such file or directory, expected a readable file"):
         read_tokens(file)
     os.mkfifo(file, 0o600)
     with pytest.raises(UsageError, match="expected a regular file"):
@@ -121,7 +122,7 @@ def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
         assert access.authorize(header, "/grpc.health.v1.Health/Check") == ""
     assert access.authorize(f"Bearer {secrets['grafana']}", LIVE) == "grafana"
     for name, rpc, message in (
-        ("camera", TELEMETRY_GET, "Get: got token 'camera' with the scope infer, expected the scope metrics. Get a token"),
+        ("camera", TELEMETRY_GET, "Get: got token 'camera' with the scope infer, expected the scope metrics."),
         (
             "grafana",
             "/inference.GRPCInferenceService/LogSettings",

@@ -1,4 +1,4 @@
-"""Certificates, tokens, and servers that ask for them."""
+"""Certificates, tokens, and servers that require them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import grpc
 import msgspec
 import trustme
 
-from edge.security.credentials import call_metadata, channel_credentials
+from edge.security.credentials import channel_credentials
 from edge.security.tokens import new_token
 from edge.server import Ready
 from tests.support.commands import SECONDS
@@ -23,11 +22,7 @@ HOST = "127.0.0.1"
 
 
 class Authority:
-    """An authority of its own, and files of the certificates that it issues.
-
-    Args:
-        directory: where they lie.
-    """
+    """A certificate authority, and the files of its certificates in a directory."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -58,23 +53,18 @@ Pair = tuple[Path, Path]
 
 
 def tokens_file(path: Path, **scopes: Sequence[str]) -> dict[str, str]:
-    """Write a file of fresh tokens, one for each name, and return them."""
+    """Write a file of new tokens, one for each name, and return them."""
     made = {name: new_token(name, of) for name, of in scopes.items()}
-    write_tokens(path, *(line for _, line in made.values()))
-    return {name: secret for name, (secret, _) in made.items()}
-
-
-def write_tokens(path: Path, *lines: Any) -> None:
-    """Write lines of a file of tokens, whole or not at all."""
     scratch = path.with_suffix(".new")
-    scratch.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    scratch.chmod(0o600)
+    scratch.touch(0o600)
+    scratch.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for _, line in made.values()))
     scratch.replace(path)
+    return {name: secret for name, (secret, _) in made.items()}
 
 
 @contextmanager
 def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[Ready]:
-    """Serve a repository while the block runs; everything that the server writes to stderr goes to a file."""
+    """Serve a repository while the block runs; the server's stderr goes to a file."""
     command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     with open(log, "wb") as stderr:
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr)
@@ -90,12 +80,11 @@ def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[
 
 
 def secure_channel(port: int, authority: Authority, own: Pair | None = None) -> grpc.Channel:
-    """Connect over TLS, on a connection of its own."""
+    """Return a channel with TLS and a connection of its own."""
     certificate, key = own or (None, None)
     options = [("grpc.use_local_subchannel_pool", 1)]
     return grpc.secure_channel(f"{HOST}:{port}", channel_credentials(authority.file, certificate, key), options)
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call with a token."""
-    return call_metadata(token)
+    return (("authorization", f"Bearer {token}"),)
