@@ -17,7 +17,6 @@ from edge.errors import PermissionDenied, Unauthenticated, UsageError
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_GET
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
-from edge.security.watched import Watched
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.secured_servers import tokens_file
 
@@ -180,19 +179,18 @@ def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplo
     assert access.authorize(f"Bearer {newest}", INFER) == "gate"
 
 
-def test_files_are_checked_only_once_in_a_while(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_checked_once_a_second(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 5.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    file.write_text("1")
-    watched = Watched("numbers", [file], lambda: int(file.read_text()), check_seconds=2)
-    file.write_text("22")
-    now = 6.9
-    assert watched.value == 1
-    now = 7.0
-    assert watched.value == 22
-    file.write_text("333")
-    now = 8.9
-    assert watched.value == 22
+    old = tokens_file(file, camera=["infer"])["camera"]
+    access = Access(file)
+    for changed in range(2):
+        new = tokens_file(file, camera=["infer"])["camera"]
+        now += 0.9
+        assert access.authorize(f"Bearer {old}", INFER) == "camera", changed
+        now += 0.125
+        assert access.authorize(f"Bearer {new}", INFER) == "camera", changed
+        old = new
 
 
 def test_command_prints_the_line_and_the_token(file: Path) -> None:

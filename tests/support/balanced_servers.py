@@ -1,4 +1,4 @@
-"""Several servers, each on a board of its own as far as one machine can show it, and nginx before them."""
+"""Several servers, each in a network namespace of its own where the machine allows it, and nginx before them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.models import ORACLE
 _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"
 SECONDS = 60
-QUESTION = {"expression": text(["1 + 1"])}
-#: A network for measurements, RFC 2544, which no real one may use.
+INPUTS = {"expression": text(["1 + 1"])}
+#: Network for measurements, by RFC 2544.
 _NETWORK = "198.18"
 
 
@@ -34,7 +34,7 @@ def _ip(*arguments: str) -> None:
 
 
 def no_namespaces() -> str:
-    """Why this machine gives no network namespaces; empty where it does."""
+    """Return why this machine has no network namespaces; empty if it has."""
     if shutil.which("ip") is None:
         return "`ip` of iproute2 is missing"
     name = f"fewheads-try-{os.getpid()}"
@@ -53,14 +53,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class Board:
-    """A server that can be killed, cut off, and started again at the same address.
-
-    Args:
-        repository: what it serves.
-        url: where.
-        namespace: of its network; empty is this one.
-        arguments: more of ``fewheads serve``.
-    """
+    """A server that can be killed, disconnected, and restarted at the same address."""
 
     def __init__(self, repository: Path, url: str, namespace: str = "", arguments: Sequence[object] = ()) -> None:
         self.url = url
@@ -73,11 +66,10 @@ class Board:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        # `ip netns exec` becomes the program that it is given.
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def wait(self) -> None:
-        """Wait until it takes requests."""
+        """Wait until it accepts requests."""
         assert self._process
         assert self._process.stdout
         assert self._process.stdout.readline(), "it did not start"
@@ -86,7 +78,7 @@ class Board:
         return self._process is not None
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal, and wait for its end."""
+        """Send a signal, and wait for the end of the process."""
         if self._process:
             self._process.send_signal(number)
             self._process.wait(SECONDS)
@@ -95,12 +87,12 @@ class Board:
             self._process = None
 
     def link(self, state: str) -> None:
-        """Take the cable out of the board, ``down``, or put it back, ``up``: nobody is told, as if it had no power."""
+        """Disconnect the board silently, ``down``, as if it had no power, or connect it again, ``up``."""
         _ip("-n", self._namespace, "link", "set", f"b{self._namespace}", state)
 
     def answered(self) -> int:
-        """Requests that it has answered since its start."""
-        # Or it would share the connection of a client that waits before it tries again.
+        """Return the number of requests answered since the start."""
+        # A shared connection may be waiting to reconnect.
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self.url, options) as channel:
             stub = telemetry_pb2_grpc.TelemetryStub(channel)
@@ -110,7 +102,7 @@ class Board:
 
 @contextmanager
 def boards(repository: Path, count: int, *arguments: object, namespaces: bool) -> Iterator[list[Board]]:
-    """Servers that take requests, in namespaces of their own or on ports of this host; all is gone in the end."""
+    """Run servers, in namespaces of their own or on ports of this host."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
@@ -128,7 +120,7 @@ def boards(repository: Path, count: int, *arguments: object, namespaces: bool) -
 
 @contextmanager
 def _namespace(number: int) -> Iterator[tuple[str, str]]:
-    """A namespace with a cable to this one; its address with a port, and its name."""
+    """Make a namespace with a link to this one; yield its address with a port, and its name."""
     name = f"fw{os.getpid() % 1_000_000}x{number}"  # names of interfaces have 15 characters at most
     subnet = f"{_NETWORK}.{number}"
     _ip("netns", "add", name)
@@ -140,7 +132,7 @@ def _namespace(number: int) -> Iterator[tuple[str, str]]:
         _ip("-n", name, "link", "set", f"b{name}", "up")
         yield f"{subnet}.2:8001", name
     finally:
-        _ip("netns", "del", name)  # the cable goes with it
+        _ip("netns", "del", name)  # its link goes with it
 
 
 @contextmanager
@@ -150,13 +142,13 @@ def balancer(
     values: Mapping[str, str] = MappingProxyType({}),
     credentials: Credentials | None = None,
 ) -> Iterator[str]:
-    """Run nginx with the configuration that is published, for these servers; yield its address.
+    """Run nginx with the published configuration for three servers; yield its address once it answers a request.
 
     Args:
-        urls: of the servers; three.
+        urls: addresses of the servers.
         directory: for its files.
-        credentials: to ask through it.
-        values: directives in place of those in the file, which has each of them.
+        values: replacements of directives of the configuration.
+        credentials: of the request.
     """
     port = free_port()
     written = CONFIG.read_text()
@@ -184,7 +176,7 @@ def balancer(
 
 
 def reload(directory: Path, old: str, new: str) -> None:
-    """Change the configuration of the balancer that runs there, and wait until it holds for new requests."""
+    """Change the configuration of the balancer, and wait until new requests follow it."""
     config = directory / "nginx.conf"
     written = config.read_text()
     assert old in written, old
@@ -192,13 +184,13 @@ def reload(directory: Path, old: str, new: str) -> None:
     master = int((directory / "nginx.pid").read_text())
     workers = psutil.Process(master).children()
     os.kill(master, signal.SIGHUP)
-    # The old workers take no new connections, and end once theirs are done with.
+    # The old workers end once their connections do.
     psutil.wait_procs(workers, timeout=SECONDS)
 
 
 @contextmanager
 def followed(directory: Path) -> Iterator[None]:
-    """Have the health of the boards followed, for the balancer that runs there."""
+    """Run ``follow_health.py`` for the balancer."""
     command = [sys.executable, str(FOLLOWER), str(directory / "nginx.conf"), f"--pid-file={directory / 'nginx.pid'}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
@@ -215,6 +207,6 @@ def _wait_for_answers(url: str, credentials: Credentials | None, log: Path) -> N
     retries = Retries(attempts=1000, longest_seconds=0.1, budget=1000)
     with Client(url, 10.0, retries=retries, credentials=credentials) as client:
         try:
-            client.infer(ORACLE, QUESTION)
+            client.infer(ORACLE, INPUTS)
         except ServerError as error:
             raise AssertionError(log.read_text()) from error
