@@ -6,15 +6,17 @@ import logging
 import os
 import ssl
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import grpc
 import pytest
 
 from edge.errors import UsageError
 from edge.security.certificates import read_certificates
 from edge.security.credentials import ServerCertificates, channel_credentials, read_token
-from tests.support.secured_servers import Authority
+from tests.support.secured_servers import HOST, Authority
 
 NOW = datetime.now(timezone.utc)
 
@@ -112,17 +114,27 @@ def test_server_follows_its_certificate(authority: Authority) -> None:
     chain, key = authority.issue()
     files = ServerCertificates(chain, key, None)
     first = files.now
-    assert files.now is first
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port(f"{HOST}:0", files.grpc())
+    server.start()
+
+    def shown() -> str:
+        return ssl.get_server_certificate((HOST, port)).strip()
+
     key.write_bytes(authority.issue("other")[1].read_bytes())
     assert files.now is first
     assert files.problem.startswith("--tls-key: got ")
     assert files.problem.endswith("The previous version stays in force.")
+    assert chain.read_text().startswith(shown())
     key.write_bytes(first.key)
     assert files.problem == ""
     authority.issue(not_after=NOW - timedelta(1), not_before=NOW - timedelta(9))
+    for _ in range(2):
+        assert chain.read_text().startswith(shown())
     assert files.problem == "the TLS certificate has expired"
     chain.unlink()
     assert "No such file" in files.problem
+    server.stop(None).wait()
 
 
 def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp_path: Path) -> None:
