@@ -19,7 +19,17 @@ import pytest
 
 import edge.client
 from edge.bundles.expression import tokenize
-from edge.client import AsyncClient, CallInfo, Client, Credentials, InferFailure, InferRequest, InferResult, text
+from edge.client import (
+    AsyncClient,
+    CallInfo,
+    Client,
+    Credentials,
+    InferFailure,
+    InferRequest,
+    InferResult,
+    Retries,
+    text,
+)
 from edge.client.inference import checked_timeout, decode, encode
 from edge.client.rpcs import PendingRequests
 from edge.datatypes import NUMPY_TYPES, TensorSpec
@@ -321,7 +331,38 @@ def test_threads_share_a_client(client: Client) -> None:
         assert list(pool.map(compute, range(100))) == [number + 1 for number in range(100)]
 
 
-# asyncio alone
+# A full server, and asyncio alone
+
+
+MANY = Retries(attempts=50, budget=10_000)
+
+
+@pytest.mark.slow
+async def test_full_server_answers_all_requests_in_the_end(url: str) -> None:
+    """There are three times as many requests at once as its queue holds; each is repeated when the server says."""
+    async with AsyncClient(url, 60.0, retries=MANY) as client:
+        calls = (client.infer("busy", {"steps": np.array([1 + number % 9])}) for number in range(96))
+        results = await asyncio.gather(*calls)
+    assert [int(result.outputs["done"][0]) for result in results] == [1 + number % 9 for number in range(96)]
+    assert max(result.call.attempts for result in results) > 1
+
+
+async def test_full_server_keeps_the_deadline(url: str) -> None:
+    async with AsyncClient(url, retries=MANY) as client:
+
+        async def infer() -> tuple[float, str]:
+            begun, code = time.monotonic(), ""
+            try:
+                await client.infer("busy", {"steps": np.array([50])}, timeout_seconds=0.3)
+            except ServerError as error:
+                code = error.code
+            return time.monotonic() - begun, code
+
+        ended = await asyncio.gather(*(infer() for _ in range(96)))
+    codes = {code for _, code in ended} - {""}
+    assert codes
+    assert codes <= {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+    assert max(seconds for seconds, _ in ended) < 0.3 + 0.4  # the event loop itself is late on a busy machine
 
 
 async def test_coroutines_share_a_client_and_requests_may_be_asynchronous(url: str) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
@@ -22,41 +22,26 @@ from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.models import ORACLE, ORACLE_BUNDLE
-from tests.support.secured_servers import HOST, Authority, logging_server, tokens_file
+from tests.support.secured_servers import HOST, Authority, Secured, secured_server
 
 INPUTS = {"expression": text(["3 - -4 + 2"])}
 
 
-class Secured(NamedTuple):
-    """A server that requires a certificate and a token, and what a client needs for it."""
-
-    url: str
-    options: tuple[str, ...]
-    credentials: Credentials
-    authority: Authority
-    metrics_port: int
-    infer_token_file: Path
-
-
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("secured")
-    authority = Authority(directory / "authority")
-    (certificate, key), own = authority.issue(), authority.issue("client")
-    tokens = tokens_file(directory / "tokens", all=["infer", "metrics"], infer=["infer"])
-    for name, token in tokens.items():
-        (directory / name).touch(0o600)
-        (directory / name).write_text(token)
-    (directory / "repository").mkdir()
-    (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
-    arguments = [f"--tls-certificate={certificate}", f"--tls-key={key}", f"--tls-client-ca={authority.file}"]
-    arguments += [f"--tokens={directory / 'tokens'}", f"--cache={directory / 'cache'}"]
-    options = (f"--tls-ca={authority.file}", f"--tls-certificate={own[0]}", f"--tls-key={own[1]}")
-    options += (f"--token-file={directory / 'all'}",)
-    with logging_server(directory / "repository", directory / "log", *arguments) as ready:
-        credentials = Credentials(tls=channel_credentials(authority.file, *own), token=tokens["all"])
-        url = f"{HOST}:{ready.grpc_port}"
-        yield Secured(url, options, credentials, authority, ready.metrics_port, directory / "infer")
+    scopes = {"all": ["infer", "metrics"], "infer": ["infer"]}
+    with secured_server(tmp_path_factory.mktemp("secured"), **scopes) as secured:
+        yield secured
+
+
+def credentials_of(secured: Secured) -> Credentials:
+    return Credentials(tls=channel_credentials(secured.authority.file, *secured.client), token=secured.tokens["all"])
+
+
+def options_of(secured: Secured, token: str = "all") -> list[str]:
+    certificate, key = secured.client
+    options = [f"--tls-ca={secured.authority.file}", f"--tls-certificate={certificate}", f"--tls-key={key}"]
+    return [*options, f"--token-file={secured.log.parent / token}"]
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
@@ -64,32 +49,32 @@ def test_credentials_admit_clients_and_serve_retries(secured: Secured, make: Any
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         down = f"{HOST}:{taken.getsockname()[1]}"
-        with make([down, secured.url], credentials=secured.credentials) as client:
+        with make([down, secured.url], credentials=credentials_of(secured)) as client:
             assert [client.infer(ORACLE, INPUTS).call.attempts for _ in range(4)] == [2, 1, 1, 1]
             assert next(client.watch(server=secured.url)).models[0].name == ORACLE
 
 
 def test_client_without_the_credentials_is_refused(secured: Secured) -> None:
-    tls = secured.credentials.tls
+    tls = credentials_of(secured).tls
     for credentials, code, attempts in (
         (Credentials(tls=tls), "UNAUTHENTICATED", 1),
         (Credentials(tls=tls, token="wrong"), "UNAUTHENTICATED", 1),
-        (Credentials(token=secured.credentials.token), "UNAVAILABLE", 4),
-        (Credentials(tls=channel_credentials(), token=secured.credentials.token), "UNAVAILABLE", 4),
+        (Credentials(token=secured.tokens["all"]), "UNAVAILABLE", 4),
+        (Credentials(tls=channel_credentials(), token=secured.tokens["all"]), "UNAVAILABLE", 4),
     ):
         with Client(secured.url, credentials=credentials) as client, pytest.raises(ServerError) as caught:
             client.infer(ORACLE, INPUTS)
         assert (caught.value.code, caught.value.attempts) == (code, attempts)
-        assert secured.credentials.token not in str(caught.value)
+        assert secured.tokens["all"] not in str(caught.value)
 
 
 def test_commands_send_credentials(secured: Secured) -> None:
     url = ("--url", secured.url)
-    shown = json.loads(answer(fewheads("infer", ORACLE, "3 - -4 + 2", *url, *secured.options, "--json")))
+    shown = json.loads(answer(fewheads("infer", ORACLE, "3 - -4 + 2", *url, *options_of(secured), "--json")))
     assert (shown["outputs"], shown["server"]) == ({"value": [[9]]}, secured.url)
     for loop in (["--requests", "10"], ["--rate", "50", "--seconds", "0.2", "--warm-up", "0"]):
-        assert json.loads(answer(fewheads("bench", ORACLE_BUNDLE, *url, *secured.options, *loop, "--json")))
-    restricted = (*url, *secured.options[:3], f"--token-file={secured.infer_token_file}")
+        assert json.loads(answer(fewheads("bench", ORACLE_BUNDLE, *url, *options_of(secured), *loop, "--json")))
+    restricted = (*url, *options_of(secured, "infer"))
     done = fewheads("info", *restricted)
     assert "READY" in answer(done)
     assert done.stderr == "Left out: latency and memory. A token of the scope metrics shows them.\n"
@@ -101,12 +86,12 @@ def test_commands_send_credentials(secured: Secured) -> None:
 
 def test_commands_explain_missing_credentials(secured: Secured, tmp_path: Path) -> None:
     infer = ("infer", ORACLE, "1", "--url", secured.url)
-    without = refusal(fewheads(*infer, *secured.options[:3]), 7)
+    without = refusal(fewheads(*infer, *options_of(secured)[:3]), 7)
     assert "UNAUTHENTICATED" in without
     assert without.endswith("Give a token that the server knows with --token-file.")
-    assert "--tls-key" in refusal(fewheads(*infer, *secured.options[:2]), 2)
+    assert "--tls-key" in refusal(fewheads(*infer, *options_of(secured)[:2]), 2)
     assert "expected a readable file" in refusal(fewheads(*infer, f"--token-file={tmp_path / 'none'}"), 2)
-    assert "--url: got none, with credentials" in refusal(fewheads("bench", ORACLE_BUNDLE, *secured.options), 2)
+    assert "--url: got none, with credentials" in refusal(fewheads("bench", ORACLE_BUNDLE, *options_of(secured)), 2)
 
 
 # Advice for connections that fail
@@ -133,7 +118,7 @@ def test_tls_on_one_side_alone(secured: Secured, url: str, authority: Authority)
     assert "(Socket closed)" in plain_client
     assert "If it uses TLS, connect with --tls, or with --tls-ca" in plain_client
     assert "That port does not use TLS. Leave out --tls" in failure(url, trusting(authority))
-    without = Credentials(tls=channel_credentials(secured.authority.file), token=secured.credentials.token)
+    without = Credentials(tls=channel_credentials(secured.authority.file), token=secured.tokens["all"])
     assert "give --tls-certificate and --tls-key" in failure(secured.url, without)
 
 
@@ -173,7 +158,7 @@ def test_addresses_of_no_grpc_server(server: Ready, secured: Secured) -> None:
     http = "That is an HTTP port; gRPC is on --grpc-port, 8001 by default."
     assert http in failure(f"{HOST}:{server.metrics_port}")
     assert http in failure(f"{HOST}:{server.http_port}")
-    assert http in failure(f"{HOST}:{secured.metrics_port}", secured.credentials)
+    assert http in failure(f"{HOST}:{secured.ready.metrics_port}", credentials_of(secured))
     assert "Give --url as HOST:PORT, for example 127.0.0.1:8001." in failure("127.0.0.1:8O01")
     assert "No address is known for that host." in failure("no-such-board.invalid:8001")
     with socket.socket() as probe:

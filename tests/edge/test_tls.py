@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 import psutil
@@ -19,79 +18,66 @@ import tritonclient.grpc as triton
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.commands import fewheads, refusal
 from tests.support.metrics import values
-from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import expression, good
-from tests.support.secured_servers import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
+from tests.support.secured_servers import (
+    HOST,
+    Authority,
+    Pair,
+    Secured,
+    bearer,
+    logging_server,
+    secure_channel,
+    secured_server,
+)
 
 DAY = timedelta(days=1)
 
 
-class Secured(NamedTuple):
-    """A server with mutual TLS and tokens, and its log."""
-
-    ready: Ready
-    log: Path
-    authority: Authority
-    own: Pair
-    client: Pair
-    tokens: dict[str, str]
-
-    def channel(self, client: Pair | None = None) -> grpc.Channel:
-        return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
-
-    def live(self, channel: grpc.Channel) -> bool:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        request = pb.ServerLiveRequest()
-        return bool(stub.ServerLive(request, metadata=bearer(self.tokens["all"]), timeout=10).live)
-
-    def problems(self, channel: grpc.Channel) -> list[str]:
-        stub = telemetry_pb2_grpc.TelemetryStub(channel)
-        request = telemetry_pb2.GetRequest()
-        return list(stub.Get(request, metadata=bearer(self.tokens["all"]), timeout=10).problems)
-
-    def context(self, client: Pair | None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=str(self.authority.file))
-        if client:
-            context.load_cert_chain(*client)
-        return context
-
-    def page(self, client: Pair | None) -> str:
-        address = f"https://{HOST}:{self.ready.metrics_port}/metrics"
-        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {self.tokens['all']}"})
-        with urllib.request.urlopen(request, timeout=10, context=self.context(client)) as got:
-            return str(got.read().decode())
-
-
 @pytest.fixture(scope="module", params=TRANSPORTS)
 def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("secured")
-    authority = Authority(directory / "authority")
-    own, client = authority.issue(), authority.issue("client")
-    tokens = tokens_file(directory / "tokens", all=["infer", "control", "metrics"])
-    (directory / "repository").mkdir()
-    (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
-    arguments = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
-    arguments += [f"--tokens={directory / 'tokens'}", "--log-level=debug", f"--cache={directory / 'cache'}"]
-    arguments += [f"--transport={request.param}"]
-    log = directory / "log"
-    with logging_server(directory / "repository", log, *arguments) as ready:
-        yield Secured(ready, log, authority, own, client, tokens)
+    arguments = ("--log-level=debug", f"--transport={request.param}")
+    with secured_server(tmp_path_factory.mktemp("secured"), *arguments, all=["infer", "control", "metrics"]) as secured:
+        yield secured
+
+
+def live(secured: Secured, channel: grpc.Channel) -> bool:
+    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return bool(stub.ServerLive(pb.ServerLiveRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).live)
+
+
+def problems(secured: Secured, channel: grpc.Channel) -> list[str]:
+    stub = telemetry_pb2_grpc.TelemetryStub(channel)
+    request = telemetry_pb2.GetRequest()
+    return list(stub.Get(request, metadata=bearer(secured.tokens["all"]), timeout=10).problems)
+
+
+def tls_context(secured: Secured, client: Pair | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(secured.authority.file))
+    if client:
+        context.load_cert_chain(*client)
+    return context
+
+
+def metrics_page(secured: Secured, client: Pair | None) -> str:
+    address = f"https://{HOST}:{secured.ready.metrics_port}/metrics"
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {secured.tokens['all']}"})
+    with urllib.request.urlopen(request, timeout=10, context=tls_context(secured, client)) as got:
+        return str(got.read().decode())
 
 
 def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with secured.channel() as channel:
-        assert secured.live(channel)
+        assert live(secured, channel)
     credentials = dict(zip(("private_key", "certificate_chain"), map(str, reversed(secured.client)), strict=True))
     with triton.InferenceServerClient(
-        f"{HOST}:{secured.ready.grpc_port}", ssl=True, root_certificates=str(secured.authority.file), **credentials
+        secured.url, ssl=True, root_certificates=str(secured.authority.file), **credentials
     ) as client:
         headers = {"authorization": f"Bearer {secured.tokens['all']}"}
         assert client.get_model_metadata("calculator-oracle", headers=headers).name == "calculator-oracle"
-    assert "fewheads_build_info" in secured.page(secured.client)
+    assert "fewheads_build_info" in metrics_page(secured, secured.client)
 
 
 def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_path: Path) -> None:
@@ -105,18 +91,18 @@ def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_pat
     ]
     for channel in channels:
         with channel, pytest.raises(grpc.RpcError) as caught:
-            secured.live(channel)
+            live(secured, channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     for client in (None, stranger.issue("other")):
         with pytest.raises(OSError):
-            secured.page(client)
+            metrics_page(secured, client)
     with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:  # a certificate is no token
         inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_http1_client_gets_no_answer(secured: Secured) -> None:
-    context = secured.context(secured.client)
+    context = tls_context(secured, secured.client)
     context.set_alpn_protocols(["http/1.1"])
     received = b""
     with (
@@ -128,7 +114,7 @@ def test_http1_client_gets_no_answer(secured: Secured) -> None:
         received = connection.recv(100)
     assert b"HTTP" not in received
     with secured.channel() as channel:
-        assert secured.live(channel)
+        assert live(secured, channel)
 
 
 def test_replaced_files_hold_for_new_connections(secured: Secured) -> None:
@@ -136,30 +122,30 @@ def test_replaced_files_hold_for_new_connections(secured: Secured) -> None:
     chain, key = secured.own
     kept = chain.read_bytes(), key.read_bytes(), secured.authority.file.read_bytes()
     with secured.channel() as old:
-        assert secured.problems(old) == []
+        assert problems(secured, old) == []
         try:
             other = Authority(chain.parent / "other")
             new = other.issue()
             chain.write_bytes(new[0].read_bytes())  # with the old key
             with secured.channel() as channel:
-                assert secured.live(channel)
-                (problem,) = secured.problems(channel)
-                assert values(secured.page(secured.client), "problems") == [1]
+                assert live(secured, channel)
+                (problem,) = problems(secured, channel)
+                assert values(metrics_page(secured, secured.client), "problems") == [1]
             assert problem.startswith("--tls-key: got ")
             key.write_bytes(new[1].read_bytes())
             secured.authority.file.write_bytes(kept[2] + other.file.read_bytes())
             with secure_channel(secured.ready.grpc_port, other, other.issue("client")) as channel:
-                assert secured.live(channel)
-                assert secured.problems(channel) == []
-            assert secured.live(old)
+                assert live(secured, channel)
+                assert problems(secured, channel) == []
+            assert live(secured, old)
             with secure_channel(secured.ready.grpc_port, other) as channel, pytest.raises(grpc.RpcError):
-                secured.live(channel)  # without a client certificate
+                live(secured, channel)  # without a client certificate
         finally:
             for path, content in zip((chain, key, secured.authority.file), kept, strict=True):
                 path.write_bytes(content)
     with secured.channel() as channel:
-        assert secured.live(channel)
-        assert secured.problems(channel) == []
+        assert live(secured, channel)
+        assert problems(secured, channel) == []
     assert "the TLS certificate: --tls-key: got" in secured.log.read_text()
     assert "the TLS certificate: read again" in secured.log.read_text()
 
@@ -203,7 +189,7 @@ def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ServerLive(pb.ServerLiveRequest(), metadata=[("authorization", f"{scheme} {wrong}")], timeout=10)
             assert wrong not in str(caught.value.details())
-    assert "nv_inference" in secured.page(secured.client)
+    assert "nv_inference" in metrics_page(secured, secured.client)
     written = secured.log.read_text()
     assert "DEBUG edge" in written
     keys = [line for path in (secured.own[1], secured.client[1]) for line in path.read_text().splitlines()[1:-1]]

@@ -1,9 +1,8 @@
-"""Several servers, each in a network namespace of its own where the machine allows it, and nginx before them."""
+"""Several servers, and nginx before them."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,44 +24,22 @@ _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"
 SECONDS = 60
 INPUTS = {"expression": text(["1 + 1"])}
-#: Network for measurements, by RFC 2544.
-_NETWORK = "198.18"
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=SECONDS)
-
-
-def no_namespaces() -> str:
-    """Return why this machine has no network namespaces; empty if it has."""
-    if shutil.which("ip") is None:
-        return "`ip` of iproute2 is missing"
-    name = f"fewheads-try-{os.getpid()}"
-    try:
-        _ip("netns", "add", name)
-        _ip("netns", "del", name)
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces: {error.stderr.decode().strip()}"
-    return ""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as listener:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 class Board:
-    """A server that can be killed, disconnected, and restarted at the same address."""
+    """A server that can be killed and restarted at the same address."""
 
-    def __init__(self, repository: Path, url: str, namespace: str = "", arguments: Sequence[object] = ()) -> None:
-        self.url = url
-        self._namespace = namespace
-        host, port = url.split(":")
-        prefix = ["ip", "netns", "exec", namespace] if namespace else []
-        self._command = [*prefix, sys.executable, "-m", "edge", "serve", str(repository), f"--host={host}"]
-        self._command += [f"--grpc-port={port}", "--no-metrics", "--target=onnxruntime", "--log-level=error", "--json"]
-        self._command += map(str, arguments)
+    def __init__(self, repository: Path, arguments: Sequence[object]) -> None:
+        port = free_port()
+        self.url = f"127.0.0.1:{port}"
+        self._command = [sys.executable, "-m", "edge", "serve", str(repository), f"--grpc-port={port}", "--no-metrics"]
+        self._command += ["--target=onnxruntime", "--log-level=error", "--json", *map(str, arguments)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -77,6 +54,10 @@ class Board:
     def runs(self) -> bool:
         return self._process is not None
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+
     def end(self, number: signal.Signals) -> None:
         """Send a signal, and wait for the end of the process."""
         if self._process:
@@ -85,10 +66,6 @@ class Board:
             assert self._process.stdout
             self._process.stdout.close()
             self._process = None
-
-    def link(self, state: str) -> None:
-        """Disconnect the board silently, ``down``, as if it had no power, or connect it again, ``up``."""
-        _ip("-n", self._namespace, "link", "set", f"b{self._namespace}", state)
 
     def answered(self) -> int:
         """Return the number of requests answered since the start."""
@@ -101,38 +78,16 @@ class Board:
 
 
 @contextmanager
-def boards(repository: Path, count: int, *arguments: object, namespaces: bool) -> Iterator[list[Board]]:
-    """Run servers, in namespaces of their own or on ports of this host."""
+def boards(repository: Path, count: int, *arguments: object) -> Iterator[list[Board]]:
+    """Run servers on ports of this host."""
     with ExitStack() as stack:
-        made = []
-        for number in range(count):
-            url, name = f"127.0.0.1:{free_port()}", ""
-            if namespaces:
-                url, name = stack.enter_context(_namespace(number))
-            board = Board(repository, url, name, arguments)
+        made = [Board(repository, arguments) for _ in range(count)]
+        for board in made:
             stack.callback(board.end, signal.SIGKILL)
             board.start()
-            made.append(board)
         for board in made:
             board.wait()
         yield made
-
-
-@contextmanager
-def _namespace(number: int) -> Iterator[tuple[str, str]]:
-    """Make a namespace with a link to this one; yield its address with a port, and its name."""
-    name = f"fw{os.getpid() % 1_000_000}x{number}"  # names of interfaces have 15 characters at most
-    subnet = f"{_NETWORK}.{number}"
-    _ip("netns", "add", name)
-    try:
-        _ip("link", "add", f"h{name}", "type", "veth", "peer", "name", f"b{name}", "netns", name)
-        _ip("address", "add", f"{subnet}.1/24", "dev", f"h{name}")
-        _ip("link", "set", f"h{name}", "up")
-        _ip("-n", name, "address", "add", f"{subnet}.2/24", "dev", f"b{name}")
-        _ip("-n", name, "link", "set", f"b{name}", "up")
-        yield f"{subnet}.2:8001", name
-    finally:
-        _ip("netns", "del", name)  # its link goes with it
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import msgspec
@@ -17,6 +18,7 @@ from edge.security.credentials import channel_credentials
 from edge.security.tokens import new_token
 from edge.server import Ready
 from tests.support.commands import SECONDS
+from tests.support.models import ORACLE_BUNDLE
 
 HOST = "127.0.0.1"
 
@@ -77,6 +79,41 @@ def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[
             process.terminate()
             process.communicate(timeout=SECONDS)
     assert process.returncode == 0, log.read_text()
+
+
+class Secured(NamedTuple):
+    """A server with mutual TLS and tokens, its files, and the certificate of a client."""
+
+    ready: Ready
+    log: Path
+    authority: Authority
+    own: Pair
+    client: Pair
+    tokens: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"{HOST}:{self.ready.grpc_port}"
+
+    def channel(self, client: Pair | None = None) -> grpc.Channel:
+        return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
+
+
+@contextmanager
+def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str]) -> Iterator[Secured]:
+    """Serve the oracle while the block runs; files in ``directory`` have the names of their tokens."""
+    authority = Authority(directory / "authority")
+    own, client = authority.issue(), authority.issue("client")
+    tokens = tokens_file(directory / "tokens", **scopes)
+    for name, token in tokens.items():
+        (directory / name).touch(0o600)
+        (directory / name).write_text(token)
+    (directory / "repository").mkdir()
+    (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
+    options = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
+    options += [f"--tokens={directory / 'tokens'}", f"--cache={directory / 'cache'}"]
+    with logging_server(directory / "repository", directory / "log", *options, *arguments) as ready:
+        yield Secured(ready, directory / "log", authority, own, client, tokens)
 
 
 def secure_channel(port: int, authority: Authority, own: Pair | None = None) -> grpc.Channel:
