@@ -60,7 +60,7 @@ class BaseClient:
         self._process_id = os.getpid()
         self._closed = False
 
-    def _begin(self, server: str, timeout_seconds: float | None, *, repeatable: bool = False) -> Attempts:
+    def _begin(self, server: str, timeout_seconds: float | None, repeatable: bool = False) -> Attempts:
         """Begin a call or a stream.
 
         Raises:
@@ -84,7 +84,7 @@ class BaseClient:
             given, fix = Literally(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."
             raise UsageError(f"server for {rpc.subject}", given=given, expected="one of them", fix=fix)
         limit = self._timeout_seconds if rpc.timeout_seconds is None else rpc.timeout_seconds
-        return self._begin(rpc.server, limit, repeatable=rpc.repeatable)
+        return self._begin(rpc.server, limit, rpc.repeatable)
 
     def _answered(self, attempts: Attempts) -> CallInfo:
         """Record an answer that has just arrived."""

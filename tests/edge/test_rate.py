@@ -49,23 +49,20 @@ def test_option_gives_rate_and_burst(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
-FORM = "expected REQUESTS_PER_SECOND or REQUESTS_PER_SECOND:BURST. For example 50:10."
-RANGE = "expected more than 0 and at most 1e+06 requests per second, and a burst of 1 to 1e+06."
-
-
 @pytest.mark.parametrize("text", ["", "x", "1:", "1:2.5", "1:2:3", "nan"])
 def test_option_of_another_form_is_rejected(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_rate(text)
-    assert str(caught.value) == f"--rate-limit: got {text!r}, {FORM}"
+    expected = "REQUESTS_PER_SECOND or REQUESTS_PER_SECOND:BURST. For example 50:10."
+    assert str(caught.value) == f"--rate-limit: got {text!r}, expected {expected}"
 
 
-@pytest.mark.parametrize("text", ["0:1", "-1:1", "inf:1", "nan:1", "1000001:1", "1:0", "1:1000001"])
+@pytest.mark.parametrize("text", ["0:1", "-1:1", "nan:1", "1.00001e+06:1", "1:0", "1:1000001"])
 def test_option_out_of_range_is_rejected(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_rate(text)
-    shown = text.replace("1000001", "1e+06", 1) if text.startswith("1000001") else text
-    assert str(caught.value).startswith(f"--rate-limit: got {shown}, {RANGE} Leave it out")
+    expected = "more than 0 and at most 1e+06 requests per second, and a burst of 1 to 1e+06. Leave it out"
+    assert str(caught.value).startswith(f"--rate-limit: got {text}, expected {expected}")
 
 
 def test_client_gets_its_burst_and_then_the_rate(clock: Clock) -> None:
