@@ -87,7 +87,7 @@ class FailedCall:
     Attributes:
         code: gRPC's name of the status.
         details: the server's message, or gRPC's.
-        retry_after_ms: the server's hint when to try again; 0 if it gave none.
+        retry_after_ms: the server's hint when to try again; 0 without one.
     """
 
     code: str
@@ -110,7 +110,7 @@ class FailedCall:
         """Return the error to raise: :class:`~edge.errors.ServerRefused` if the server rejected the call.
 
         Args:
-            subject: what the call was about.
+            subject: of the message.
             server: address of the server.
             attempts: number of attempts, this one included.
             tls: whether the client connects with TLS.

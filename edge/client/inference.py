@@ -53,13 +53,7 @@ class InferRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CallInfo:
-    """Which server answered a call, and what it took.
-
-    Attributes:
-        server: address of the server that answered.
-        attempts: number of attempts; see :mod:`edge.client.retries`.
-        round_trip_ns: time of the answered attempt, as the client measured it.
-    """
+    """Address of the server that answered a call, number of attempts, and the client's time of the last."""
 
     server: str
     attempts: int = 1
@@ -72,13 +66,9 @@ class InferResult:
 
     Attributes:
         outputs: the output tensors by name; read-only where they share memory with the message.
-        model: name of the model.
-        model_version: version of the model.
-        request_id: as in the request.
         tier: the tier that computed the answer; empty if the model has only one.
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
         timings_ns: the server's stage times, if the request has ``timings``.
-        call: server, attempts and round-trip time.
     """
 
     outputs: dict[str, Array]
@@ -106,11 +96,8 @@ class InferFailure:
     """The answer in a stream to a request that failed; the stream goes on.
 
     Attributes:
-        request_id: as in the request.
-        model: as in the request.
         message: the server's error message.
-        retry_after_ms: the server's hint when to try again; 0 if it gave none.
-        call: server and round-trip time.
+        retry_after_ms: the server's hint when to try again; 0 without one.
     """
 
     request_id: str
@@ -120,9 +107,7 @@ class InferFailure:
     call: CallInfo
 
     def error(self) -> ServerError:
-        """Return the error that a separate call would have raised. Streams carry no status, so its code is empty
-        unless the server gave a ``retry_after_ms``.
-        """
+        """Return the error for it, without a status code, which streams do not carry, unless it may be retried."""
         return ServerError(
             f"model {self.model!r} at {self.call.server}, in a stream",
             given=Literally("a failure"),

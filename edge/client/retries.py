@@ -60,7 +60,7 @@ ONCE = Retries(attempts=1)
 
 
 class Budget:
-    """Token bucket of retries: a call adds a fraction, a retry takes one. Safe to share between threads."""
+    """Token bucket of the retries of all calls of a client: a call adds a fraction, a retry takes one. Thread-safe."""
 
     def __init__(self, retries: Retries) -> None:
         self._lock = threading.Lock()
@@ -85,9 +85,6 @@ class Attempts:
     """Attempts of one call: the server of the current one, and the time left.
 
     Args:
-        round_robin: chooses the servers.
-        retries: limits of the retries.
-        budget: of the client, for all its calls.
         repeatable: whether the call may be sent twice.
         timeout_seconds: time limit of all attempts and pauses together; None for no limit.
         server: index of the only server to call; None lets them take turns.
@@ -120,11 +117,7 @@ class Attempts:
         self._take(now)
 
     def start(self) -> float | None:
-        """Start the current attempt.
-
-        Returns:
-            Seconds until the deadline, at least 0; None without a deadline.
-        """
+        """Start the current attempt; return the seconds until the deadline, at least 0, or None without one."""
         self._started_ns = time.perf_counter_ns()
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
@@ -134,12 +127,9 @@ class Attempts:
         return time.perf_counter_ns() - self._started_ns
 
     def failed(self, failure: FailedCall) -> float | None:
-        """Record a failed attempt and choose the next server.
+        """Record a failed attempt, choose the next server, and return the pause in seconds; None if it was the last.
 
         A server that is in and has not been tried for this call is called at once, any other after a pause.
-
-        Returns:
-            Seconds to wait before the next attempt; None if there is none.
         """
         now = time.monotonic()
         if not self._repeatable or self.count >= self._retries.attempts:

@@ -41,11 +41,7 @@ class Turn(NamedTuple):
 
 
 class RoundRobin:
-    """Chooses the next server of a client. Safe to share between threads. Times are ``time.monotonic()`` seconds.
-
-    Attributes:
-        count: number of servers.
-    """
+    """Chooses the next of ``count`` servers. Thread-safe; times are ``time.monotonic()`` seconds."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -54,12 +50,7 @@ class RoundRobin:
         self._next = 0
 
     def turn(self, now: float, avoid: Collection[int] = ()) -> Turn:
-        """Return the next server that is in; if none is, the one that returns first.
-
-        Args:
-            now: the current time.
-            avoid: servers to use only if there is no other.
-        """
+        """Return the next server that is in; if none is, the one that returns first. ``avoid`` is a last resort."""
         with self._lock:
             order = [(self._next + step) % self.count for step in range(self.count)]
             order = [server for server in order if server not in avoid] or order
@@ -76,11 +67,7 @@ class RoundRobin:
             self._standings[server] = _Standing()
 
     def failed(self, server: int, failure: FailedCall, now: float) -> bool:
-        """Record a failed call.
-
-        Returns:
-            Whether the connection was lost: the server is then out until :meth:`connected` is called.
-        """
+        """Record a failed call; return whether the server is out until :meth:`connected` because it was lost."""
         with self._lock:
             standing = self._standings[server]
             if failure.code == EXPIRED:

@@ -34,8 +34,6 @@ class Rpc(Generic[R]):
     """One call.
 
     Attributes:
-        method: name of the RPC.
-        request: its message.
         subject: of error messages.
         read: converts the server's message.
         timeout_seconds: time limit, all attempts together; None is the client's default.

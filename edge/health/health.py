@@ -33,8 +33,6 @@ class Health:
     """Problems of the server, cheap to read on any thread.
 
     Args:
-        repository: the models.
-        runs: the runs of the workers.
         watchdog_seconds: a run that takes less is not stuck.
     """
 

@@ -29,13 +29,9 @@ class Supervisor:
     """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd.
 
     Args:
-        health: of the server and its models.
-        repository: the models.
-        scheduler: runs the golden rows of suspect tiers.
         server_ready: returns whether the server as a whole is ready.
         set_health: sets the gRPC health of a service or model, by name.
         services: names of the server as a whole in gRPC health.
-        notifier: notifies systemd.
     """
 
     def __init__(

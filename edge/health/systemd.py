@@ -13,9 +13,6 @@ log = logging.getLogger(__name__)
 class Notifier:
     """Sends notifications, or nothing without ``NOTIFY_SOCKET``. An error is logged once, and nothing is sent again.
 
-    Args:
-        environment: may contain ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``.
-
     Attributes:
         watchdog_seconds: time without a ping after which systemd ends this process; None if it does not.
     """

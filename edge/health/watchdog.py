@@ -25,7 +25,6 @@ class Watchdog:
     """Reads the health of the server four times a second, and ends the process if only a restart helps.
 
     Args:
-        health: of the server and its models.
         stuck_exit_seconds: time beyond its limit after which a stuck run ends the process.
     """
 

@@ -22,7 +22,7 @@ class Access:
 
     Args:
         path: the file.
-        check_seconds: minimum time between two checks whether the file has changed.
+        check_seconds: minimum time between two checks for a change.
 
     Raises:
         UsageError: the file is invalid.

@@ -97,11 +97,7 @@ def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certifi
 
 
 def read_pem(option: str, path: Path) -> bytes:
-    """Return the contents of a PEM file; symbolic links are followed.
-
-    Args:
-        option: the option that names the file, for errors.
-        path: the file.
+    """Return the contents of the PEM file that an option names; symbolic links are followed.
 
     Raises:
         UsageError: it cannot be read, or is not PEM.

@@ -42,11 +42,7 @@ class ServerCertificates:
         return self._files.value
 
     def follow(self, context: Callable[[Certificates], ssl.SSLContext]) -> ssl.SSLContext:
-        """Return a context that gives each new connection the current certificates.
-
-        Args:
-            context: returns the TLS context of certificates, such as :attr:`Certificates.http`.
-        """
+        """Return a context that gives each new connection the current certificates' ``context``."""
 
         def replace(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
             connection.context = context(self.now)

@@ -17,12 +17,7 @@ _MAX_RATE = 1e6
 
 @dataclass(frozen=True)
 class Rate:
-    """Limit of the requests of one client.
-
-    Attributes:
-        per_second: requests per second in the long run.
-        burst: requests at once after a pause.
-    """
+    """Limit of the requests of one client: a long-term rate, and the requests at once after a pause."""
 
     per_second: float
     burst: int
@@ -61,12 +56,7 @@ def client_of(address: str) -> str:
 
 
 class RateLimit:
-    """Token bucket for each client, in the event loop alone.
-
-    Args:
-        rate: of each client.
-        clock: monotonic seconds.
-        max_buckets: clients with a bucket of their own.
+    """Token bucket for each client, in the event loop alone; the first ``max_buckets`` have one of their own.
 
     Attributes:
         refused: number of requests over the limit.
