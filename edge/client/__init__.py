@@ -36,4 +36,5 @@ _MODULES |= {"ONCE": "retries", "Retries": "retries"}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'inference')}"), name)
+    module = _MODULES.get(name, "inference")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -49,7 +49,9 @@ def test_credentials_admit_clients_and_serve_retries(secured: Secured, make: Any
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         down = f"{HOST}:{taken.getsockname()[1]}"
-        with make([down, secured.url], credentials=credentials_of(secured)) as client:
+        credentials = credentials_of(secured)
+        assert repr(credentials) == "Credentials()"
+        with make([down, secured.url], credentials=credentials) as client:
             assert [client.infer(ORACLE, INPUTS).call.attempts for _ in range(4)] == [2, 1, 1, 1]
             assert next(client.watch(server=secured.url)).models[0].name == ORACLE
 

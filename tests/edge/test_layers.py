@@ -255,7 +255,7 @@ def test_imports_by_name() -> None:
     assert set(found) == {
         ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
-        ("edge/client/__init__.py", "import_module(f'{__name__}.{_HOMES[name]}')"),
+        ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
         # Arrays and models are no modules.
         *(one for one in found if one[1].startswith(("np.load(", "runtime.load(", "super().load("))),
     }
