@@ -263,18 +263,16 @@ def test_telemetry_once_and_repeatedly(client: Client) -> None:
         next(client.watch(1))
 
 
-@pytest.mark.parametrize("name", CLIENTS)
-def test_load_and_unload(bundles: list[Path], name: str) -> None:
+def test_load_and_unload(bundles: list[Path]) -> None:
     only = [bundle for bundle in bundles if bundle.name == "oracle"]
-    with (
-        running_server(only, arguments=["--model-control=explicit"]) as ready,
-        CLIENTS[name](f"127.0.0.1:{ready.grpc_port}") as client,
-    ):
-        assert not client.ready(ORACLE)
-        client.load(ORACLE, timeout_seconds=60)
-        assert client.infer(ORACLE, {"expression": text(["1 + 1"])}).outputs["value"] == 2
-        client.unload(ORACLE)
-        assert not client.ready(ORACLE)
+    with running_server(only, arguments=["--model-control=explicit"]) as ready:
+        for make in CLIENTS.values():
+            with make(f"127.0.0.1:{ready.grpc_port}") as client:
+                assert not client.ready(ORACLE)
+                client.load(ORACLE, timeout_seconds=60)
+                assert client.infer(ORACLE, {"expression": text(["1 + 1"])}).outputs["value"] == 2
+                client.unload(ORACLE)
+                assert not client.ready(ORACLE)
 
 
 def test_stream_answers_in_order_with_errors_in_their_place(client: Client, url: str) -> None:
