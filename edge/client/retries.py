@@ -112,7 +112,6 @@ class Attempts:
         self._only = server
         self._tried: set[int] = set()
         self._room_at: dict[int, float] = {}
-        self._started_ns = 0
         budget.earn()
         self._take(now)
 

@@ -140,7 +140,8 @@ def test_retries_out_of_range_are_rejected(wrong: dict[str, Any], expected: str)
 
 
 def test_attempts_move_to_servers_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+    now = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr("random.uniform", lambda low, high: high)
     full, retries = FailedCall("RESOURCE_EXHAUSTED", "", 500), Retries(budget=2, earned=0)
 
@@ -160,6 +161,9 @@ def test_attempts_move_to_servers_with_room(monkeypatch: pytest.MonkeyPatch) -> 
     assert attempts(1, Budget(retries), timeout_seconds=0.6).failed(full) is None  # 0.5 + 0.1 s is the deadline
     assert attempts(1, Budget(retries), timeout_seconds=0.61).failed(full) == 0.6
     assert attempts(1, Budget(retries), timeout_seconds=None).start() is None
+    now = 56.0
+    assert both.start() == 0.0
+    now = 50.0
     assert attempts(2, Budget(retries), server=1).failed(LOST) == 0.1
     for failure, options in ((BAD, {}), (FailedCall("RESOURCE_EXHAUSTED", ""), {}), (LOST, {"repeatable": False})):
         assert attempts(2, Budget(retries), **options).failed(failure) is None
