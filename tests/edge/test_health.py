@@ -162,19 +162,6 @@ def test_failures_in_a_row_make_a_tier_suspect_until_a_success(scheduler: Schedu
     assert not lane.failures.suspect
 
 
-def test_failed_run_counts_only_for_its_culprits(scheduler: Scheduler) -> None:
-    def work(rows: Array) -> Array:
-        if rows.min() < 0:
-            raise ValueError
-        return rows
-
-    lane = lane_of(work, max_rows=8)
-    with occupied(scheduler):
-        jobs = [submitted(scheduler, job_of(lane, value)) for value in (1, -1, 2, -2)]
-    assert [bool(job.exception(WAIT)) for job in jobs] == [False, True, False, True]
-    assert lane.failures.count == 1  # since the last success
-
-
 async def test_shutdown_loads_no_further_model(tmp_path: Path) -> None:
     device = Scheduler(1, device_bound=False)
     for name in ("a", "b", "c"):
