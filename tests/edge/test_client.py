@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -170,12 +171,18 @@ def test_malformed_answer_is_not_requested_again(make: Any) -> None:
 
 
 def test_broken_stream_ends_with_an_error(make: Any) -> None:
+    received = threading.Event()
+
     def breaking(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
-        return doubled(request, context) if request.id == "0" else context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        if request.id == "0":
+            return doubled(request, context)
+        received.wait(10)  # grpc.aio drops answers that it has not read when the status comes
+        return context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     with peer(breaking) as one, make(one.url) as client:
         answers = client.infer_stream(InferRequest("m", x(), request_id=str(n)) for n in range(3))
         assert next(answers).request_id == "0"
+        received.set()
         with pytest.raises(ServerError, match=r"UNAVAILABLE \(gone\)") as caught:
             next(answers)
         assert (caught.value.attempts, caught.value.server) == (1, one.url)
