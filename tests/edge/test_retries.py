@@ -198,21 +198,21 @@ def test_transient_failure_is_repeated(make: Any) -> None:
         assert time.monotonic() - begun >= 0.16
 
 
-@pytest.mark.parametrize("after", ["", "soon", "-1", "1.5", "9" * 10, "٣", "0"])
-def test_invalid_retry_after_is_ignored(after: str) -> None:
-    class Error:
-        def code(self) -> grpc.StatusCode:
-            return EXHAUSTED
+class Error(grpc.RpcError):
+    """An error as gRPC raises it."""
 
-        def details(self) -> str:
-            return ""
+    def __init__(self, code: grpc.StatusCode, details: str, after: str = "") -> None:
+        self.code, self.details = (lambda: code), (lambda: details)
+        self.trailing_metadata = lambda: (("retry-after-ms", after),)
 
-        def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-            return (("retry-after-ms", after),)
 
-    assert FailedCall.of(Error()) == FailedCall("RESOURCE_EXHAUSTED", "", 0)
-    after = "9" * 9
-    assert FailedCall.of(Error()).retry_after_ms == 999_999_999
+def test_status_and_hint_are_read_from_the_error() -> None:
+    for after in ("", "soon", "-1", "1.5", "9" * 10, "٣", "0"):
+        assert FailedCall.of(Error(EXHAUSTED, "full", after)) == FailedCall("RESOURCE_EXHAUSTED", "full", 0)
+    assert FailedCall.of(Error(EXHAUSTED, "full", "9" * 9)).retry_after_ms == 999_999_999
+    cancelled = grpc.StatusCode.CANCELLED
+    assert FailedCall.of(Error(cancelled, "late")).code == "CANCELLED"
+    assert FailedCall.of(Error(cancelled, "CANCELLED")).code == "UNAVAILABLE"  # the server shuts down
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
