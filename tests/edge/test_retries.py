@@ -163,6 +163,7 @@ def test_attempts_move_to_servers_with_room(monkeypatch: pytest.MonkeyPatch) -> 
     assert attempts(1, Budget(retries), timeout_seconds=None).start() is None
     now = 56.0
     assert both.start() == 0.0
+    assert 0 < both.answered() < 60e9
     now = 50.0
     assert attempts(2, Budget(retries), server=1).failed(LOST) == 0.1
     for failure, options in ((BAD, {}), (FailedCall("RESOURCE_EXHAUSTED", ""), {}), (LOST, {"repeatable": False})):
