@@ -1,4 +1,4 @@
-"""The manifests of Kubernetes and KServe say what these understand, and start a server that answers their probes."""
+"""Manifests for Kubernetes and KServe: their schemas, and the server that they start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.models import ORACLE_BUNDLE
 
 yaml = pytest.importorskip("yaml")
 DIRECTORY = Path(__file__).parents[1] / "deploy" / "kserve"
-#: Kubernetes whose schemas hold; the oldest that the manifests are for, and a new one.
+#: Releases of Kubernetes: the oldest supported one, and a new one.
 VERSIONS = ("1.30", "1.37")
 KSERVE = Path(__file__).parent / "data" / "kserve.json"
 
@@ -40,7 +40,7 @@ def read(file: Path) -> Any:
 
 
 def errors(document: Any, version: str) -> list[str]:
-    """What is wrong with a document, in the words of the schemas of a release of Kubernetes and of KServe 0.21."""
+    """Return the violations of the schemas of a release of Kubernetes and of KServe 0.21."""
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     jsonschema = pytest.importorskip("jsonschema")
     referencing = pytest.importorskip("referencing")
@@ -68,7 +68,7 @@ MANIFESTS = [
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("document", MANIFESTS)
-def test_manifests_keep_to_the_schemas(document: Any, version: str) -> None:
+def test_manifests_follow_the_schemas(document: Any, version: str) -> None:
     assert errors(document, version) == []
 
 
@@ -83,7 +83,7 @@ def test_manifests_keep_to_the_schemas(document: Any, version: str) -> None:
         ("k3s.yaml", ("spec", "template", "spec", "containers", 0, "image"), 3),
     ],
 )
-def test_the_schemas_find_what_is_wrong(file: str, path: tuple[str | int, ...], value: object) -> None:
+def test_schemas_find_an_error(file: str, path: tuple[str | int, ...], value: object) -> None:
     document = documents(file)[-1]
     part = document
     for name in path[:-1]:
@@ -93,7 +93,7 @@ def test_the_schemas_find_what_is_wrong(file: str, path: tuple[str | int, ...], 
 
 
 @pytest.mark.parametrize("file", ["serving-runtime.yaml", "k3s.yaml"])
-def test_what_the_manifests_start_exists(file: str) -> None:
+def test_manifests_give_the_server_options_and_ports_that_exist(file: str) -> None:
     found = container(file)
     command, *arguments = found["args"]
     assert command == "serve"
@@ -113,8 +113,8 @@ def test_what_the_manifests_start_exists(file: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["a bundle", "a repository"])
-def test_a_server_that_they_start_answers_their_probes(layout: str, tmp_path: Path) -> None:
-    """KServe lays what its URI names directly into /mnt/models, be it one bundle or a directory of them."""
+def test_started_server_answers_the_probes(layout: str, tmp_path: Path) -> None:
+    """KServe copies the contents of its URI into /mnt/models: one bundle, or a directory of several."""
     models = tmp_path / "models"
     shutil.copytree(ORACLE_BUNDLE, models if layout == "a bundle" else models / "oracle")
     found = container("serving-runtime.yaml")
@@ -132,12 +132,9 @@ def test_a_server_that_they_start_answers_their_probes(layout: str, tmp_path: Pa
     assert result.outputs["value"][0, 0] == 2
 
 
-def test_a_pod_has_time_to_drain() -> None:
-    runtime, (service,), pod = (
-        container("serving-runtime.yaml"),
-        documents("inference-service.yaml"),
-        documents("k3s.yaml")[-1]["spec"]["template"]["spec"],
-    )
+def test_pod_has_time_to_drain() -> None:
+    runtime, (service,) = container("serving-runtime.yaml"), documents("inference-service.yaml")
+    pod = documents("k3s.yaml")[-1]["spec"]["template"]["spec"]
     for found, grace in (
         (runtime, service["spec"]["predictor"]["terminationGracePeriodSeconds"]),
         (pod["containers"][0], pod["terminationGracePeriodSeconds"]),
@@ -146,7 +143,7 @@ def test_a_pod_has_time_to_drain() -> None:
         assert found["lifecycle"]["preStop"]["sleep"]["seconds"] + drain + 3 < grace
 
 
-def test_the_service_asks_for_what_the_runtime_offers() -> None:
+def test_service_requests_a_format_of_the_runtime() -> None:
     (runtime,), (service,) = documents("serving-runtime.yaml"), documents("inference-service.yaml")
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]

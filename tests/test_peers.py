@@ -1,7 +1,8 @@
-"""The comparison with other servers, without them."""
+"""The comparison with other servers, run without them, and its published page."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -19,26 +20,27 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_without_peers_it_says_how_to_get_them(tmp_path: Path) -> None:
-    done = run(tmp_path, sys.executable, str(PEERS / "compare.py"), f"--out={tmp_path / 'out'}")
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PEERS))
+    monkeypatch.syspath_prepend(str(PEERS))
+    return importlib.import_module("report")
+
+
+def test_missing_peers_are_listed_and_unknown_names_rejected(tmp_path: Path) -> None:
+    compare = (sys.executable, str(PEERS / "compare.py"), f"--out={tmp_path / 'out'}")
+    done = run(tmp_path, *compare)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "not installed: MLServer: deploy/peers/install.sh mlserver" in lines
     assert all(line.startswith("not installed: ") for line in lines)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_server_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, sys.executable, str(PEERS / "compare.py"), "--only=zz", f"--out={tmp_path / 'out'}")
+    done = run(tmp_path, *compare, "--only=zz")
     assert done.returncode == 2
     assert "--only: got zz, expected a part of a server's name: fewheads, " in " ".join(done.stderr.split())
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_peer_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, str(PEERS / "install.sh"), "zz")
     assert done.returncode == 2
     assert "zz: unknown" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def cell(server: str, repetition: int = 1, **figures: Any) -> dict[str, Any]:
@@ -47,10 +49,7 @@ def cell(server: str, repetition: int = 1, **figures: Any) -> dict[str, Any]:
     return {"server": server, "version": "", **place, **usual, **figures}
 
 
-def test_medians_ratios_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PEERS))
-    import report
-
+def test_noisy_measurements_are_left_out_or_marked(report: Any) -> None:
     start = {"server": "fewheads, nghttp2", "models": "mlp", "version": "", "day": "2026-01-01", "ready_s": 1.0}
     start |= {"rss_mb": 90.0, "pss_mb": 50.0, "processes": 1, "repetition": 1}
     records = [
@@ -71,10 +70,7 @@ def test_medians_ratios_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| fewheads, nghttp2 | mlp |  | 1.00 | 1 | 90 | 50 | 1 |" in page
 
 
-def test_ratios_are_taken_within_one_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PEERS))
-    import report
-
+def test_ratios_are_taken_within_one_repetition(report: Any) -> None:
     records = []
     # The machine gets slower and slower; the ratio of the medians would be 0.67.
     for repetition, (ours_us, theirs_us) in enumerate([(10, 20), (20, 30), (50, 80)], start=1):
@@ -98,18 +94,12 @@ def test_ratios_are_taken_within_one_repetition(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("page", sorted(PEERS.glob("RESULTS*.md")), ids=lambda page: page.name)
-def test_the_published_page_shows_the_published_figures(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PEERS))
-    import report
-
+def test_published_page_shows_the_published_figures(page: Path, report: Any) -> None:
     results = json.loads(page.with_name(page.name.replace("RESULTS", "results")).with_suffix(".json").read_text())
     assert page.read_text().endswith(f"\n## The tables\n\n{report.markdown(results)}")
 
 
-def test_publishing_keeps_the_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PEERS))
-    import report
-
+def test_publishing_keeps_the_prose(tmp_path: Path, report: Any) -> None:
     results = report.summarise([cell("fewheads, nghttp2")], {"cpu": "one"})
     page = tmp_path / "RESULTS.md"
     page.write_text("# Title\n\nProse.\n\n## The tables\n\n| old |\n")

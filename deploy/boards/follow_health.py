@@ -1,11 +1,11 @@
-"""Active health for the nginx that is free: a board that is not ready is marked ``down`` in the configuration.
+"""Active health checks for open-source nginx: boards that are not ready are marked ``down`` in its configuration.
 
     python follow_health.py /etc/fewheads/nginx.conf --pid-file /run/nginx.pid
 
-nginx itself sees only whether a board answers at all. A board that still loads its models, drains or hangs answers, and
-says UNAVAILABLE. This asks each of them for its ``grpc.health.v1``, which is open to all, and has nginx read its
-configuration again when one has changed; requests and streams on their way are not disturbed by that. While no board is
-ready, none is marked. It needs to write the configuration's directory, and to signal nginx.
+nginx notices only boards that do not answer, not those that answer UNAVAILABLE while they load, drain or hang. This
+program checks the ``grpc.health.v1`` of each board, which needs no token, and lets nginx reload its configuration after
+a change, which interrupts no request or stream. While no board is ready, none is marked. It must be able to write the
+directory of the configuration and to signal nginx.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _SERVER = re.compile(r"^(\s*server\s+)([^\s;{]+)(\s+down)?(?=[\s;])(?!\s*\{)", r
 
 
 def is_ready(server: str, credentials: Credentials | None, timeout_seconds: float) -> bool:
-    """Say whether a board says that it serves."""
-    # A connection of its own each time: one that failed would wait before it is tried again.
+    """Return whether a board reports SERVING."""
+    # A shared connection that has failed would wait before it reconnects.
     options = [("grpc.use_local_subchannel_pool", 1)]
-    channel = open_channel(server, credentials, grpc, options)
-    with channel:
+    with open_channel(server, credentials, grpc, options) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check
             answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
@@ -48,7 +47,7 @@ def servers_of(written: str) -> list[str]:
 
 
 def marked(written: str, ready: dict[str, bool]) -> str:
-    """Return the configuration with those ``down`` that are not ready; with none, where none is."""
+    """Return the configuration with servers that are not ready marked ``down``; none is marked if none is ready."""
     some = any(ready.values())
     return _SERVER.sub(
         lambda found: found[1] + found[2] + ("" if ready.get(found[2], True) or not some else " down"), written
@@ -59,9 +58,9 @@ def marked(written: str, ready: dict[str, bool]) -> str:
 @click.argument("config", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--pid-file", type=click.Path(path_type=Path), default=Path("/run/nginx.pid"), show_default=True)
 @click.option("--interval-seconds", type=float, default=1.0, show_default=True)
-@click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM; ask over TLS.")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM; connect with TLS.")
 def main(config: Path, pid_file: Path, interval_seconds: float, tls_ca: Path | None) -> None:
-    """Follow the health of the boards that CONFIG names, until SIGTERM."""
+    """Follow the health of the boards in CONFIG until SIGTERM."""
     credentials = Credentials(tls=channel_credentials(tls_ca)) if tls_ca else None
     click.echo(f"following {', '.join(servers_of(config.read_text()))}", err=True)
     with ThreadPoolExecutor() as pool:

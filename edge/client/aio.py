@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import aclosing
-from types import TracebackType
+from contextlib import aclosing, suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
 from edge.client import rpcs
 from edge.client.base import BaseClient
+from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
-from edge.client.refusals import Refusal
 from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
 from edge.errors import ServerError
 from edge.pb import inference_pb2 as pb
@@ -52,9 +50,7 @@ class AsyncClient(BaseClient):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def infer_stream(
@@ -82,7 +78,7 @@ class AsyncClient(BaseClient):
             except Exception as error:  # raised below, where the answers are read
                 pending.failure = error
 
-        async with aclosing(self._stream(rpcs.STREAM_INFER, messages(), timeout_seconds, server)) as responses:
+        async with aclosing(self._stream("ModelStreamInfer", messages(), timeout_seconds, server)) as responses:
             async for response, answering in responses:
                 yield pending.decode(response, answering)
         if pending.failure:
@@ -91,55 +87,46 @@ class AsyncClient(BaseClient):
     async def ready(self, model: str = "", version: str = "", *, server: str = "") -> bool:
         """Return whether any server, or the one named, is ready; as :meth:`edge.client.Client.ready`."""
         for one in [server] if server else self.servers:
-            if await self._ready(model, version, one):
-                return True
+            with suppress(ServerError):
+                if await self._call(rpcs.ready(model, version, one)):
+                    return True
         return False
-
-    async def _ready(self, model: str, version: str, server: str) -> bool:
-        try:
-            return await self._call(rpcs.ready(model, version, server))
-        except ServerError:
-            return False
 
     async def watch(self, interval_ms: int = 0, *, server: str = "") -> AsyncIterator[telemetry_pb2.Reading]:
         """Yield a telemetry reading of one server after every interval; as :meth:`edge.client.Client.watch`."""
-        async with aclosing(self._stream(rpcs.WATCH, rpcs.watch(interval_ms), None, server)) as readings:
+        request = telemetry_pb2.WatchRequest(interval_ms=interval_ms)
+        async with aclosing(self._stream("Watch", request, None, server)) as readings:
             async for reading, _ in readings:
                 yield reading
 
     async def close(self) -> None:
         """Close the connections; calls in progress end with CANCELLED."""
-        self._pool.close()
+        self._closed = True
         for connection in self._connections:
             await connection.channel.close()
 
     async def _call(self, rpc: Rpc[R]) -> R:
-        attempts = self._pool.call(rpc)
+        attempts = self._begin_call(rpc)
         while True:
-            refusal, started_ns = None, time.perf_counter_ns()
             try:
-                connection = self._connections[attempts.server]
-                response = await connection.call(rpc.method, rpc.request, attempts.remaining())
+                response = await self._connections[attempts.server].call(rpc.method, rpc.request, attempts.start())
             except grpc.RpcError as error:
-                refusal = Refusal.of(error)
-            if refusal is None:
-                return rpc.read(response, self._pool.answered(attempts, started_ns))
-            await asyncio.sleep(self._pool.refused(attempts, refusal, rpc.subject))
-            self._pool.check()
+                pause = self._failed(attempts, FailedCall.of(error), rpc.subject)
+            else:
+                return rpc.read(response, self._answered(attempts))
+            await asyncio.sleep(pause)
+            self._check_usable()
 
     async def _stream(
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> AsyncGenerator[tuple[Any, str], None]:
-        """Yield the answers, each with the address of the server that gave it."""
-        attempts = self._pool.stream(timeout_seconds, server)
-        call = self._connections[attempts.server].call(method, request, attempts.remaining())
+        attempts = self._begin(server, timeout_seconds)
+        call = self._connections[attempts.server].call(method, request, attempts.start())
         try:
             async for response in call:
                 attempts.answered()
                 yield response, self.servers[attempts.server]
-            return
         except grpc.RpcError as error:
-            refusal = Refusal.of(error)
+            self._failed(attempts, FailedCall.of(error), method)
         finally:
             call.cancel()
-        self._pool.refused(attempts, refusal, method)

@@ -1,14 +1,22 @@
-"""Common base of the blocking and the asyncio client: arguments, connections, and the watch over lost ones."""
+"""Common base of the blocking and the asyncio client: servers, connections, attempts."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from edge.client.connection import Connection, Credentials
-from edge.client.retries import DEFAULT_RETRIES, Retries
-from edge.client.server_pool import DEFAULT_URL, ServerPool
+from edge.client.failures import FailedCall
+from edge.client.inference import CallInfo, checked_timeout
+from edge.client.retries import DEFAULT_RETRIES, Attempts, Budget, Retries
+from edge.client.round_robin import RoundRobin
+from edge.client.rpcs import Rpc
+from edge.errors import Literally, UsageError
+
+DEFAULT_URL: Final = "127.0.0.1:8001"
 
 
 class BaseClient:
@@ -38,24 +46,92 @@ class BaseClient:
         retries: Retries = DEFAULT_RETRIES,
         credentials: Credentials | None = None,
     ) -> None:
-        tls = bool(credentials and credentials.tls)
-        self._pool = ServerPool(url, timeout_seconds, retries, self._watch, tls=tls)
-        self.servers = self._pool.urls
+        self.servers = (url,) if isinstance(url, str) else tuple(url)
+        if not self.servers or not all(self.servers) or len(set(self.servers)) < len(self.servers):
+            fix = "Name each server once."
+            raise UsageError("url", given=list(self.servers), expected="one server, or different ones", fix=fix)
+        self._timeout_seconds = checked_timeout(timeout_seconds)
+        self._retries, self._budget = retries, Budget(retries)
+        self._round_robin = RoundRobin(len(self.servers))
+        self._tls = bool(credentials and credentials.tls)
         self._connections = [Connection(server, credentials, self._transport) for server in self.servers]
-        self._watched: set[int] = set()
+        self._lost: set[int] = set()
         self._lock = threading.Lock()
+        self._process_id = os.getpid()
+        self._closed = False
+
+    def _begin(self, server: str, timeout_seconds: float | None, repeatable: bool = False) -> Attempts:
+        """Begin a call or a stream.
+
+        Raises:
+            UsageError: the client is closed or forked, the server is unknown, or the time limit is out of range.
+        """
+        self._check_usable()
+        if server and server not in self.servers:
+            fix = "Leave it out to use any of them."
+            raise UsageError("server", given=server, expected=f"one of {', '.join(self.servers)}", fix=fix)
+        return Attempts(
+            self._round_robin,
+            self._retries,
+            self._budget,
+            repeatable=repeatable,
+            timeout_seconds=None if timeout_seconds is None else checked_timeout(timeout_seconds),
+            server=self.servers.index(server) if server else None,
+        )
+
+    def _begin_call(self, rpc: Rpc[Any]) -> Attempts:
+        if rpc.changes_server and not rpc.server and len(self.servers) > 1:
+            given, fix = Literally(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."
+            raise UsageError(f"server for {rpc.subject}", given=given, expected="one of them", fix=fix)
+        limit = self._timeout_seconds if rpc.timeout_seconds is None else rpc.timeout_seconds
+        return self._begin(rpc.server, limit, rpc.repeatable)
+
+    def _answered(self, attempts: Attempts) -> CallInfo:
+        """Record an answer that has just arrived."""
+        round_trip_ns = attempts.answered()
+        return CallInfo(server=self.servers[attempts.server], attempts=attempts.count, round_trip_ns=round_trip_ns)
+
+    def _failed(self, attempts: Attempts, failure: FailedCall, subject: str) -> float:
+        """Record a failed attempt, and return the seconds to wait before the next.
+
+        Raises:
+            ServerError: there is no further attempt.
+        """
+        server, count = attempts.server, attempts.count
+        if self._round_robin.failed(server, failure, time.monotonic()) and len(self.servers) > 1 and not self._closed:
+            self._watch(server)
+        pause = attempts.failed(failure)
+        if pause is None:
+            raise failure.error(subject, self.servers[server], count, tls=self._tls) from None
+        return pause
 
     def _watch(self, server: int) -> None:
+        """Put a lost server back into the rotation once its connection is back."""
         with self._lock:
-            if server in self._watched:
+            if server in self._lost:
                 return
-            self._watched.add(server)
+            self._lost.add(server)
 
         def connected() -> None:
-            self._watched.discard(server)
-            self._pool.round_robin.connected(server)
+            self._lost.discard(server)
+            self._round_robin.connected(server)
 
         try:
             self._connections[server].when_connected(connected)
-        except ValueError:  # grpc raises it if another thread has closed the channel
+        except ValueError:  # another thread has closed the channel
             connected()
+
+    def _check_usable(self) -> None:
+        """Check that the client can be used.
+
+        Raises:
+            UsageError: it is closed, or made before a fork. gRPC's threads do not survive a fork, so that a call would
+                never end.
+        """
+        if self._closed:
+            given = Literally("a call after close()")
+            raise UsageError("the client", given=given, expected="none", fix="Make a new client.")
+        if os.getpid() != self._process_id:
+            given = Literally(f"a call in process {os.getpid()}, a fork of {self._process_id}")
+            fix = "Make a client in each process, after the fork."
+            raise UsageError("the client", given=given, expected="one of this process", fix=fix)

@@ -1,4 +1,4 @@
-"""Connections of a client, blocking or asyncio: channels, credentials, and calls by name."""
+"""Connections of a client to one server, blocking or asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import grpc
 from edge.errors import UsageError
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
-from edge.security.credentials import call_metadata
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),
@@ -27,7 +26,7 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 _TELEMETRY = ("Get", "Watch")
 _PATIENCE_SECONDS = 30.0
-#: Schemes of other programs' addresses. gRPC's own, such as dns: and unix:, stay possible.
+#: Schemes that gRPC does not know. Its own, such as dns: and unix:, stay possible.
 _SCHEMES: Final = ("http", "https", "grpc", "grpcs", "tcp")
 
 
@@ -45,7 +44,7 @@ class Credentials:
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of each call."""
-        return call_metadata(self.token)
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
 
 def open_channel(
@@ -70,16 +69,7 @@ def open_channel(
 
 
 class Connection:
-    """A connection to one server.
-
-    Args:
-        server: ``host:port``.
-        credentials: TLS and a token; None uses neither.
-        transport: :mod:`grpc`, or :mod:`grpc.aio`.
-
-    Attributes:
-        channel: gRPC's channel.
-    """
+    """A gRPC channel to one server; ``transport`` is :mod:`grpc` or :mod:`grpc.aio`."""
 
     def __init__(self, server: str, credentials: Credentials | None, transport: Any) -> None:
         self.channel = open_channel(server, credentials, transport)
@@ -93,7 +83,7 @@ class Connection:
         return getattr(stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
 
     def when_connected(self, then: Callable[[], None]) -> None:
-        """Call ``then``, on a thread of gRPC's or in the event loop, once the server answers anything at all.
+        """Call ``then``, on a thread of gRPC's or in the event loop, once the server answers.
 
         It is also called after half a minute without an answer, and when the channel is closed.
         """

@@ -1,4 +1,4 @@
-"""Requests and answers of a client: NumPy to the messages of the protocol and back, without a transport."""
+"""Requests and answers of a client, and their conversion between NumPy and the protocol's messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from edge.client.refusals import EXHAUSTED, malformed, quoted
+from edge.client.failures import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
@@ -53,13 +53,7 @@ class InferRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CallInfo:
-    """Which server answered a call, and what it took.
-
-    Attributes:
-        server: address of the server that answered.
-        attempts: number of attempts; see :mod:`edge.client.retries`.
-        round_trip_ns: time of the answered attempt, as the client measured it.
-    """
+    """Address of the server that answered a call, number of attempts, and the client's time of the last."""
 
     server: str
     attempts: int = 1
@@ -72,13 +66,9 @@ class InferResult:
 
     Attributes:
         outputs: the output tensors by name; read-only where they share memory with the message.
-        model: name of the model.
-        model_version: version of the model.
-        request_id: as in the request.
         tier: the tier that computed the answer; empty if the model has only one.
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
         timings_ns: the server's stage times, if the request has ``timings``.
-        call: server, attempts and round-trip time.
     """
 
     outputs: dict[str, Array]
@@ -106,11 +96,8 @@ class InferFailure:
     """The answer in a stream to a request that failed; the stream goes on.
 
     Attributes:
-        request_id: as in the request.
-        model: as in the request.
         message: the server's error message.
-        retry_after_ms: the server's hint when to try again; 0 if it gave none.
-        call: server and round-trip time.
+        retry_after_ms: the server's hint when to try again; 0 without one.
     """
 
     request_id: str
@@ -120,9 +107,7 @@ class InferFailure:
     call: CallInfo
 
     def error(self) -> ServerError:
-        """Return the error that a separate call would have raised. Streams carry no status, so its code is empty
-        unless the server gave a ``retry_after_ms``.
-        """
+        """Return the error for it, without a status code, which streams do not carry, unless it may be retried."""
         return ServerError(
             f"model {self.model!r} at {self.call.server}, in a stream",
             given=Literally("a failure"),
@@ -143,11 +128,7 @@ def text(values: Sequence[str]) -> Array:
 
 
 def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRequest:
-    """Return the protocol's message for a request.
-
-    Args:
-        request: the request.
-        in_stream: whether it is part of a stream: its time limit is then a parameter, not the deadline of a call.
+    """Return the protocol's message for a request. In a stream its time limit is a parameter.
 
     Raises:
         UsageError: an input is not a tensor of the protocol, the time limit is out of range, or a request of a stream
@@ -175,11 +156,6 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
     return message
 
 
-def infer_request(model: str, inputs: Mapping[str, Array], *, version: str = "") -> pb.ModelInferRequest:
-    """Return the message of a request without parameters; as :func:`encode`."""
-    return encode(InferRequest(model, inputs, version=version))
-
-
 def checked_timeout(seconds: float) -> float:
     """Return ``seconds`` if it is a time limit.
 
@@ -187,8 +163,8 @@ def checked_timeout(seconds: float) -> float:
         UsageError: it is not a finite number above 0.
     """
     if not 0 < seconds < 1e9:
-        fix = "Give the seconds to wait."
-        raise UsageError("timeout_seconds", given=seconds, expected="a finite number above 0", fix=fix)
+        expected = "a finite number above 0"
+        raise UsageError("timeout_seconds", given=seconds, expected=expected, fix="Give the seconds to wait.")
     return seconds
 
 
@@ -211,7 +187,7 @@ def _datatype(name: str, array: Array) -> str:
 
 
 def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
-    """Read an answer.
+    """Return the outputs of an answer.
 
     Raises:
         ServerError: it contradicts itself or the protocol.
@@ -258,11 +234,7 @@ def _tensor(tensor: pb.ModelInferResponse.InferOutputTensor, raw: bytes | None, 
 
 
 def decode_in_stream(response: pb.ModelStreamInferResponse, call: CallInfo) -> InferResult | InferFailure:
-    """Read an answer of a stream.
-
-    Raises:
-        ServerError: it contradicts itself or the protocol.
-    """
+    """Return the answer in a message of a stream; as :func:`decode`."""
     inner = response.infer_response
     if not response.error_message:
         return decode(inner, call)

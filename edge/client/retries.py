@@ -1,4 +1,4 @@
-"""Retries: which failed calls are sent again, to which server, after which pause, and how often.
+"""Retries of failed calls.
 
 Only two kinds of failure are transient: UNAVAILABLE, where no answer came back, and RESOURCE_EXHAUSTED with a hint when
 to try again. An inference changes nothing at the server, so one whose connection broke may be sent again.
@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from edge.client.refusals import EXHAUSTED, UNAVAILABLE, Refusal
+from edge.client.failures import EXHAUSTED, UNAVAILABLE, FailedCall
 from edge.client.round_robin import RoundRobin
 from edge.errors import UsageError
 
@@ -41,14 +41,9 @@ class Retries:
     earned: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            UsageError: one is out of range.
-        """
+        """Raise a :class:`UsageError` if a value is out of range."""
         if self.attempts < 1:
-            fix = "Give 1 for no retries."
-            raise UsageError("attempts", given=self.attempts, expected="1 or more", fix=fix)
+            raise UsageError("attempts", given=self.attempts, expected="1 or more", fix="Give 1 for no retries.")
         for name in ("first_seconds", "longest_seconds", "budget", "earned"):
             value = getattr(self, name)
             if not value >= 0:  # so that NaN is refused too
@@ -65,7 +60,7 @@ ONCE = Retries(attempts=1)
 
 
 class Budget:
-    """Token bucket of retries: a call adds a fraction, a retry takes one. Safe to share between threads."""
+    """Token bucket of the retries of all calls of a client: a call adds a fraction, a retry takes one. Thread-safe."""
 
     def __init__(self, retries: Retries) -> None:
         self._lock = threading.Lock()
@@ -90,12 +85,9 @@ class Attempts:
     """Attempts of one call: the server of the current one, and the time left.
 
     Args:
-        round_robin: of the servers.
-        retries: limits of the retries.
-        budget: shared by all calls of the client.
         repeatable: whether the call may be sent twice.
         timeout_seconds: time limit of all attempts and pauses together; None for no limit.
-        server: the only server to call; None lets them take turns.
+        server: index of the only server to call; None lets them take turns.
 
     Attributes:
         server: index of the server to call now.
@@ -123,28 +115,27 @@ class Attempts:
         budget.earn()
         self._take(now)
 
-    def remaining(self) -> float | None:
-        """Return the seconds until the deadline, at least 0; None without a deadline."""
+    def start(self) -> float | None:
+        """Start the current attempt; return the seconds until the deadline, at least 0, or None without one."""
+        self._started_ns = time.perf_counter_ns()
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
-    def answered(self) -> None:
-        """Record that the server answered."""
+    def answered(self) -> int:
+        """Record an answer, and return the nanoseconds since the start of the attempt."""
         self._round_robin.answered(self.server)
+        return time.perf_counter_ns() - self._started_ns
 
-    def refused(self, refusal: Refusal) -> float | None:
-        """Record a failed attempt and choose the next server.
+    def failed(self, failure: FailedCall) -> float | None:
+        """Record a failed attempt, choose the next server, and return the pause in seconds; None if it was the last.
 
-        A server that works and has not been tried for this call is called at once, any other after a pause.
-
-        Returns:
-            Seconds to wait before the next attempt; None if there is none.
+        A server that is in and has not been tried for this call is called at once, any other after a pause.
         """
         now = time.monotonic()
         if not self._repeatable or self.count >= self._retries.attempts:
             return None
-        if refusal.code == EXHAUSTED and refusal.retry_after_ms:
-            self._room_at[self.server] = now + refusal.retry_after_ms / 1e3
-        elif refusal.code != UNAVAILABLE:
+        if failure.code == EXHAUSTED and failure.retry_after_ms:
+            self._room_at[self.server] = now + failure.retry_after_ms / 1e3
+        elif failure.code != UNAVAILABLE:
             return None
         was_in = self._is_in
         self._tried.add(self.server)
@@ -156,7 +147,7 @@ class Attempts:
         if self._deadline is not None and now + pause >= self._deadline:
             return None
         # Requests that a failing server had accepted move to another one at once, and take nothing from the budget.
-        moves = fresh and was_in and refusal.code == UNAVAILABLE
+        moves = fresh and was_in and failure.code == UNAVAILABLE
         if not moves and not self._budget.spend():
             return None
         self.count += 1

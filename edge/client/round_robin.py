@@ -1,8 +1,8 @@
-"""Round robin over several servers, which leaves out those that fail.
+"""Round robin over several servers that skips failing ones.
 
-A server is taken out when it cannot be reached, says that it is not ready, or misses several deadlines in a row. It
-returns after a time that doubles with each failure in a row and, if its connection was lost, only once the connection
-is back, so that no request is spent on finding out. While all servers are out, all of them are tried.
+A server is out when it cannot be reached, is not ready, or misses several deadlines in a row. It returns after a time
+that doubles with each failure in a row and, if its connection was lost, only once the connection is back. While all
+servers are out, the one that returns first is called.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from edge.client.refusals import EXPIRED, UNAVAILABLE, Refusal
+from edge.client.failures import EXPIRED, UNAVAILABLE, FailedCall
 
-#: Seconds that a server is out after its first failure, and after many.
-FIRST_OUT: Final = 0.1
-LONGEST_OUT: Final = 10.0
+#: Seconds that a server is out after its first failure, and at most.
+FIRST_OUT_SECONDS: Final = 0.1
+LONGEST_OUT_SECONDS: Final = 10.0
 #: Missed deadlines in a row that take a server out: a board without power sends no error.
 MISSES: Final = 3
-_MOST_FAILURES = 16  # limits the exponent; the time has reached its maximum long before
+_MAX_DOUBLINGS = 16  # avoids an overflow; the time has reached its maximum long before
 
 
 @dataclass
@@ -34,21 +34,14 @@ class _Standing:
 
 
 class Turn(NamedTuple):
-    """The next server, and whether it is believed to work."""
+    """Index of the next server, and whether it is in."""
 
     server: int
     is_in: bool
 
 
 class RoundRobin:
-    """Chooses the next server of a client. Safe to share between threads.
-
-    Args:
-        count: number of servers; each is known by its index.
-
-    Attributes:
-        count: number of servers.
-    """
+    """Chooses the next of ``count`` servers. Thread-safe; times are ``time.monotonic()`` seconds."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -57,12 +50,7 @@ class RoundRobin:
         self._next = 0
 
     def turn(self, now: float, avoid: Collection[int] = ()) -> Turn:
-        """Return the next server that is in; if none is, the one that returns first.
-
-        Args:
-            now: ``time.monotonic()`` seconds.
-            avoid: servers to use only if there is no other.
-        """
+        """Return the next server that is in; if none is, the one that returns first. ``avoid`` is a last resort."""
         with self._lock:
             order = [(self._next + step) % self.count for step in range(self.count)]
             order = [server for server in order if server not in avoid] or order
@@ -74,38 +62,30 @@ class RoundRobin:
             return Turn(server, found is not None)
 
     def answered(self, server: int) -> None:
-        """Record an answer, whatever its status: the server works."""
+        """Record an answer, which shows that the server works."""
         with self._lock:
             self._standings[server] = _Standing()
 
-    def refused(self, server: int, refusal: Refusal, now: float) -> bool:
-        """Record a failed call.
-
-        Returns:
-            Whether the connection was lost: the server is then out until :meth:`connected` is called.
-        """
+    def failed(self, server: int, failure: FailedCall, now: float) -> bool:
+        """Record a failed call; return whether the server is out until :meth:`connected` because it was lost."""
         with self._lock:
             standing = self._standings[server]
-            if refusal.code == EXPIRED:
+            if failure.code == EXPIRED:
                 standing.misses += 1
                 if standing.misses < MISSES:
                     return False
-            elif refusal.code != UNAVAILABLE:
+            elif failure.code != UNAVAILABLE:  # the server works
                 self._standings[server] = _Standing()
                 return False
             # Concurrent requests that fail together count as one failure.
             if now >= standing.out_until:
-                standing.out_until = now + min(FIRST_OUT * 2**standing.failures, LONGEST_OUT)
-                standing.failures = min(standing.failures + 1, _MOST_FAILURES)
-            standing.lost |= refusal.code == UNAVAILABLE
+                out_seconds = min(FIRST_OUT_SECONDS * 2**standing.failures, LONGEST_OUT_SECONDS)
+                standing.out_until = now + out_seconds
+                standing.failures = min(standing.failures + 1, _MAX_DOUBLINGS)
+            standing.lost |= failure.code == UNAVAILABLE
             return standing.lost
 
     def connected(self, server: int) -> None:
         """Record that a connection is back, or that it is time to try it."""
         with self._lock:
             self._standings[server].lost = False
-
-    def are_in(self, now: float) -> list[bool]:
-        """Return for each server whether it is in."""
-        with self._lock:
-            return [standing.is_in(now) for standing in self._standings]

@@ -1,7 +1,7 @@
-"""The client's calls as data: method, message, how to read the answer, and whether the call may be repeated.
+"""RPCs of the clients, described without a transport.
 
-Each function here describes a method of :class:`~edge.client.Client` and :class:`~edge.client.aio.AsyncClient`, which
-take over its parameters and its docstring. The two clients differ only in how they wait.
+Most functions here describe a method of :class:`~edge.client.Client` and :class:`~edge.client.aio.AsyncClient`, which
+have the same parameters and docstring.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from edge.client.failures import malformed
 from edge.client.inference import CallInfo, InferFailure, InferRequest, InferResult, decode, decode_in_stream, encode
-from edge.client.refusals import malformed
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
@@ -25,7 +25,6 @@ R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])
 #: One answer of a stream.
 StreamAnswer = InferResult | InferFailure
-STREAM_INFER, WATCH = "ModelStreamInfer", "Watch"
 #: Inputs and outputs of a model.
 Specs = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
@@ -35,14 +34,12 @@ class Rpc(Generic[R]):
     """One call.
 
     Attributes:
-        method: name of the RPC.
-        request: its message.
-        subject: what the call is about, for errors.
-        read: makes the client's answer of the server's.
+        subject: of error messages.
+        read: converts the server's message.
         timeout_seconds: time limit, all attempts together; None is the client's default.
         server: the only server to call; empty lets the servers take turns.
-        repeatable: whether a second delivery would change nothing, at the server and in the answer.
-        changes_server: whether the call changes the server, so that it must be clear which one is meant.
+        repeatable: whether it may be sent twice.
+        changes_server: whether the server must be named where the client has several.
     """
 
     method: str
@@ -56,7 +53,7 @@ class Rpc(Generic[R]):
 
 
 def as_method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[[Method], Method]:
-    """Return a decorator that gives a client's method the name, signature and docstring of the call that it makes."""
+    """Return a decorator that gives a client's method the name, signature and docstring of its RPC."""
 
     def decorate(method: Method) -> Method:
         named: Any = method
@@ -71,7 +68,7 @@ def as_method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[[Method], Method]:
 
 
 def _infer(make: Callable[P, InferRequest]) -> Callable[P, Rpc[InferResult]]:
-    """Return the call that sends a request; its parameters are those of ``make``, which makes the request."""
+    """Return the RPC ``infer``, whose parameters are those of ``make``."""
 
     def infer(*arguments: P.args, **options: P.kwargs) -> Rpc[InferResult]:
         """Send one request and return the answer.
@@ -106,15 +103,17 @@ def metadata(model: str, version: str = "", *, server: str = "") -> Rpc[Specs]:
     Raises:
         ServerError: as :meth:`infer`.
     """
-    request = pb.ModelMetadataRequest(name=model, version=version)
-    return Rpc(method="ModelMetadata", request=request, subject=f"model {model!r}", read=_specs, server=server)
+    return Rpc(
+        method="ModelMetadata",
+        request=pb.ModelMetadataRequest(name=model, version=version),
+        subject=f"model {model!r}",
+        read=lambda response, call: (_specs(response.inputs), _specs(response.outputs)),
+        server=server,
+    )
 
 
-def _specs(response: pb.ModelMetadataResponse, call: CallInfo) -> Specs:
-    def read(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
-
-    return read(response.inputs), read(response.outputs)
+def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
 
 
 def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
@@ -123,15 +122,16 @@ def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
     Raises:
         ServerError: as :meth:`infer`.
     """
-    request = pb.RepositoryIndexRequest()
-    return Rpc(method="RepositoryIndex", request=request, subject="repository", read=_models, server=server)
-
-
-def _models(response: pb.RepositoryIndexResponse, call: CallInfo) -> list[dict[str, str]]:
-    return [
-        {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
-        for model in response.models
-    ]
+    return Rpc(
+        method="RepositoryIndex",
+        request=pb.RepositoryIndexRequest(),
+        subject="repository",
+        read=lambda response, call: [
+            {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
+            for model in response.models
+        ],
+        server=server,
+    )
 
 
 def load(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
@@ -171,17 +171,14 @@ def _control(method: str, request: Any, model: str, timeout_seconds: float | Non
 
 def ready(model: str, version: str, server: str) -> Rpc[bool]:
     """Return whether a model, or the server as a whole, is ready. Not repeated: a failed call means not ready."""
-    request: Any
-    if model:
-        method, request = "ModelReady", pb.ModelReadyRequest(name=model, version=version)
-    else:
-        method, request = "ServerReady", pb.ServerReadyRequest()
-    subject = f"model {model!r}" if model else "server"
-    return Rpc(method=method, request=request, subject=subject, read=_ready, server=server, repeatable=False)
-
-
-def _ready(response: Any, call: CallInfo) -> bool:
-    return bool(response.ready)
+    return Rpc(
+        method="ModelReady" if model else "ServerReady",
+        request=pb.ModelReadyRequest(name=model, version=version) if model else pb.ServerReadyRequest(),
+        subject=f"model {model!r}" if model else "server",
+        read=lambda response, call: bool(response.ready),
+        server=server,
+        repeatable=False,
+    )
 
 
 def telemetry(*, server: str = "") -> Rpc[telemetry_pb2.Reading]:
@@ -191,24 +188,14 @@ def telemetry(*, server: str = "") -> Rpc[telemetry_pb2.Reading]:
         ServerError: as :meth:`infer`.
     """
     request = telemetry_pb2.GetRequest()
-    return Rpc(method="Get", request=request, subject="telemetry", read=_reading, server=server)
-
-
-def _reading(response: telemetry_pb2.Reading, call: CallInfo) -> telemetry_pb2.Reading:
-    return response
-
-
-def watch(interval_ms: int) -> telemetry_pb2.WatchRequest:
-    """Return the message that requests a reading after every interval."""
-    return telemetry_pb2.WatchRequest(interval_ms=interval_ms)
+    return Rpc(method="Get", request=request, subject="telemetry", read=lambda response, call: response, server=server)
 
 
 class PendingRequests:
     """Requests of one stream that have no answer yet.
 
     Attributes:
-        failure: what the caller's iterator of requests raised, if it did. gRPC would hide it; the client raises it
-            after the answers to the requests before it.
+        failure: what the caller's iterator of requests raised; gRPC would hide it.
     """
 
     def __init__(self) -> None:
@@ -216,13 +203,13 @@ class PendingRequests:
         self._times_ns: deque[int] = deque()
 
     def encode(self, request: InferRequest) -> pb.ModelInferRequest:
-        """Return the message of a request that is about to be sent."""
+        """Return the message of a request, and count it as sent."""
         message = encode(request, in_stream=True)
         self._times_ns.append(time.perf_counter_ns())
         return message
 
     def decode(self, response: pb.ModelStreamInferResponse, server: str) -> StreamAnswer:
-        """Read the next answer.
+        """Return the next answer.
 
         Raises:
             ServerError: it contradicts itself or the protocol, or belongs to no request.

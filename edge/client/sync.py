@@ -1,23 +1,21 @@
-"""The blocking client: NumPy arrays in, NumPy arrays out.
+"""Blocking client: NumPy arrays in, NumPy arrays out.
 
-Several servers take turns; see :mod:`edge.client.retries` for what is sent again, and :mod:`edge.client.round_robin`
-for the servers that are left out. :class:`edge.client.aio.AsyncClient` is the same for asyncio.
+:mod:`edge.client.retries` says which calls are repeated, :mod:`edge.client.round_robin` which servers are called.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
-from types import TracebackType
+from contextlib import closing, suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
 from edge.client import rpcs
 from edge.client.base import BaseClient
+from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
-from edge.client.refusals import Refusal
 from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
 from edge.errors import ServerError
 from edge.pb import inference_pb2 as pb
@@ -55,9 +53,7 @@ class Client(BaseClient):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def infer_stream(
@@ -91,7 +87,7 @@ class Client(BaseClient):
             except Exception as error:  # raised below, on the caller's thread
                 pending.failure = error
 
-        with closing(self._stream(rpcs.STREAM_INFER, messages(), timeout_seconds, server)) as responses:
+        with closing(self._stream("ModelStreamInfer", messages(), timeout_seconds, server)) as responses:
             for response, answering in responses:
                 yield pending.decode(response, answering)
         if pending.failure:
@@ -105,13 +101,11 @@ class Client(BaseClient):
             version: of the model; empty for the highest.
             server: the only server to call.
         """
-        return any(self._ready(model, version, one) for one in ([server] if server else self.servers))
-
-    def _ready(self, model: str, version: str, server: str) -> bool:
-        try:
-            return self._call(rpcs.ready(model, version, server))
-        except ServerError:
-            return False
+        for one in [server] if server else self.servers:
+            with suppress(ServerError):
+                if self._call(rpcs.ready(model, version, one)):
+                    return True
+        return False
 
     def watch(self, interval_ms: int = 0, *, server: str = "") -> Iterator[telemetry_pb2.Reading]:
         """Yield a telemetry reading of one server now and after every interval, until the iterator is closed.
@@ -123,46 +117,43 @@ class Client(BaseClient):
         Raises:
             ServerError: the server cannot be reached, refuses, or goes away.
         """
-        with closing(self._stream(rpcs.WATCH, rpcs.watch(interval_ms), None, server)) as readings:
+        request = telemetry_pb2.WatchRequest(interval_ms=interval_ms)
+        with closing(self._stream("Watch", request, None, server)) as readings:
             for reading, _ in readings:
                 yield reading
 
     def close(self) -> None:
         """Close the connections; calls in progress end with CANCELLED."""
-        self._pool.close()
+        self._closed = True
         for connection in self._connections:
             connection.channel.close()
 
     def _call(self, rpc: Rpc[R]) -> R:
-        attempts = self._pool.call(rpc)
+        attempts = self._begin_call(rpc)
         while True:
-            refusal, started_ns = None, time.perf_counter_ns()
             try:
-                connection = self._connections[attempts.server]
-                response = connection.call(rpc.method, rpc.request, attempts.remaining())
+                response = self._connections[attempts.server].call(rpc.method, rpc.request, attempts.start())
             except grpc.RpcError as error:
-                refusal = Refusal.of(error)
+                pause = self._failed(attempts, FailedCall.of(error), rpc.subject)
             except ValueError:
-                self._pool.check()  # grpc raises it if another thread has closed the channel
+                self._check_usable()  # grpc raises it if another thread has closed the channel
                 raise
-            if refusal is None:
-                return rpc.read(response, self._pool.answered(attempts, started_ns))
-            time.sleep(self._pool.refused(attempts, refusal, rpc.subject))
-            self._pool.check()
+            else:
+                return rpc.read(response, self._answered(attempts))
+            time.sleep(pause)
+            self._check_usable()
 
     def _stream(
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> Generator[tuple[Any, str], None, None]:
         """Yield the answers, each with the address of the server that gave it."""
-        attempts = self._pool.stream(timeout_seconds, server)
-        call = self._connections[attempts.server].call(method, request, attempts.remaining())
+        attempts = self._begin(server, timeout_seconds)
+        call = self._connections[attempts.server].call(method, request, attempts.start())
         try:
             for response in call:
                 attempts.answered()
                 yield response, self.servers[attempts.server]
-            return
         except grpc.RpcError as error:
-            refusal = Refusal.of(error)
+            self._failed(attempts, FailedCall.of(error), method)
         finally:
             call.cancel()
-        self._pool.refused(attempts, refusal, method)

@@ -1,7 +1,4 @@
-"""Health of the server and of each model, computed from the runs and the repository whenever it is read.
-
-Readiness, the gRPC health service, RepositoryIndex, telemetry, systemd's notifications and the exit code all read it.
-"""
+"""Health of the server and of each model, computed from the runs and the repository whenever it is read."""
 
 from __future__ import annotations
 
@@ -17,29 +14,26 @@ from edge.scheduling.runs import Run, Runs
 
 #: A run is stuck after this many times the 99th percentile of the runs of its tier and size.
 _TIMES_P99 = 10
-#: Mean deviations between mean and 99th percentile: of a normal distribution, where they are 2.3 standard deviations.
+#: Mean deviations between mean and 99th percentile of a normal distribution, which are 2.3 standard deviations.
 _P99_DEVIATIONS = 2.9
 
 
 class Overdue(NamedTuple):
-    """A run that is stuck, how long it has taken, and its limit, both in seconds."""
+    """A stuck run, its duration so far and its limit, in seconds."""
 
     run: Run
     seconds: float
     limit: float
 
     def __str__(self) -> str:
-        lane = self.run.lane
-        return f"a run of {lane.model} (tier {lane.tier}) takes longer than its limit of {self.limit:.1f} s"
+        return f"{_name(self.run)} takes longer than its limit of {self.limit:.1f} s"
 
 
 class Health:
-    """Problems of the server. Cheap to read, on any thread; nothing is stored, so nothing can be out of date.
+    """Problems of the server, cheap to read on any thread.
 
     Args:
-        repository: the models.
-        runs: the runs of the workers.
-        watchdog_seconds: a run that takes less is never stuck; infinite if none ever is.
+        watchdog_seconds: a run that takes less is not stuck.
     """
 
     def __init__(self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf) -> None:
@@ -49,30 +43,28 @@ class Health:
 
     @property
     def lost(self) -> str:
-        """Why the device is lost and nothing can be computed any more; empty while it is not."""
+        """Why the device is lost, so that no run can succeed; empty while it works."""
         return self._runs.lost
 
     def overdue(self) -> list[Overdue]:
         """Return the stuck runs: those beyond the limit, and ten times the 99th percentile of their tier and size."""
-        now = time.monotonic()
-        runs = [run for run in list(self._runs.now) if run]
-        timed = [Overdue(run, now - run.begun, self._limit(run)) for run in runs]
+        timed = [Overdue(run, seconds, self._limit(run)) for run, seconds in self._current()]
         return [overdue for overdue in timed if overdue.seconds > overdue.limit]
 
     def server_sound(self) -> bool:
-        """Whether the device is there and no run is stuck. Problems of single models do not count."""
+        """Return whether the device works and no run is stuck, whatever the state of single models."""
         return not self.lost and not self.overdue()
 
     def models_ready(self) -> bool:
-        """Whether every wanted model is ready."""
+        """Return whether every wanted model is ready."""
         return all(self.state(entry)[0] == "READY" for entry in self._repository if entry.wanted)
 
     def name_ready(self, name: str) -> bool:
-        """Whether any version of a model is ready."""
+        """Return whether any version of a model is ready."""
         return any(self.state(entry)[0] == "READY" for entry in self._repository if entry.name == name)
 
     def state(self, entry: Entry) -> tuple[State, str]:
-        """Return the state that clients see, and its reason: a READY model with a problem is UNAVAILABLE."""
+        """Return the state and its reason, as clients see them: a READY model with a problem is UNAVAILABLE."""
         reason = self._model_problem(entry) if entry.state == "READY" else ""
         return ("UNAVAILABLE", reason) if reason else (entry.state, entry.reason)
 
@@ -82,7 +74,7 @@ class Health:
 
     def _problems(self) -> Iterator[str]:
         if self.lost:
-            yield f"nothing can be computed any more: {self.lost}"
+            yield f"the device is lost: {self.lost}"
         overdue = self.overdue()
         yield from map(str, overdue)
         for entry in self._repository:
@@ -100,7 +92,7 @@ class Health:
         """Return the error that only a restart of the process cures, if there is one.
 
         Args:
-            stuck_exit_seconds: how much longer than its limit a run may take before it counts.
+            stuck_exit_seconds: time beyond its limit after which a stuck run counts.
         """
         fix = "Start the server again; if it happens again, look at the device."
         if self.lost:
@@ -108,21 +100,21 @@ class Health:
         for overdue in self.overdue():
             limit = overdue.limit + stuck_exit_seconds
             if overdue.seconds > limit:
-                fix = "Start the server again; raise --watchdog-seconds if the run was right."
-                expected = f"it to end within {limit:.1f} s"
-                return RunStuck(
-                    "server", given=Literally(f"{overdue}: {overdue.seconds:.1f} s"), expected=expected, fix=fix
-                )
+                given, expected = Literally(f"{overdue}: {overdue.seconds:.1f} s"), f"it to end within {limit:.1f} s"
+                fix = "Start the server again; raise --watchdog-seconds if such a run is normal."
+                return RunStuck("server", given=given, expected=expected, fix=fix)
         return None
 
     def drain_timeout(self, seconds: float) -> DrainTimeout:
         """Return the error of a shutdown that took longer than ``seconds``; it names the runs that still compute."""
-        now = time.monotonic()
-        runs = [run for run in list(self._runs.now) if run]
-        at = [f"a run of {run.lane.model} (tier {run.lane.tier}) since {now - run.begun:.1f} s" for run in runs]
-        given = Literally(", ".join(at) or "models that are loaded or closed")
-        fix = "Raise --drain-seconds if what was cut short should have ended."
+        runs = [f"{_name(run)} after {seconds:.1f} s" for run, seconds in self._current()]
+        given = Literally(", ".join(runs) or "models that still load or close")
+        fix = "Raise --drain-seconds if that work should have ended."
         return DrainTimeout("shutdown", given=given, expected=f"an end within {seconds:g} s", fix=fix)
+
+    def _current(self) -> list[tuple[Run, float]]:
+        now = time.monotonic()
+        return [(run, now - run.begun) for run in list(self._runs.now) if run]
 
     def _limit(self, run: Run) -> float:
         usual = run.lane.latency.seconds(run.size, _P99_DEVIATIONS) or 0.0
@@ -132,10 +124,14 @@ class Health:
         if self.lost:
             return self.lost
         overdue = self.overdue()
-        if len(overdue) == len(self._runs.now):  # no worker is left for any model
+        if len(overdue) == len(self._runs.now):  # every worker is stuck
             return str(overdue[0])
         own = [late for late in overdue if late.run.lane.model == f"{entry.name}:{entry.version}"]
         return str(own[0]) if own else _broken(entry)
+
+
+def _name(run: Run) -> str:
+    return f"a run of {run.lane.model} (tier {run.lane.tier})"
 
 
 def _broken(entry: Entry) -> str:

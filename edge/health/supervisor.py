@@ -1,4 +1,4 @@
-"""Publishes changes of health to gRPC watchers, the log and systemd, and probes suspect tiers."""
+"""Supervisor that publishes health changes to gRPC watchers, the log and systemd, and probes suspect tiers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,17 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 #: Between two probes of a tier.
 _PROBE_SECONDS = 5.0
-#: systemd advises half of its time; a third leaves room for a late one.
+#: systemd advises two; three leave room for a late one.
 _PINGS_PER_PERIOD = 3
 
 
 class Supervisor:
-    """Looks at the health four times a second, on the event loop, so that systemd gets no pings from a loop that hangs.
+    """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd.
 
     Args:
-        health: of the server and its models.
-        repository: the models.
-        scheduler: runs the golden rows of suspect tiers.
-        server_ready: whether the server as a whole is ready.
+        server_ready: returns whether the server as a whole is ready.
         set_health: sets the gRPC health of a service or model, by name.
-        services: the names that stand for the server as a whole.
-        notifier: sends to systemd.
+        services: names of the server as a whole in gRPC health.
     """
 
     def __init__(
@@ -74,24 +70,22 @@ class Supervisor:
         self._notify_systemd()
 
     async def run(self) -> None:
-        """Log, probe and publish until this is cancelled."""
+        """Log, probe and publish until the task is cancelled."""
         while True:
             try:
                 self._log()
                 self._probe_suspects()
                 self.publish()
-            except Exception:  # without the loop, the last health would stand for ever
+            except Exception:  # otherwise the published health would stay as it is
                 log.exception("the health cannot be published")
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _log(self) -> None:
         problems = self._health.problems()
-        for problem in problems:
-            if problem not in self._problems:
-                log.error("not healthy: %s", problem)
-        for problem in self._problems:
-            if problem not in problems:
-                log.info("healthy again: %s", problem)
+        for problem in [problem for problem in problems if problem not in self._problems]:
+            log.error("not healthy: %s", problem)
+        for problem in [problem for problem in self._problems if problem not in problems]:
+            log.info("healthy again: %s", problem)
         self._problems = problems
 
     def _notify_systemd(self) -> None:
@@ -101,14 +95,14 @@ class Supervisor:
         if status != self._status:
             self._status = status
             self._notifier.notify(STATUS=status)
-        # Pings stop only for problems that a new process cures; with a broken bundle it would restart for ever.
+        # Pings stop only for problems that a restart cures; a broken bundle would cause endless restarts.
         seconds = self._notifier.watchdog_seconds
         if seconds and time.monotonic() - self._pinged >= seconds / _PINGS_PER_PERIOD and self._health.server_sound():
             self._pinged = time.monotonic()
             self._notifier.notify(WATCHDOG=1)
 
     def _probe_suspects(self) -> None:
-        """Run the golden row of each suspect tier, to tell a broken tier from wrong requests."""
+        """Run the golden row of each suspect tier, which tells a broken tier from bad requests."""
         for model in [entry.model for entry in self._repository if entry.model]:
             for name, lane in model.lanes.items():
                 if lane.failures.suspect and lane not in self._probes:
@@ -131,7 +125,7 @@ class Supervisor:
         try:
             if not self._scheduler.submit(job):
                 await ended.wait()
-        except RequestError:  # the queue has no room for it now
+        except RequestError:  # the queue is full
             model.use.give_back()
         else:
             error = job.take_error()

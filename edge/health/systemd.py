@@ -1,7 +1,4 @@
-"""Systemd's notification protocol: one datagram for each message, to the socket that ``NOTIFY_SOCKET`` names.
-
-Container engines and other supervisors understand it too. Without ``NOTIFY_SOCKET`` nothing is sent.
-"""
+"""Notifications by systemd's protocol: one datagram for each message, to the socket ``NOTIFY_SOCKET``."""
 
 from __future__ import annotations
 
@@ -14,39 +11,36 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends notifications. A socket that does not exist is logged once and not tried again.
-
-    Args:
-        environment: holds ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``.
+    """Sends notifications, or nothing without ``NOTIFY_SOCKET``. An error is logged once, and nothing is sent again.
 
     Attributes:
-        watchdog_seconds: without a ping for so long, systemd ends this process; None if it does not.
+        watchdog_seconds: time without a ping after which systemd ends this process; None if it does not.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # Names of abstract sockets begin with NUL, which no environment variable can hold, so systemd writes @.
+        # An abstract socket begins with NUL, for which systemd writes @ in the environment.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self.watchdog_seconds = _watchdog_seconds(environment) if address else None
 
     def notify(self, **fields: str | int) -> None:
-        """Send assignments, for example ``READY=1``; line feeds within a value become spaces."""
+        """Send assignments, for example ``READY=1``; line feeds in values become spaces."""
         if not self._address:
             return
         message = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items())
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.setblocking(False)  # a supervisor that does not read must not block the server
+                sender.setblocking(False)  # a full socket must not block the server
                 sender.sendto(message.encode(), self._address)
         except BlockingIOError:
-            log.warning("the supervisor does not read its notifications")
+            log.warning("NOTIFY_SOCKET is full; a notification is dropped")
         except OSError as error:
-            log.warning("the supervisor cannot be notified at NOTIFY_SOCKET, nor will it be tried again: %s", error)
+            log.warning("NOTIFY_SOCKET fails, and no further notification is sent: %s", error)
             self._address = ""
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
-    """Return systemd's watchdog interval; None without one, or if it is that of the process that started this one."""
+    """Return systemd's watchdog interval; None without one, or if it is another process's."""
     text = environment.get("WATCHDOG_USEC", "")
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -1,7 +1,4 @@
-"""Thread that ends the process when a run is stuck, the device is lost or a shutdown hangs.
-
-It is not a task of the event loop, because the event loop may hang too.
-"""
+"""Thread, independent of the event loop, that ends a process whose run is stuck, device is lost or shutdown hangs."""
 
 from __future__ import annotations
 
@@ -20,16 +17,15 @@ from edge.health.health import Health
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
-#: Time for the refusals of the requests that waited when the device was lost to reach their clients.
+#: Time for waiting requests to be rejected after the device is lost.
 _REFUSALS_SECONDS = 2.0
 
 
 class Watchdog:
-    """Looks at the health of the server four times a second, and ends the process if only a restart helps.
+    """Reads the health of the server four times a second, and ends the process if only a restart helps.
 
     Args:
-        health: of the server and its models.
-        stuck_exit_seconds: how much longer than its limit a run may take.
+        stuck_exit_seconds: time beyond its limit after which a stuck run ends the process.
     """
 
     def __init__(self, health: Health, stuck_exit_seconds: float) -> None:
@@ -42,7 +38,7 @@ class Watchdog:
         self._thread.start()
 
     def bound_shutdown(self, seconds: float) -> None:
-        """End the process in ``seconds``, unless :meth:`close` is called before."""
+        """End the process in ``seconds`` unless :meth:`close` is called first."""
         self._end_after, self._end_at = seconds, time.monotonic() + seconds
 
     def close(self) -> None:
@@ -63,13 +59,13 @@ class Watchdog:
     def _failure(self) -> FewheadsError | None:
         try:
             return self._health.failure(self._stuck_exit_seconds)
-        except Exception:  # the thread has to go on
+        except Exception:  # the thread must go on
             log.exception("the watchdog cannot read the health")
             return None
 
 
 def _exit(error: FewheadsError) -> NoReturn:
-    """Write the stack of every thread, then end the process at once, because a stuck run would block an orderly end."""
+    """Write the stack of every thread, and end the process at once; a stuck run would block an orderly exit."""
     sys.stdout.flush()
     faulthandler.dump_traceback(sys.stderr)
     print(f"fewheads: {error}", file=sys.stderr, flush=True)

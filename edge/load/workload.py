@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.bundle import Bundle
-from edge.client.inference import infer_request
+from edge.client.inference import InferRequest, encode
 from edge.errors import UsageError
 from edge.load.inputs import golden_inputs, text_inputs
 from edge.load.plan import Plan
@@ -119,4 +119,6 @@ def _bodies(bundle: Bundle, plan: Plan) -> list[bytes]:
         inputs = text_inputs(manifest.name, names, plan.rows, plan.texts)
     else:
         inputs = golden_inputs(bundle, plan.rows)[:_MAX_MESSAGES]
-    return [infer_request(manifest.name, each, version=str(manifest.version)).SerializeToString() for each in inputs]
+    return [
+        encode(InferRequest(manifest.name, each, version=str(manifest.version))).SerializeToString() for each in inputs
+    ]

@@ -1,4 +1,4 @@
-"""Access control: the one authorization decision that gRPC and HTTP share, whatever carries the token."""
+"""Authorization of calls by bearer token, the same for gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Final
 
 from edge.errors import Literally, PermissionDenied, Unauthenticated
 from edge.security.scopes import OPEN, RPC_SCOPES
-from edge.security.tokens import Token, holder, read_tokens
+from edge.security.tokens import Token, find_token, read_tokens
 from edge.security.watched import Watched
 
-#: Who asks: the name of a token, or an address. A transport sets it for each call, and the tasks of a call inherit it.
+#: The name of the caller's token, or its address. A transport sets it for each call, and the call's tasks inherit it.
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 
-_HEADER: Final = "authorization"
-_FIX = "Send `authorization: Bearer TOKEN`; `fewheads token` makes tokens."
+_FIX: Final = "Send `authorization: Bearer TOKEN`; `fewheads token` makes tokens."
 
 
 class Access:
@@ -23,54 +22,53 @@ class Access:
 
     Args:
         path: the file.
-        look_seconds: how long a look at the file holds.
+        check_seconds: minimum time between two checks for a change.
 
     Raises:
-        UsageError: the file is wrong.
+        UsageError: the file is invalid.
     """
 
-    def __init__(self, path: Path, look_seconds: float = 1.0) -> None:
-        self._tokens: Watched[tuple[Token, ...]] = Watched(
-            f"--tokens {path}", (path,), lambda: read_tokens(path), look_seconds
-        )
+    def __init__(self, path: Path, check_seconds: float = 1.0) -> None:
+        self._tokens = Watched(f"--tokens {path}", (path,), lambda: read_tokens(path), check_seconds)
 
     @property
     def problem(self) -> str:
-        """Why the file is not in force as it is now; empty when it is."""
+        """Why the current file is not in force; empty if it is."""
         return self._tokens.problem
 
     def authorize(self, header: str | None, rpc: str) -> str:
         """Check that a caller may call an RPC.
 
         Args:
-            header: the value of the ``authorization`` header; None if there was none.
-            rpc: the gRPC path, as ``/inference.GRPCInferenceService/ModelInfer``; whatever else is served over HTTP
-                names the RPC that it stands for.
+            header: value of the ``authorization`` header; None without one.
+            rpc: the gRPC path, such as ``/inference.GRPCInferenceService/ModelInfer``. HTTP endpoints give the path of
+                the equivalent RPC.
 
         Returns:
-            The name of the caller's token; empty where none is asked for.
+            The name of the caller's token; empty if the RPC needs none.
 
         Raises:
-            Unauthenticated: no token, or nobody's.
-            PermissionDenied: the token is not good for this.
+            Unauthenticated: there is no token, or it is unknown.
+            PermissionDenied: the token has none of the RPC's scopes.
         """
         scopes = RPC_SCOPES.get(rpc)
         if scopes == OPEN:
             return ""
-        # Never the header itself: it may hold a token with a slip of the keyboard.
+        scheme, _, secret = (header or "").partition(" ")
+        token: Token | None = None
+        # No message quotes the header: it may hold a mistyped token.
         if not header:
-            raise Unauthenticated("authorization", given=Literally("nothing"), expected="a token", fix=_FIX)
-        scheme, _, secret = header.partition(" ")
-        if scheme.lower() != "bearer":
-            given = Literally("another scheme")
-            raise Unauthenticated("authorization", given=given, expected="the scheme Bearer", fix=_FIX)
-        token = holder(self._tokens.value, secret.strip())
+            given, expected = "nothing", "a token"
+        elif scheme.lower() != "bearer":
+            given, expected = "another scheme", "the scheme Bearer"
+        else:
+            given, expected = "an unknown token", "one of the server's tokens"
+            token = find_token(self._tokens.value, secret.strip())
         if token is None:
-            given = Literally("a token that is not known here")
-            raise Unauthenticated("authorization", given=given, expected="one of the server's tokens", fix=_FIX)
+            raise Unauthenticated("authorization", given=Literally(given), expected=expected, fix=_FIX)
         if not scopes or scopes.isdisjoint(token.scopes):
-            given = Literally(f"token {token.name!r} for {', '.join(token.scopes)}")
-            expected = f"one for {' or '.join(sorted(scopes or ())) or 'nobody: the RPC has no scope'}"
-            fix = "Ask whoever keeps the server's file of tokens for another one."
+            given = Literally(f"token {token.name!r} with the scope {', '.join(token.scopes)}")
+            expected = f"the scope {' or '.join(sorted(scopes))}" if scopes else "no call: the RPC has no scope"
+            fix = "Get a token with that scope from the server's administrator."
             raise PermissionDenied(rpc.rpartition("/")[2], given=given, expected=expected, fix=fix)
         return token.name

@@ -1,4 +1,4 @@
-"""gRPC's credentials: what a server shows, and what a client checks, shows and sends, blocking or with asyncio."""
+"""Credentials of servers and clients: certificates for TLS, and the token of a client."""
 
 from __future__ import annotations
 
@@ -11,67 +11,58 @@ import grpc
 
 from edge.errors import Literally, UsageError
 from edge.security.certificates import Certificates, read_certificates, read_pem
-from edge.security.watched import Watched
+from edge.security.watched import Watched, read_limited
 
 _MAX_TOKEN_BYTES = 4096
 
 
 class ServerCertificates:
-    """The server's certificate, which is read again when its files change. Open connections go on with the old one.
-
-    Args:
-        chain: the server's certificate, and those between it and its authority, in PEM.
-        key: its private key.
-        client_ca: the authorities that clients' certificates must come from; None asks for none.
+    """The files of :class:`Certificates`, read again when they change. Open connections keep the old certificate.
 
     Raises:
-        UsageError: a file is wrong.
+        UsageError: a file is invalid.
     """
 
     def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
         paths = (chain, key, *((client_ca,) if client_ca else ()))
-        # Connections are few, so each of them looks.
-        self._files: Watched[Certificates] = Watched(
-            "the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), look_seconds=0.0
+        # Connections are rare, so each one checks the files.
+        self._files = Watched(
+            "the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), check_seconds=0.0
         )
         self._needs_client = client_ca is not None
 
     @property
     def problem(self) -> str:
-        """Why the files are not in force as they are, or what is wrong with the certificate; empty if nothing is."""
+        """Why the current files are not in force, or the current fault of the certificate; empty if there is none."""
         return self._files.problem or self._files.value.problem()
 
     @property
     def now(self) -> Certificates:
-        """What new connections are shown."""
+        """The certificates for new connections."""
         return self._files.value
 
     def follow(self, context: Callable[[Certificates], ssl.SSLContext]) -> ssl.SSLContext:
-        """Return a context by which each new connection is shown the files as they are then.
+        """Return a context that gives each new connection the current certificates' ``context``."""
 
-        Args:
-            context: which of the certificates'.
-        """
-
-        def take(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        def replace(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
             connection.context = context(self.now)
 
         following = context(self.now)
-        following.sni_callback = take
+        following.sni_callback = replace
         return following
 
     def grpc(self) -> grpc.ServerCredentials:
-        """Return credentials of which each new connection gets those of the files as they are then."""
-        shown = [self.now]
+        """Return credentials that give each new connection the current certificates."""
+        shown = self.now
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
-            now = self.now
-            if now is shown[0]:
+            nonlocal shown
+            if self.now is shown:
                 return None
-            shown[0] = now
-            return _configuration(now)
+            shown = self.now
+            return _configuration(shown)
 
-        return grpc.dynamic_ssl_server_credentials(_configuration(shown[0]), changed, self._needs_client)
+        return grpc.dynamic_ssl_server_credentials(_configuration(shown), changed, self._needs_client)
 
 
 def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
@@ -82,15 +73,15 @@ def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfigur
 def channel_credentials(
     tls_ca: Path | None = None, tls_certificate: Path | None = None, tls_key: Path | None = None
 ) -> grpc.ChannelCredentials:
-    """Return what ``grpc.secure_channel`` and ``grpc.aio.secure_channel`` take.
+    """Return credentials for ``grpc.secure_channel`` and ``grpc.aio.secure_channel``.
 
     Args:
-        tls_ca: the authorities that the server's certificate must come from; None is those that gRPC brings.
-        tls_certificate: the client's own, for servers that ask for one.
+        tls_ca: authorities that the client trusts; None trusts those that gRPC includes.
+        tls_certificate: certificate of the client, if the server requires one.
         tls_key: its private key.
 
     Raises:
-        UsageError: a file is missing or no PEM, a key belongs to another certificate, or one comes without the other.
+        UsageError: a file is missing or not PEM, a key belongs to another certificate, or one comes without the other.
     """
     if (tls_certificate is None) != (tls_key is None):
         given = Literally("one without the other")
@@ -103,28 +94,23 @@ def channel_credentials(
     return grpc.ssl_channel_credentials(roots, own.key, own.chain)
 
 
-def call_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of every call; none where the token is empty. Also goes over connections without TLS."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
-
-
 def read_token(path: Path) -> str:
-    """Read a token from a file that holds nothing else.
+    """Return the token that is the only content of a file.
 
     Raises:
         UsageError: the file cannot be read, others may read it, or it holds no token.
     """
     subject, fix = f"--token-file {path}", "Write the token into it, and `chmod 600` it."
     try:
-        mode = path.stat().st_mode
-        data = path.read_bytes()[: _MAX_TOKEN_BYTES + 1] if stat.S_ISREG(mode) else b""
+        data, status = read_limited(path, _MAX_TOKEN_BYTES)
     except OSError as error:
         raise UsageError(subject, given=Literally(error.strerror), expected="a readable file", fix=fix) from None
+    mode = stat.S_IMODE(status.st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        given = Literally(f"mode {stat.S_IMODE(mode):o}: others may read it")
+        given = Literally(f"mode {mode:o}: others may read it")
         raise UsageError(subject, given=given, expected="a file that only its owner may read", fix=fix)
-    token = data.strip()
-    if not token or len(data) > _MAX_TOKEN_BYTES or not all(0x21 <= byte <= 0x7E for byte in token):
-        given = Literally(f"{len(data)} bytes that are none")
+    token = (data or b"").strip()
+    if not token or not all(0x21 <= byte <= 0x7E for byte in token):
+        given = Literally(f"{status.st_size} bytes of another form")
         raise UsageError(subject, given=given, expected="one token and nothing else", fix=fix)
     return token.decode()

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 
 from edge.errors import Literally, Overloaded, UsageError
 
-#: Clients whose buckets are kept apart; further ones share one until a bucket is full again, which says nothing more.
+#: Further clients share one bucket, until another client's bucket is full and so need not be kept.
 MAX_BUCKETS = 1024
 _MAX_RATE = 1e6
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How often a client may ask.
-
-    Attributes:
-        per_second: requests per second in the long run.
-        burst: how many at once after a pause.
-    """
+    """Limit of the requests of one client: a long-term rate, and the requests at once after a pause."""
 
     per_second: float
     burst: int
 
     def __post_init__(self) -> None:
-        """Check both.
-
-        Raises:
-            UsageError: one is out of range.
-        """
+        """Raise a :class:`UsageError` if a value is out of range."""
         if not 0 < self.per_second <= _MAX_RATE or not 1 <= self.burst <= _MAX_RATE:
             given = Literally(f"{self.per_second:g}:{self.burst}")
             expected = f"more than 0 and at most {_MAX_RATE:g} requests per second, and a burst of 1 to {_MAX_RATE:g}"
@@ -41,10 +31,10 @@ class Rate:
 
 
 def parse_rate(text: str) -> Rate:
-    """Read ``REQUESTS_PER_SECOND[:BURST]``; without a burst it is a second's worth.
+    """Read ``REQUESTS_PER_SECOND[:BURST]``; the default burst is one second's requests.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it has another form, or a value is out of range.
     """
     first, colon, second = text.partition(":")
     try:
@@ -52,39 +42,24 @@ def parse_rate(text: str) -> Rate:
         burst = int(second) if colon else max(1, math.ceil(min(per_second, _MAX_RATE)))
     except ValueError:
         expected = "REQUESTS_PER_SECOND or REQUESTS_PER_SECOND:BURST"
-        raise UsageError("--rate-limit", given=text, expected=expected, fix="Say for instance 50:10.") from None
+        raise UsageError("--rate-limit", given=text, expected=expected, fix="For example 50:10.") from None
     return Rate(per_second, burst)
 
 
 def client_of(address: str) -> str:
-    """Return whom an IP address stands for: itself, or its network of 64 bits, which one client has whole in IPv6."""
-    if ":" not in address:
-        return address
+    """Return the client behind an IP address: in IPv6 its /64 network, all of which one client may use."""
     try:
-        found = ip_address(address.partition("%")[0])
+        found = IPv6Address(address.partition("%")[0])
     except ValueError:
-        return address
-    if not isinstance(found, IPv6Address):
         return address
     return str(found.ipv4_mapped or f"{IPv6Address(int(found) >> 64 << 64)}/64")
 
 
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled: float
-
-
 class RateLimit:
-    """Counts each client's requests. Used by the event loop alone.
-
-    Args:
-        rate: what a client may ask.
-        clock: seconds that never go back.
-        max_buckets: how many clients are kept apart.
+    """Token bucket for each client, in the event loop alone; the first ``max_buckets`` have one of their own.
 
     Attributes:
-        refused: how many requests were too many.
+        refused: number of requests over the limit.
     """
 
     def __init__(
@@ -94,48 +69,36 @@ class RateLimit:
         self._rate = rate
         self._clock = clock
         self._max_buckets = max_buckets
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._shared = _Bucket(float(rate.burst), clock())
+        # When each bucket is full again, in requests: seconds times the rate. The least recently used comes first, and
+        # None is the shared bucket.
+        self._full_at: dict[str | None, float] = {}
 
     def take(self, caller: str) -> None:
-        """Count one request.
-
-        Args:
-            caller: whose; the empty name is a client like any other.
+        """Count one request of a client.
 
         Raises:
-            Overloaded: it is one too many, and ``retry_after_ms`` tells when there is room.
+            Overloaded: it is over the limit; ``retry_after_ms`` is the time until there is room.
         """
-        now = self._clock()
-        bucket = self._bucket(caller, now)
-        self._fill(bucket, now)
-        if bucket.tokens >= 1:
-            bucket.tokens -= 1
+        now = self._clock() * self._rate.per_second
+        key: str | None = caller
+        if caller not in self._full_at and len(self._full_at) >= self._max_buckets:
+            oldest = next(iter(self._full_at))
+            if self._full_at[oldest] <= now:
+                del self._full_at[oldest]
+            else:
+                key = None  # a new bucket would be full, so that changing addresses would evade the limit
+        full_at = max(self._full_at.pop(key, now), now)
+        excess = full_at + 1 - now - self._rate.burst
+        self._full_at[key] = full_at if excess > 0 else full_at + 1
+        if excess <= 0:
             return
         self.refused += 1
-        wait_ms = math.ceil((1 - bucket.tokens) / self._rate.per_second * 1000)
+        wait_ms = math.ceil(excess / self._rate.per_second * 1000)
         raise Overloaded(
             "requests of this client",
-            given=Literally(f"more than {self._rate.per_second:g} per second after {self._rate.burst} at once"),
+            given=Literally(f"more than {self._rate.per_second:g} per second after a burst of {self._rate.burst}"),
             expected="no more than that",
             fix=f"Send it again in {wait_ms} ms.",
             cause="rate",
             retry_after_ms=wait_ms,
         )
-
-    def _bucket(self, caller: str, now: float) -> _Bucket:
-        bucket = self._buckets.get(caller)
-        if bucket is not None:
-            self._buckets.move_to_end(caller)
-            return bucket
-        if len(self._buckets) >= self._max_buckets:
-            oldest = next(iter(self._buckets))
-            self._fill(self._buckets[oldest], now)
-            if self._buckets[oldest].tokens < self._rate.burst:
-                return self._shared  # else who changes addresses would be given a full bucket each time
-            del self._buckets[oldest]
-        return self._buckets.setdefault(caller, _Bucket(float(self._rate.burst), now))
-
-    def _fill(self, bucket: _Bucket, now: float) -> None:
-        bucket.tokens = min(self._rate.burst, bucket.tokens + (now - bucket.filled) * self._rate.per_second)
-        bucket.filled = now

@@ -1,10 +1,10 @@
-"""Table of the scope that each RPC requires; an RPC that is not in it is denied."""
+"""Scopes of bearer tokens, and the table of the scopes that each RPC accepts. An RPC without an entry is denied."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: What a token may be good for: to ask models, to change what the server does, to read its measurements.
+#: ``infer`` sends requests to models, ``control`` changes the server, ``metrics`` reads its measurements.
 SCOPES: Final = ("infer", "control", "metrics")
 
 _INFERENCE = "/inference.GRPCInferenceService/"
@@ -12,22 +12,20 @@ _INFER: Final = frozenset(("infer",))
 _CONTROL: Final = frozenset(("control",))
 _METRICS: Final = frozenset(("metrics",))
 _ANY: Final = frozenset(SCOPES)
-#: Asks for no token at all.
+#: The RPC needs no token.
 OPEN: Final[frozenset[str]] = frozenset()
 
-#: A reading of the telemetry, which is what the pages over HTTP show too.
 TELEMETRY_GET: Final = "/fewheads.telemetry.v1.Telemetry/Get"
-#: Calls that go on, and whose callers are asked again.
+#: Long calls, whose callers are authorized again for each message.
 TELEMETRY_WATCH: Final = "/fewheads.telemetry.v1.Telemetry/Watch"
 INFER_STREAM: Final = f"{_INFERENCE}ModelStreamInfer"
 
-#: RPC, by its gRPC path, to the scopes of which a caller needs one.
+#: gRPC path to scopes; a caller needs one of them.
 RPC_SCOPES: Final[dict[str, frozenset[str]]] = {
-    # Orchestrators and load balancers ask for health, and have no place to keep a token.
+    # Orchestrators and load balancers check health without a token.
     "/grpc.health.v1.Health/Check": OPEN,
     "/grpc.health.v1.Health/Watch": OPEN,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANY,
-    # What there is: whoever may do anything has to find out about it.
     f"{_INFERENCE}ServerLive": _ANY,
     f"{_INFERENCE}ServerReady": _ANY,
     f"{_INFERENCE}ServerMetadata": _ANY,
@@ -37,11 +35,11 @@ RPC_SCOPES: Final[dict[str, frozenset[str]]] = {
     f"{_INFERENCE}RepositoryIndex": _ANY,
     f"{_INFERENCE}ModelInfer": _INFER,
     INFER_STREAM: _INFER,
-    # perf_analyzer reads the statistics of the model that it asks.
+    # perf_analyzer reads the statistics of the model that it measures.
     f"{_INFERENCE}ModelStatistics": _INFER | _METRICS,
     f"{_INFERENCE}RepositoryModelLoad": _CONTROL,
     f"{_INFERENCE}RepositoryModelUnload": _CONTROL,
-    # Whoever names regions can have memory of this host read and written.
+    # Regions give access to memory of this host.
     f"{_INFERENCE}SystemSharedMemoryStatus": _CONTROL,
     f"{_INFERENCE}SystemSharedMemoryRegister": _CONTROL,
     f"{_INFERENCE}SystemSharedMemoryUnregister": _CONTROL,

@@ -1,9 +1,10 @@
-"""Files that are read again when they change, while what they held before stays in force until the new is right."""
+"""Files that are read again when they change; the previous value stays in force while the new files are invalid."""
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,77 +17,87 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_Stamp = tuple[tuple[int, int, int, int] | None, ...]
+
+def read_limited(path: Path, max_bytes: int) -> tuple[bytes | None, os.stat_result]:
+    """Return the contents and status of a file; no contents if it is not regular or larger than ``max_bytes``.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        fits = stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes
+        return file.read(max_bytes) if fits else None, status
 
 
 class Watched(Generic[T]):
-    """What some files hold now. Safe to use from any thread.
+    """The current contents of some files. Safe to use from any thread.
 
-    A new state that is wrong leaves the old value; the log says so once, and :attr:`problem` for as long as it lasts.
+    When the files become invalid, the previous value stays, and the error is logged once and is in :attr:`problem`.
 
     Args:
-        what: how the log calls it.
-        paths: the files; links are followed, so that a link may be turned to another file.
-        read: reads and checks all of them, and raises a :class:`FewheadsError` if one is wrong.
-        look_seconds: how long a look at the files holds.
+        subject: names the files in the log.
+        paths: the files; symbolic links are followed.
+        read: reads and checks all of them.
+        check_seconds: minimum time between two checks whether the files have changed.
 
     Raises:
-        FewheadsError: as ``read``; there is no old value at the start.
+        FewheadsError: the files are invalid at the start.
     """
 
-    def __init__(self, what: str, paths: Sequence[Path], read: Callable[[], T], look_seconds: float = 1.0) -> None:
-        self._what = what
+    def __init__(self, subject: str, paths: Sequence[Path], read: Callable[[], T], check_seconds: float) -> None:
+        self._subject = subject
         self._paths = tuple(paths)
         self._read = read
-        self._look_seconds = look_seconds
+        self._check_seconds = check_seconds
         self._lock = threading.Lock()
         self._problem = ""
-        # Before the files are read: what changes meanwhile is read again.
-        self._stamp = self._stamps()
+        # Taken before reading, so that a change during the read is noticed.
+        self._stamps = self._current_stamps()
         self._value = read()
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
     @property
     def value(self) -> T:
-        """What the files hold, or held when they were last right."""
-        if time.monotonic() - self._looked >= self._look_seconds:
-            self._look()
+        """The contents of the files when they were last valid."""
+        # Only one thread checks; the others use the previous value meanwhile.
+        if time.monotonic() - self._checked >= self._check_seconds and self._lock.acquire(blocking=False):
+            try:
+                self._check()
+            finally:
+                self._lock.release()
         return self._value
 
     @property
     def problem(self) -> str:
-        """Why the files are not in force as they are now; empty when they are."""
+        """Why the current files are not in force; empty if they are."""
         _ = self.value
         return self._problem
 
-    def _look(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            return  # another thread is looking, and the old value is good until it has seen
+    def _check(self) -> None:
+        self._checked = time.monotonic()
+        stamps = self._current_stamps()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
         try:
-            self._looked = time.monotonic()
-            stamp = self._stamps()
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            try:
-                self._value = self._read()
-            except FewheadsError as error:
-                self._problem = f"{error} What was read before stays in force."
-                log.error("%s: %s", self._what, self._problem)
-            else:
-                self._problem = ""
-                log.info("%s: read again", self._what)
-        finally:
-            self._lock.release()
+            self._value = self._read()
+        except FewheadsError as error:
+            self._problem = f"{error} The previous version stays in force."
+            log.error("%s: %s", self._subject, self._problem)
+        else:
+            self._problem = ""
+            log.info("%s: read again", self._subject)
 
-    def _stamps(self) -> _Stamp:
-        return tuple(_stamp(path) for path in self._paths)
+    def _current_stamps(self) -> list[tuple[int, ...] | None]:
+        return [_stamp(path) for path in self._paths]
 
 
-def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, ...] | None:
     try:
         status = os.stat(path)
     except OSError:
         return None
-    # The time of the last change of mode and owner too: what was refused for them may be right now.
+    # ctime changes with mode and owner, for which a file may have been refused.
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

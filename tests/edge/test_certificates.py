@@ -1,4 +1,4 @@
-"""Certificates from files: what is wrong is said, what is doubtful is said and served."""
+"""Certificates, keys and tokens from files: invalid files are rejected, doubtful ones are reported and served."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import logging
 import os
 import ssl
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import grpc
 import pytest
 
 from edge.errors import UsageError
 from edge.security.certificates import read_certificates
-from edge.security.credentials import ServerCertificates, call_metadata, channel_credentials, read_token
-from tests.support.secured_servers import Authority
+from edge.security.credentials import ServerCertificates, channel_credentials, read_token
+from tests.support.secured_servers import HOST, Authority
 
 NOW = datetime.now(timezone.utc)
 
@@ -24,19 +26,21 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def refused(chain: Path, key: Path, client_ca: Path | None = None) -> UsageError:
+def rejected(chain: Path, key: Path, client_ca: Path | None = None) -> str:
     with pytest.raises(UsageError) as caught:
         read_certificates(chain, key, client_ca)
-    assert caught.value.fix.endswith(".")
     assert "-----" not in str(caught.value)
-    return caught.value
+    return str(caught.value)
 
 
-def test_a_good_pair(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_certificates_are_loaded_without_a_warning(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     chain, key = authority.issue()
     certificates = read_certificates(chain, key, authority.file)
     assert (certificates.chain, certificates.key) == (chain.read_bytes(), key.read_bytes())
     assert certificates.problem() == ""
+    assert certificates.http.minimum_version is ssl.TLSVersion.TLSv1_2
     assert certificates.http.verify_mode is ssl.CERT_REQUIRED
     assert read_certificates(chain, key, None).http.verify_mode is ssl.CERT_NONE
     assert not caplog.records
@@ -49,95 +53,95 @@ def test_a_good_pair(authority: Authority, caplog: pytest.LogCaptureFixture) -> 
         (-9, -1, "has expired"),
         (1, 30, "is not valid yet; is the clock right?"),
         (-9, 3, "expires in 3.0 days"),
-        (-9, 15, ""),
+        (-9, 13.9, "expires in 13.9 days"),
+        (-9, 14.1, ""),
     ],
 )
-def test_dates(
-    authority: Authority, caplog: pytest.LogCaptureFixture, from_days: int, to_days: int, problem: str
+def test_certificate_outside_its_dates_is_reported(
+    authority: Authority, caplog: pytest.LogCaptureFixture, from_days: int, to_days: float, problem: str
 ) -> None:
     chain, key = authority.issue(not_before=NOW + timedelta(from_days), not_after=NOW + timedelta(to_days))
-    told = f"the TLS certificate {problem}" if problem else ""
+    message = f"the TLS certificate {problem}" if problem else ""
     with caplog.at_level(logging.WARNING):
-        assert read_certificates(chain, key, None).problem() == told
-    assert caplog.messages == ([f"--tls-certificate {chain}: {told}"] if told else [])
+        assert read_certificates(chain, key, None).problem() == message
+    assert caplog.messages == ([f"--tls-certificate {chain}: {message}"] if message else [])
 
 
-def test_a_key_that_others_may_read(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_key_that_others_may_read_is_reported(
+    authority: Authority, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
     chain, key = authority.issue()
-    key.chmod(0o640)
+    key.chmod(mode)
     read_certificates(chain, key, None)
-    assert caplog.messages == [f"--tls-key {key}: others than its owner may read it; chmod 600 closes it"]
+    assert caplog.messages == [f"--tls-key {key}: users other than its owner may read it; run chmod 600"]
 
 
-def test_a_key_of_another_certificate(authority: Authority) -> None:
-    chain, _ = authority.issue()
-    _, other = authority.issue("other")
-    error = refused(chain, other)
-    assert (error.subject, error.expected) == ("--tls-key", f"the key of {chain}")
-
-
-def test_a_missing_file(authority: Authority, tmp_path: Path) -> None:
-    chain, key = authority.issue()
+def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_path: Path) -> None:
+    (chain, key), (_, other) = authority.issue(), authority.issue("other")
+    assert rejected(chain, other) == (
+        f"--tls-key: got {other}, of another certificate, expected the key of {chain}. "
+        f"Give the key that {chain} was made for."
+    )
     none = tmp_path / "none"
-    assert refused(none, key).subject == "--tls-certificate"
-    assert refused(chain, none).subject == "--tls-key"
-    assert refused(chain, key, none).subject == "--tls-client-ca"
-    assert "No such file" in str(refused(none, key))
-    assert "Is a directory" in str(refused(tmp_path, key))
-
-
-def test_what_is_no_pem(authority: Authority, tmp_path: Path) -> None:
-    chain, key = authority.issue()
-    binary = tmp_path / "binary"
+    assert rejected(none, key).startswith(f"--tls-certificate: got {none}: No such file or directory, expected a PEM")
+    assert rejected(chain, none).startswith(f"--tls-key: got {none}: No such file")
+    assert rejected(chain, key, none).startswith(f"--tls-client-ca: got {none}: No such file")
+    assert f"{tmp_path}: Is a directory" in rejected(tmp_path, key)
+    assert rejected(key, key).startswith("--tls-certificate and --tls-key: got ")
+    assert rejected(chain, chain).startswith("--tls-certificate and --tls-key: got ")
+    assert rejected(chain, key, key).startswith(f"--tls-client-ca {key}: got something else, expected PEM cert")
+    binary, pipe, huge = tmp_path / "binary", tmp_path / "pipe", tmp_path / "huge"
     first, end, _ = chain.read_text().partition("-----END CERTIFICATE-----")
     binary.write_bytes(ssl.PEM_cert_to_DER_cert(first + end))
-    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    huge = tmp_path / "huge"
-    huge.write_bytes(chain.read_bytes() + b"\n" * 2**20)
+    huge.write_bytes(chain.read_bytes().ljust(2**20, b"\n"))
+    read_certificates(huge, key, None)
+    huge.write_bytes(chain.read_bytes().ljust(2**20 + 1, b"\n"))
     for wrong in (binary, pipe, huge):
-        assert refused(wrong, key).expected == "a file of PEM blocks, at most 1 MiB"
+        assert f"{wrong}, which has no PEM block, expected a file of PEM blocks, at most 1 MiB" in rejected(wrong, key)
 
 
-def test_what_is_pem_of_something_else(authority: Authority) -> None:
-    chain, key = authority.issue()
-    assert refused(key, key).subject == "--tls-certificate and --tls-key"
-    assert refused(chain, chain).subject == "--tls-certificate and --tls-key"
-    assert refused(chain, key, key).subject == f"--tls-client-ca {key}"
-
-
-def test_a_key_with_a_passphrase(authority: Authority, tmp_path: Path) -> None:
-    """It must be refused, and not ask at the terminal."""
+def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority: Authority, tmp_path: Path) -> None:
     chain, key = authority.issue()
     locked = tmp_path / "locked.key"
     command = ["openssl", "pkcs8", "-topk8", "-in", key, "-out", locked, "-passout", "pass:secret"]
     subprocess.run(command, check=True, capture_output=True)
-    assert "without a passphrase" in str(refused(chain, locked))
+    assert "without a passphrase" in rejected(chain, locked)
 
 
-def test_a_certificate_that_the_server_follows(authority: Authority) -> None:
+def test_server_follows_its_certificate(authority: Authority) -> None:
     chain, key = authority.issue()
     files = ServerCertificates(chain, key, None)
     first = files.now
-    assert files.now is first
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port(f"{HOST}:0", files.grpc())
+    server.start()
+
+    def shown() -> str:
+        return ssl.get_server_certificate((HOST, port)).strip()
+
     key.write_bytes(authority.issue("other")[1].read_bytes())
     assert files.now is first
     assert files.problem.startswith("--tls-key: got ")
-    assert files.problem.endswith("What was read before stays in force.")
+    assert files.problem.endswith("The previous version stays in force.")
+    assert chain.read_text().startswith(shown())
     key.write_bytes(first.key)
     assert files.problem == ""
     authority.issue(not_after=NOW - timedelta(1), not_before=NOW - timedelta(9))
+    for _ in range(2):
+        assert chain.read_text().startswith(shown())
     assert files.problem == "the TLS certificate has expired"
     chain.unlink()
     assert "No such file" in files.problem
+    server.stop(None).wait()
 
 
-def test_credentials_of_a_client(authority: Authority, tmp_path: Path) -> None:
+def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp_path: Path) -> None:
     chain, key = authority.issue("client")
-    assert channel_credentials() is not None
     assert channel_credentials(authority.file, chain, key) is not None
     for half in ({"tls_certificate": chain}, {"tls_key": key}):
-        with pytest.raises(UsageError, match="both or none"):
+        with pytest.raises(UsageError, match="got one without the other, expected both or none"):
             channel_credentials(**half)
     with pytest.raises(UsageError, match="--tls-ca"):
         channel_credentials(tmp_path / "none")
@@ -145,30 +149,28 @@ def test_credentials_of_a_client(authority: Authority, tmp_path: Path) -> None:
         channel_credentials(None, chain, authority.issue()[1])
 
 
-def test_the_token_of_a_client(tmp_path: Path) -> None:
-    assert call_metadata("") == ()
-    assert call_metadata("abc") == (("authorization", "Bearer abc"),)
-    file = tmp_path / "token"
-    file.write_text("fewheads_abc\n")
-    file.chmod(0o600)
-    assert read_token(file) == "fewheads_abc"
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff\xfe", b"x" * 5000, b"a\nb"])
-def test_no_token_of_a_client(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff\xfe", b"\x7f", b"x" * 4097, b"a\nb"])
+def test_invalid_token_of_a_client_is_rejected(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "token"
     file.write_bytes(content)
     file.chmod(0o600)
-    with pytest.raises(UsageError, match="one token and nothing else") as caught:
+    with pytest.raises(UsageError) as caught:
         read_token(file)
-    assert "words" not in str(caught.value)
+    assert str(caught.value) == (
+        f"--token-file {file}: got {len(content)} bytes of another form, expected one token and nothing else. "
+        "Write the token into it, and `chmod 600` it."
+    )
 
 
-def test_a_token_that_others_may_read(tmp_path: Path) -> None:
+def test_token_file_must_be_readable_by_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("abc")
-    file.chmod(0o644)
-    with pytest.raises(UsageError, match="mode 644: others may read it"):
-        read_token(file)
-    with pytest.raises(UsageError, match="No such file"):
+    token = "!~" + "x" * 4093
+    file.write_text(f"{token}\n")
+    file.chmod(0o600)
+    assert read_token(file) == token
+    for mode in (0o640, 0o604):
+        file.chmod(mode)
+        with pytest.raises(UsageError, match=f"got mode {mode:o}: others may read it"):
+            read_token(file)
+    with pytest.raises(UsageError, match="got No such file or directory, expected a readable file"):
         read_token(tmp_path / "none")

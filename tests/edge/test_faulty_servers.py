@@ -52,7 +52,7 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
             server.stub.ModelInfer(request(-20_000))
         assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
         assert not is_ready(server)
-        assert problems(server) == [f"nothing can be computed any more: RuntimeError: {ILLEGAL}"]
+        assert problems(server) == [f"the device is lost: RuntimeError: {ILLEGAL}"]
         assert model_states(server) == {NAME: ("UNAVAILABLE", f"RuntimeError: {ILLEGAL}")}
         with pytest.raises(grpc.RpcError, match="a device that computes") as caught:
             server.stub.ModelInfer(request())

@@ -100,7 +100,7 @@ def test_imports_by_name() -> None:
     assert found == {
         ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
-        ("edge/client/__init__.py", "import_module(f'{__name__}.{_HOMES[name]}')"),
+        ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
     }
     assert set(get_args(tensorrt_package.Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
@@ -193,7 +193,7 @@ def test_models_and_commands_load_without_grpc() -> None:
     transport = {module_of(ROOT / f.file) for f in imports(EDGE) if f.is_of("grpc") and not f.lazy and not f.typing}
     free = sorted(module for module in graph if not (reached(graph, module) | {module}) & transport)
     wanted = {"runtimes.build", "repository.model", "serving.inference", "serving.metadata", "repository.repository"}
-    wanted |= {"__main__", "client.inference", "client.retries", "client.round_robin", "client.server_pool"}
+    wanted |= {"__main__", "client.inference", "client.retries", "client.round_robin"}
     assert {f"edge.{module}" for module in wanted} <= set(free)
     assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
     assert "grpc" not in imported_by(*free)

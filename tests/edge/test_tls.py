@@ -1,4 +1,4 @@
-"""TLS and mutual TLS: who gets in, files that are replaced while the server runs, and what it writes meanwhile."""
+"""TLS and mutual TLS of a server: certificates that it accepts, follows and reports, and secrets that it never logs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import socket
 import ssl
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 import psutil
@@ -18,159 +18,139 @@ import tritonclient.grpc as triton
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.commands import fewheads, refusal
 from tests.support.metrics import values
-from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import expression, good
-from tests.support.secured_servers import HOST, Authority, Pair, bearer, logging_server, secure_channel, tokens_file
+from tests.support.secured_servers import (
+    HOST,
+    Authority,
+    Pair,
+    Secured,
+    bearer,
+    logging_server,
+    secure_channel,
+    secured_server,
+)
 
 DAY = timedelta(days=1)
 
 
-class Secured(NamedTuple):
-    """A server with everything on that keeps strangers out, and its log."""
-
-    ready: Ready
-    log: Path
-    authority: Authority
-    own: Pair
-    client: Pair
-    tokens: dict[str, str]
-
-    def channel(self, client: Pair | None = None) -> grpc.Channel:
-        return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
-
-    def live(self, channel: grpc.Channel) -> bool:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        request = pb.ServerLiveRequest()
-        return bool(stub.ServerLive(request, metadata=bearer(self.tokens["all"]), timeout=10).live)
-
-    def problems(self, channel: grpc.Channel) -> list[str]:
-        stub = telemetry_pb2_grpc.TelemetryStub(channel)
-        request = telemetry_pb2.GetRequest()
-        return list(stub.Get(request, metadata=bearer(self.tokens["all"]), timeout=10).problems)
-
-    def context(self, client: Pair | None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=str(self.authority.file))
-        if client:
-            context.load_cert_chain(*client)
-        return context
-
-    def page(self, client: Pair | None) -> str:
-        address = f"https://{HOST}:{self.ready.metrics_port}/metrics"
-        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {self.tokens['all']}"})
-        with urllib.request.urlopen(request, timeout=10, context=self.context(client)) as got:
-            return str(got.read().decode())
-
-
 @pytest.fixture(scope="module", params=TRANSPORTS)
 def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("secured")
-    authority = Authority(directory / "authority")
-    own, client = authority.issue(), authority.issue("client")
-    tokens = tokens_file(directory / "tokens", all=["infer", "control", "metrics"])
-    (directory / "repository").mkdir()
-    (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
-    arguments = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
-    arguments += [f"--tokens={directory / 'tokens'}", "--log-level=debug", f"--cache={directory / 'cache'}"]
-    arguments += [f"--transport={request.param}"]
-    log = directory / "log"
-    with logging_server(directory / "repository", log, *arguments) as ready:
-        yield Secured(ready, log, authority, own, client, tokens)
+    arguments = ("--log-level=debug", f"--transport={request.param}")
+    with secured_server(tmp_path_factory.mktemp("secured"), *arguments, all=["infer", "control", "metrics"]) as secured:
+        yield secured
 
 
-def test_a_client_with_a_certificate(secured: Secured) -> None:
+def live(secured: Secured, channel: grpc.Channel) -> bool:
+    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return bool(stub.ServerLive(pb.ServerLiveRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).live)
+
+
+def problems(secured: Secured, channel: grpc.Channel) -> list[str]:
+    stub = telemetry_pb2_grpc.TelemetryStub(channel)
+    request = telemetry_pb2.GetRequest()
+    return list(stub.Get(request, metadata=bearer(secured.tokens["all"]), timeout=10).problems)
+
+
+def tls_context(secured: Secured, client: Pair | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(secured.authority.file))
+    if client:
+        context.load_cert_chain(*client)
+    return context
+
+
+def metrics_page(secured: Secured, client: Pair | None) -> str:
+    address = f"https://{HOST}:{secured.ready.metrics_port}/metrics"
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {secured.tokens['all']}"})
+    with urllib.request.urlopen(request, timeout=10, context=tls_context(secured, client)) as got:
+        return str(got.read().decode())
+
+
+def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with secured.channel() as channel:
-        assert secured.live(channel)
+        assert live(secured, channel)
     credentials = dict(zip(("private_key", "certificate_chain"), map(str, reversed(secured.client)), strict=True))
     with triton.InferenceServerClient(
-        f"{HOST}:{secured.ready.grpc_port}", ssl=True, root_certificates=str(secured.authority.file), **credentials
+        secured.url, ssl=True, root_certificates=str(secured.authority.file), **credentials
     ) as client:
         headers = {"authorization": f"Bearer {secured.tokens['all']}"}
         assert client.get_model_metadata("calculator-oracle", headers=headers).name == "calculator-oracle"
-    assert "fewheads_build_info" in secured.page(secured.client)
+    assert "fewheads_build_info" in metrics_page(secured, secured.client)
 
 
-def test_strangers(secured: Secured, tmp_path: Path) -> None:
+def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority(tmp_path)
     port = secured.ready.grpc_port
     channels = [
         grpc.insecure_channel(f"{HOST}:{port}"),
-        secure_channel(port, secured.authority),  # shows no certificate
+        secure_channel(port, secured.authority),  # no certificate
         secure_channel(port, secured.authority, stranger.issue("client")),  # another authority's
-        secure_channel(port, stranger, secured.client),  # does not trust the server
+        secure_channel(port, stranger, secured.client),  # a client that does not trust the server
     ]
     for channel in channels:
         with channel, pytest.raises(grpc.RpcError) as caught:
-            secured.live(channel)
+            live(secured, channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     for client in (None, stranger.issue("other")):
         with pytest.raises(OSError):
-            secured.page(client)
-
-
-def answer_to_http1(secured: Secured) -> bytes:
-    context = secured.context(secured.client)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        with (
-            socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=HOST) as connection,
-        ):
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            return connection.recv(100)
-    except ConnectionError:
-        return b""
-
-
-def test_who_does_not_speak_http2(secured: Secured) -> None:
-    assert b"HTTP" not in answer_to_http1(secured)
-    with secured.channel() as channel:
-        assert secured.live(channel)
-
-
-def test_a_certificate_is_no_token(secured: Secured) -> None:
-    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+            metrics_page(secured, client)
+    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:  # a certificate is no token
         inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_files_that_are_replaced(secured: Secured) -> None:
-    """New connections see the new certificate, old ones go on, and what is wrong changes nothing."""
+def test_http1_client_gets_no_answer(secured: Secured) -> None:
+    context = tls_context(secured, secured.client)
+    context.set_alpn_protocols(["http/1.1"])
+    received = b""
+    with (
+        suppress(ConnectionError),
+        socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        received = connection.recv(100)
+    assert b"HTTP" not in received
+    with secured.channel() as channel:
+        assert live(secured, channel)
+
+
+def test_replaced_files_hold_for_new_connections(secured: Secured) -> None:
+    """New connections get the new certificate, old ones continue, and an invalid pair changes nothing."""
     chain, key = secured.own
     kept = chain.read_bytes(), key.read_bytes(), secured.authority.file.read_bytes()
     with secured.channel() as old:
-        assert secured.problems(old) == []
+        assert problems(secured, old) == []
         try:
             other = Authority(chain.parent / "other")
             new = other.issue()
-            chain.write_bytes(new[0].read_bytes())  # half of it: the key is the old one's still
+            chain.write_bytes(new[0].read_bytes())  # with the old key
             with secured.channel() as channel:
-                assert secured.live(channel)
-                (problem,) = secured.problems(channel)
-                assert values(secured.page(secured.client), "problems") == [1]
+                assert live(secured, channel)
+                (problem,) = problems(secured, channel)
+                assert values(metrics_page(secured, secured.client), "problems") == [1]
             assert problem.startswith("--tls-key: got ")
             key.write_bytes(new[1].read_bytes())
             secured.authority.file.write_bytes(kept[2] + other.file.read_bytes())
             with secure_channel(secured.ready.grpc_port, other, other.issue("client")) as channel:
-                assert secured.live(channel)
-                assert secured.problems(channel) == []
-            assert secured.live(old)
+                assert live(secured, channel)
+                assert problems(secured, channel) == []
+            assert live(secured, old)
             with secure_channel(secured.ready.grpc_port, other) as channel, pytest.raises(grpc.RpcError):
-                secured.live(channel)  # a client still needs a certificate
+                live(secured, channel)  # without a client certificate
         finally:
             for path, content in zip((chain, key, secured.authority.file), kept, strict=True):
                 path.write_bytes(content)
     with secured.channel() as channel:
-        assert secured.live(channel)
-        assert secured.problems(channel) == []
+        assert live(secured, channel)
+        assert problems(secured, channel) == []
     assert "the TLS certificate: --tls-key: got" in secured.log.read_text()
     assert "the TLS certificate: read again" in secured.log.read_text()
 
 
-def test_what_is_doubtful_is_served_and_told(tmp_path: Path) -> None:
+def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path: Path) -> None:
     now = datetime.now(timezone.utc)
     chain, key = Authority(tmp_path).issue(not_before=now - 9 * DAY, not_after=now - DAY)
     key.chmod(0o644)
@@ -181,17 +161,14 @@ def test_what_is_doubtful_is_served_and_told(tmp_path: Path) -> None:
         pass
     assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
     assert "0.0.0.0 is not a loopback address, and anyone who reaches it may call any RPC" in log.read_text()
-    assert f"--tls-key {key}: others than its owner may read it" in log.read_text()
-
-
-def test_files_that_are_wrong_at_the_start(tmp_path: Path) -> None:
+    assert f"--tls-key {key}: users other than its owner may read it" in log.read_text()
     chain, key = Authority(tmp_path).issue()
     line = refusal(fewheads("serve", tmp_path, "--tls-certificate", chain, "--tls-key", key, "--tokens", chain), 2)
     assert f"--tokens {chain} line 1: got something else" in line
 
 
-def said(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest, token: str) -> str:
-    """What a client is told of a request that fails, or the library tells it of a token that cannot be sent."""
+def response(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest, token: str) -> str:
+    """Return the answer or the error of a request, which the library raises for tokens that cannot be sent."""
     try:
         return str(stub.ModelInfer(request, metadata=bearer(token), timeout=10))
     except grpc.RpcError as error:
@@ -200,20 +177,19 @@ def said(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInf
         return str(error)
 
 
-def test_no_secret_is_written(secured: Secured) -> None:
-    """Everything that a server with debug logs writes while clients do what is right and what is wrong."""
+def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
     wrong = "fewheads_" + base64.urlsafe_b64encode(b"a wrong token").decode()
     with secured.channel() as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        asks = [good(), expression(b"3 times 4"), pb.ModelInferRequest(model_name="none")]
+        requests = [good(), expression(b"3 times 4"), pb.ModelInferRequest(model_name="none")]
         for token in (secured.tokens["all"], wrong, wrong + "\t", f"{secured.tokens['all']} x"):
-            told = [said(stub, request, token) for request in asks]
-            assert not [text for text in told if token in text or secured.tokens["all"] in text]
+            responses = [response(stub, request, token) for request in requests]
+            assert not [text for text in responses if token in text or secured.tokens["all"] in text]
         for scheme in ("Basic", secured.tokens["all"]):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ServerLive(pb.ServerLiveRequest(), metadata=[("authorization", f"{scheme} {wrong}")], timeout=10)
             assert wrong not in str(caught.value.details())
-    assert "nv_inference" in secured.page(secured.client)
+    assert "nv_inference" in metrics_page(secured, secured.client)
     written = secured.log.read_text()
     assert "DEBUG edge" in written
     keys = [line for path in (secured.own[1], secured.client[1]) for line in path.read_text().splitlines()[1:-1]]
@@ -222,8 +198,7 @@ def test_no_secret_is_written(secured: Secured) -> None:
         assert secret not in written
 
 
-def test_nothing_listens_but_on_loopback(secured: Secured) -> None:
-    """The sockets of the process, as Linux lists them."""
+def test_server_listens_on_loopback_alone(secured: Secured) -> None:
     listening = [
         connection.laddr
         for connection in psutil.Process(secured.ready.process_id).net_connections()

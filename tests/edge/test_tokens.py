@@ -1,27 +1,32 @@
-"""Tokens: made once, known by their hashes, and no error that quotes one."""
+"""Bearer tokens: the file of hashes, authorization by it, its changes, and the command that makes tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge.errors import PermissionDenied, Unauthenticated, UsageError
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_GET
-from edge.security.tokens import MAX_TOKENS, Token, holder, new_token, read_tokens
-from edge.security.watched import Watched
+from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
 from tests.support.commands import answer, fewheads, refusal
-from tests.support.secured_servers import tokens_file, write_tokens
+from tests.support.secured_servers import tokens_file
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
-DIGEST = hashlib.sha256(b"x").hexdigest()
+SHAPE = 'expected {"name": "…", "scopes": ["…"], "sha256": "…"}. Make one with `fewheads token NAME --scope SCOPE`.'
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(b"%d" % number).hexdigest()
 
 
 @pytest.fixture
@@ -30,165 +35,171 @@ def file(tmp_path: Path) -> Path:
 
 
 def written(file: Path, *lines: object) -> Path:
-    file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    file.write_text(text, errors="surrogateescape")
     file.chmod(0o600)
     return file
 
 
 def entry(**changed: Any) -> dict[str, Any]:
-    return {"name": "camera", "scopes": ["infer"], "sha256": DIGEST, **changed}
+    return {"name": "camera", "scopes": ["infer"], "sha256": digest(0), **changed}
 
 
-def test_a_new_token_is_in_no_line(file: Path) -> None:
+def test_file_holds_only_the_hash_of_a_new_token(file: Path) -> None:
     secret, line = new_token("camera", ["infer", "metrics", "infer"])
     assert line == Token("camera", ("infer", "metrics"), hashlib.sha256(secret.encode()).hexdigest())
-    assert len(secret) > 40
     assert secret.startswith("fewheads_")
+    assert len(secret) == len("fewheads_") + 43  # 32 random bytes
     assert new_token("camera", ["infer"])[0] != secret
-    write_tokens(file, line)
+    written(file, *(msgspec.to_builtins(each) for each in (line, new_token("other", ["infer"])[1])))
     assert secret not in file.read_text()
-    assert holder(read_tokens(file), secret) == line
-    assert holder(read_tokens(file), secret[:-1]) is None
+    assert find_token(read_tokens(file), secret) == line
+    assert find_token(read_tokens(file), secret[:-1]) is None
+    assert find_token(read_tokens(file), line.sha256) is None
 
 
-def test_remarks_and_empty_lines(file: Path) -> None:
-    assert [token.name for token in read_tokens(written(file, "# the cameras", "", entry()))] == ["camera"]
+def test_comments_empty_lines_and_many_tokens_are_read(file: Path) -> None:
+    lines = [entry(name="n" * 64 if number == 1 else f"{number}._-", sha256=digest(number)) for number in range(256)]
+    assert len(read_tokens(written(file, " # the cameras", "", *lines))) == MAX_TOKENS == 256
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "message"),
     [
-        (),
-        ("# nobody",),
-        ("fewheads_secret",),
-        ('{"name": "camera"',),
-        (["fewheads_secret"],),
-        (entry(token="fewheads_secret"),),
-        ({"name": "camera", "scopes": ["infer"]},),
-        (entry(sha256="fewheads_secret"),),
-        (entry(sha256=DIGEST.upper()),),
-        (entry(sha256=DIGEST[:-1]),),
-        (entry(name="fewheads_secret" * 9),),
-        (entry(name=""),),
-        (entry(name="two words"),),
-        (entry(scopes=[]),),
-        (entry(scopes=["fewheads_secret"]),),
-        (entry(scopes="infer"),),
-        (entry(), entry(sha256=hashlib.sha256(b"y").hexdigest())),
-        (entry(), entry(name="other")),
-        tuple(entry(name=f"n{i}", sha256=hashlib.sha256(b"%d" % i).hexdigest()) for i in range(MAX_TOKENS + 1)),
-        ("x" * 300_000,),
+        ((), ": got 0 tokens, expected 1 to 256. Make one with `fewheads token NAME --scope SCOPE`."),
+        ([entry(name=f"n{i}", sha256=digest(i)) for i in range(257)], ": got 257 tokens, expected 1 to 256."),
+        (("x" * 300_000,), ": got something else, expected a regular file of at most 262144 bytes. Give the path"),
+        (("# comment", "", "fewheads_secret"), f" line 3: got something else, {SHAPE}"),
+        (('{"name": "\udcff"}',), f" line 1: got something else, {SHAPE}"),
+        ((entry(token="fewheads_secret"),), f" line 1: got something else, {SHAPE}"),
+        (({"name": "camera", "scopes": ["infer"]},), f" line 1: got something else, {SHAPE}"),
+        ((entry(scopes="infer"),), f" line 1: got something else, {SHAPE}"),
+        ((entry(sha256="fewheads_secret"),), " sha256: got 15 characters of another form, expected the token's"),
+        ((entry(sha256=digest(0).upper()),), " sha256: got 64 characters of another form, expected the token's"),
+        ((entry(name="fewheads_secret" * 9),), " name: got a token, expected 1 to 64 letters, digits and . _ -, the"),
+        ((entry(name="n" * 65),), f" name: got '{'n' * 65}', expected 1 to 64"),
+        ((entry(name=""),), " name: got '', expected 1 to 64 letters"),
+        ((entry(scopes=[]),), " scopes: got none, expected some of infer, control, metrics. List the scopes"),
+        ((entry(scopes=["infer", "fewheads_secret"]),), " scopes: got 1 unknown, expected some of infer, control"),
+        ((entry(), entry(sha256=digest(1))), " line 2: got the name or the token of an earlier line"),
+        ((entry(), entry(name="other")), " line 2: got the name or the token of an earlier line"),
     ],
 )
-def test_a_wrong_file_is_refused_and_not_quoted(file: Path, lines: tuple[object, ...]) -> None:
+def test_invalid_file_is_rejected_without_quoting_it(file: Path, lines: tuple[object, ...], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_tokens(written(file, *lines))
-    assert str(file) in caught.value.subject
+    assert str(caught.value).startswith(f"--tokens {file}")
+    assert message in str(caught.value)
     assert "secret" not in str(caught.value)
-    assert caught.value.fix.endswith(".")
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write(file: Path, mode: int) -> None:
-    written(file, entry()).chmod(mode)
-    with pytest.raises(UsageError, match="others may add tokens of their own"):
-        read_tokens(file)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user(file: Path) -> None:
-    os.chown(written(file, entry()), 4321, -1)
-    with pytest.raises(UsageError, match="a file of user 4321"):
-        read_tokens(file)
-
-
-def test_no_file(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
+def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> None:
+    for mode in (0o620, 0o602):
+        written(file, entry()).chmod(mode)
+        with pytest.raises(UsageError, match=f"got mode {mode:o}: others may add tokens of their own"):
+            read_tokens(file)
+    if os.geteuid() == 0:  # only root can give a file away
+        os.chown(written(file, entry()), 4321, -1)
+        with pytest.raises(UsageError, match="got a file of user 4321, expected a file of user 0 or root"):
+            read_tokens(file)
+    with pytest.raises(UsageError, match="got Is a directory, expected a readable file"):
+        read_tokens(tmp_path)
+    file.unlink()
+    with pytest.raises(UsageError, match="got No such file or directory, expected a readable file"):
         read_tokens(file)
     os.mkfifo(file, 0o600)
-    with pytest.raises(UsageError, match="a regular file"):
+    with pytest.raises(UsageError, match="expected a regular file"):
         read_tokens(file)
-    with pytest.raises(UsageError):
-        read_tokens(tmp_path)
 
 
-def test_who_may_call_what(file: Path) -> None:
-    secrets = tokens_file(file, camera=["infer"], grafana=["metrics"])
+def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
+    secrets = tokens_file(file, camera=["infer"], grafana=["metrics", "infer"], all=["infer", "control", "metrics"])
     access = Access(file)
-    assert access.authorize(f"Bearer {secrets['camera']}", INFER) == "camera"
-    assert access.authorize(f"bearer  {secrets['camera']} ", INFER) == "camera"
-    assert access.authorize(None, "/grpc.health.v1.Health/Check") == ""
-    assert access.authorize("Bearer nobody's", "/grpc.health.v1.Health/Check") == ""
-    for name in secrets:
-        assert access.authorize(f"Bearer {secrets[name]}", LIVE) == name
-    with pytest.raises(
-        PermissionDenied, match=r"ModelInfer: got token 'grafana' for metrics, expected one for infer\."
+    for header in ("Bearer {}", "bearer  {} "):
+        assert access.authorize(header.format(secrets["camera"]), INFER) == "camera"
+    for header in (None, "Bearer unknown"):
+        assert access.authorize(header, "/grpc.health.v1.Health/Check") == ""
+    assert access.authorize(f"Bearer {secrets['grafana']}", LIVE) == "grafana"
+    for name, rpc, message in (
+        ("camera", TELEMETRY_GET, "Get: got token 'camera' with the scope infer, expected the scope metrics."),
+        (
+            "grafana",
+            "/inference.GRPCInferenceService/LogSettings",
+            "LogSettings: got token 'grafana' with the scope metrics, infer, expected the scope control.",
+        ),
+        (
+            "all",
+            "/inference.GRPCInferenceService/New",
+            "New: got token 'all' with the scope infer, control, metrics, expected no call: the RPC has no scope.",
+        ),
     ):
-        access.authorize(f"Bearer {secrets['grafana']}", INFER)
-    with pytest.raises(PermissionDenied):
-        access.authorize(f"Bearer {secrets['camera']}", TELEMETRY_GET)
+        with pytest.raises(PermissionDenied) as caught:
+            access.authorize(f"Bearer {secrets[name]}", rpc)
+        assert str(caught.value).startswith(message)
 
 
-def test_an_rpc_without_a_scope_is_nobodys(file: Path) -> None:
-    secrets = tokens_file(file, all=["infer", "control", "metrics"])
-    with pytest.raises(PermissionDenied, match="the RPC has no scope"):
-        Access(file).authorize(f"Bearer {secrets['all']}", "/inference.GRPCInferenceService/New")
-
-
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic {0}", "{0}", "Bearer {0}x", "Bearer x {0}"])
-def test_who_is_nobody(file: Path, header: str | None) -> None:
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (None, "got nothing, expected a token"),
+        ("", "got nothing, expected a token"),
+        ("Basic {0}", "got another scheme, expected the scheme Bearer"),
+        ("{0}", "got another scheme, expected the scheme Bearer"),
+        ("Bearer", "got an unknown token, expected one of the server's tokens"),
+        ("Bearer {0}x", "got an unknown token, expected one of the server's tokens"),
+        ("Bearer x {0}", "got an unknown token, expected one of the server's tokens"),
+    ],
+)
+def test_caller_without_a_known_token_is_unauthenticated(file: Path, header: str | None, message: str) -> None:
     secret = tokens_file(file, camera=["infer"])["camera"]
     for rpc in (INFER, LIVE, "/no.Such/Rpc"):
         with pytest.raises(Unauthenticated) as caught:
             Access(file).authorize(header and header.format(secret), rpc)
+        assert str(caught.value).startswith(f"authorization: {message}. Send `authorization: Bearer TOKEN`;")
         assert secret not in str(caught.value)
-        assert caught.value.fix.endswith(".")
 
 
-def test_a_hash_is_no_token(file: Path) -> None:
-    tokens_file(file, camera=["infer"])
-    with pytest.raises(Unauthenticated):
-        Access(file).authorize(f"Bearer {read_tokens(file)[0].sha256}", INFER)
-
-
-def test_a_changed_file(file: Path) -> None:
+def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     old = tokens_file(file, camera=["infer"])["camera"]
-    access = Access(file, look_seconds=0)
+    access = Access(file, check_seconds=0)
+    caplog.set_level(logging.INFO)
     new = tokens_file(file, door=["infer"])["door"]
     assert access.authorize(f"Bearer {new}", INFER) == "door"
+    assert caplog.messages == [f"--tokens {file}: read again"]
     with pytest.raises(Unauthenticated):
         access.authorize(f"Bearer {old}", INFER)
-    for break_it in (lambda: written(file, "{"), lambda: written(file), lambda: file.chmod(0o666), file.unlink):
-        break_it()
+    for damage in (lambda: written(file, "{"), lambda: written(file), lambda: file.chmod(0o666), file.unlink):
+        damage()
         assert access.authorize(f"Bearer {new}", INFER) == "door"
-        assert access.problem.endswith("What was read before stays in force.")
+        assert access.problem.endswith("The previous version stays in force.")
+        assert caplog.messages[-1] == f"--tokens {file}: {access.problem}"
+    assert len(caplog.messages) == 5  # each damage is logged once
     newest = tokens_file(file, gate=["infer"])["gate"]
     assert access.problem == ""
     assert access.authorize(f"Bearer {newest}", INFER) == "gate"
 
 
-def test_a_look_holds_for_a_while(file: Path) -> None:
-    file.write_text("1")
-    seen = Watched("numbers", [file], lambda: int(file.read_text()), look_seconds=0.2)
-    file.write_text("22")
-    assert seen.value == 1
-    time.sleep(0.25)
-    assert seen.value == 22
+def test_file_is_checked_once_a_second(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    old = tokens_file(file, camera=["infer"])["camera"]
+    access = Access(file)
+    for changed in range(2):
+        new = tokens_file(file, camera=["infer"])["camera"]
+        now += 0.9
+        assert access.authorize(f"Bearer {old}", INFER) == "camera", changed
+        now += 0.125
+        assert access.authorize(f"Bearer {new}", INFER) == "camera", changed
+        old = new
 
 
-def test_the_command_prints_a_line_for_the_file_and_a_token_beside_it(file: Path) -> None:
+def test_command_prints_the_line_and_the_token(file: Path) -> None:
     done = fewheads("token", "camera", "--scope", "infer", "--scope", "metrics")
-    line = answer(done)
-    file.write_text(line)
+    file.write_text(answer(done))
     file.chmod(0o600)
-    secret = done.stderr.split()[-1]
-    assert holder(read_tokens(file), secret) == Token("camera", ("infer", "metrics"), json.loads(line)["sha256"])
-
-
-def test_the_command_in_json() -> None:
+    found = find_token(read_tokens(file), done.stderr.split()[-1])
+    assert found
+    assert (found.name, found.scopes) == ("camera", ("infer", "metrics"))
     made = json.loads(answer(fewheads("token", "camera", "--scope=control", "--json")))
     assert hashlib.sha256(made["token"].encode()).hexdigest() == made["line"]["sha256"]
-
-
-def test_a_name_that_is_none() -> None:
     assert "token name: got 'two words'" in refusal(fewheads("token", "two words", "--scope=infer"), 2)

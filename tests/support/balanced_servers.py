@@ -1,9 +1,8 @@
-"""Several servers, each on a board of its own as far as one machine can show it, and nginx before them."""
+"""Several servers, and nginx before them."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,60 +23,30 @@ from tests.support.models import ORACLE
 _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"
 SECONDS = 60
-QUESTION = {"expression": text(["1 + 1"])}
-#: A network for measurements, RFC 2544, which no real one may use.
-_NETWORK = "198.18"
+INPUTS = {"expression": text(["1 + 1"])}
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=SECONDS)
-
-
-def no_namespaces() -> str:
-    """Why this machine gives no network namespaces; empty where it does."""
-    if shutil.which("ip") is None:
-        return "`ip` of iproute2 is missing"
-    name = f"fewheads-try-{os.getpid()}"
-    try:
-        _ip("netns", "add", name)
-        _ip("netns", "del", name)
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces: {error.stderr.decode().strip()}"
-    return ""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as listener:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 class Board:
-    """A server that can be killed, cut off, and started again at the same address.
+    """A server that can be killed and restarted at the same address."""
 
-    Args:
-        repository: what it serves.
-        url: where.
-        namespace: of its network; empty is this one.
-        arguments: more of ``fewheads serve``.
-    """
-
-    def __init__(self, repository: Path, url: str, namespace: str = "", arguments: Sequence[object] = ()) -> None:
-        self.url = url
-        self._namespace = namespace
-        host, port = url.split(":")
-        prefix = ["ip", "netns", "exec", namespace] if namespace else []
-        self._command = [*prefix, sys.executable, "-m", "edge", "serve", str(repository), f"--host={host}"]
-        self._command += [f"--grpc-port={port}", "--no-metrics", "--target=onnxruntime", "--log-level=error", "--json"]
-        self._command += map(str, arguments)
+    def __init__(self, repository: Path, arguments: Sequence[object]) -> None:
+        port = free_port()
+        self.url = f"127.0.0.1:{port}"
+        self._command = [sys.executable, "-m", "edge", "serve", str(repository), f"--grpc-port={port}", "--no-metrics"]
+        self._command += ["--target=onnxruntime", "--log-level=error", "--json", *map(str, arguments)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        # `ip netns exec` becomes the program that it is given.
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def wait(self) -> None:
-        """Wait until it takes requests."""
+        """Wait until it accepts requests."""
         assert self._process
         assert self._process.stdout
         assert self._process.stdout.readline(), "it did not start"
@@ -85,8 +54,12 @@ class Board:
     def runs(self) -> bool:
         return self._process is not None
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+
     def end(self, number: signal.Signals) -> None:
-        """Send a signal, and wait for its end."""
+        """Send a signal, and wait for the end of the process."""
         if self._process:
             self._process.send_signal(number)
             self._process.wait(SECONDS)
@@ -94,13 +67,9 @@ class Board:
             self._process.stdout.close()
             self._process = None
 
-    def link(self, state: str) -> None:
-        """Take the cable out of the board, ``down``, or put it back, ``up``: nobody is told, as if it had no power."""
-        _ip("-n", self._namespace, "link", "set", f"b{self._namespace}", state)
-
     def answered(self) -> int:
-        """Requests that it has answered since its start."""
-        # Or it would share the connection of a client that waits before it tries again.
+        """Return the number of requests answered since the start."""
+        # A shared connection may be waiting to reconnect.
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self.url, options) as channel:
             stub = telemetry_pb2_grpc.TelemetryStub(channel)
@@ -109,38 +78,16 @@ class Board:
 
 
 @contextmanager
-def boards(repository: Path, count: int, *arguments: object, namespaces: bool) -> Iterator[list[Board]]:
-    """Servers that take requests, in namespaces of their own or on ports of this host; all is gone in the end."""
+def boards(repository: Path, count: int, *arguments: object) -> Iterator[list[Board]]:
+    """Run servers on ports of this host."""
     with ExitStack() as stack:
-        made = []
-        for number in range(count):
-            url, name = f"127.0.0.1:{free_port()}", ""
-            if namespaces:
-                url, name = stack.enter_context(_namespace(number))
-            board = Board(repository, url, name, arguments)
+        made = [Board(repository, arguments) for _ in range(count)]
+        for board in made:
             stack.callback(board.end, signal.SIGKILL)
             board.start()
-            made.append(board)
         for board in made:
             board.wait()
         yield made
-
-
-@contextmanager
-def _namespace(number: int) -> Iterator[tuple[str, str]]:
-    """A namespace with a cable to this one; its address with a port, and its name."""
-    name = f"fw{os.getpid() % 1_000_000}x{number}"  # names of interfaces have 15 characters at most
-    subnet = f"{_NETWORK}.{number}"
-    _ip("netns", "add", name)
-    try:
-        _ip("link", "add", f"h{name}", "type", "veth", "peer", "name", f"b{name}", "netns", name)
-        _ip("address", "add", f"{subnet}.1/24", "dev", f"h{name}")
-        _ip("link", "set", f"h{name}", "up")
-        _ip("-n", name, "address", "add", f"{subnet}.2/24", "dev", f"b{name}")
-        _ip("-n", name, "link", "set", f"b{name}", "up")
-        yield f"{subnet}.2:8001", name
-    finally:
-        _ip("netns", "del", name)  # the cable goes with it
 
 
 @contextmanager
@@ -150,13 +97,13 @@ def balancer(
     values: Mapping[str, str] = MappingProxyType({}),
     credentials: Credentials | None = None,
 ) -> Iterator[str]:
-    """Run nginx with the configuration that is published, for these servers; yield its address.
+    """Run nginx with the published configuration for three servers; yield its address once it answers a request.
 
     Args:
-        urls: of the servers; three.
+        urls: addresses of the servers.
         directory: for its files.
-        credentials: to ask through it.
-        values: directives in place of those in the file, which has each of them.
+        values: replacements of directives of the configuration.
+        credentials: of the request.
     """
     port = free_port()
     written = CONFIG.read_text()
@@ -184,7 +131,7 @@ def balancer(
 
 
 def reload(directory: Path, old: str, new: str) -> None:
-    """Change the configuration of the balancer that runs there, and wait until it holds for new requests."""
+    """Change the configuration of the balancer, and wait until new requests follow it."""
     config = directory / "nginx.conf"
     written = config.read_text()
     assert old in written, old
@@ -192,13 +139,13 @@ def reload(directory: Path, old: str, new: str) -> None:
     master = int((directory / "nginx.pid").read_text())
     workers = psutil.Process(master).children()
     os.kill(master, signal.SIGHUP)
-    # The old workers take no new connections, and end once theirs are done with.
+    # The old workers end once their connections do.
     psutil.wait_procs(workers, timeout=SECONDS)
 
 
 @contextmanager
 def followed(directory: Path) -> Iterator[None]:
-    """Have the health of the boards followed, for the balancer that runs there."""
+    """Run ``follow_health.py`` for the balancer."""
     command = [sys.executable, str(FOLLOWER), str(directory / "nginx.conf"), f"--pid-file={directory / 'nginx.pid'}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
@@ -215,6 +162,6 @@ def _wait_for_answers(url: str, credentials: Credentials | None, log: Path) -> N
     retries = Retries(attempts=1000, longest_seconds=0.1, budget=1000)
     with Client(url, 10.0, retries=retries, credentials=credentials) as client:
         try:
-            client.infer(ORACLE, QUESTION)
+            client.infer(ORACLE, INPUTS)
         except ServerError as error:
             raise AssertionError(log.read_text()) from error

@@ -1,4 +1,4 @@
-"""Servers of another make on real sockets: they answer what a test tells them to, and count what they are asked."""
+"""Small servers of the protocol on real sockets that answer as a test says and record the requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.pb import inference_pb2 as pb
 
-Behaviour = Callable[[pb.ModelInferRequest, grpc.ServicerContext], pb.ModelInferResponse]
+Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 #: Method to its messages, and whether both sides stream.
 _METHODS = {
     "ModelInfer": (pb.ModelInferRequest, False),
@@ -24,23 +24,21 @@ _METHODS = {
 
 
 def doubled(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
-    """``y``: twice the first input, which is FP32."""
-    shape = request.inputs[0].shape
+    """Return ``y``: twice the first input, which is FP32."""
     response = pb.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
-    response.outputs.add(name="y", datatype="FP32", shape=shape)
+    response.outputs.add(name="y", datatype="FP32", shape=request.inputs[0].shape)
     response.raw_output_contents.append((np.frombuffer(request.raw_input_contents[0], np.float32) * 2).tobytes())
     return response
 
 
 def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9) -> Behaviour:
-    """Refuse so many times, then answer."""
+    """Refuse the first requests, then answer."""
     left = iter(range(times))
 
     def behave(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
         if next(left, None) is None:
             return doubled(request, context)
-        trailer = () if after_ms is None else (("retry-after-ms", str(after_ms)),)
-        context.set_trailing_metadata(trailer)
+        context.set_trailing_metadata(() if after_ms is None else (("retry-after-ms", str(after_ms)),))
         return context.abort(code, "as the test says")
 
     return behave
@@ -55,24 +53,29 @@ class Peer:
 
     def __init__(self, behave: Behaviour) -> None:
         self.behave = behave
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.gone = threading.Event()
         self.url = ""
 
     def unary(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         context.add_callback(self.gone.set)
         return self.behave(request, context)
 
     def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ModelStreamInferResponse]:
         for request in requests:
-            self.asked.append(request)
+            self.requests.append(request)
             yield pb.ModelStreamInferResponse(infer_response=self.behave(request, context))
+
+    def wait(self, request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        """Answer only after the client has gone: a behaviour."""
+        self.gone.wait(10)
+        return doubled(request, context)
 
 
 @contextmanager
 def peer(behave: Behaviour = doubled, port: int = 0) -> Iterator[Peer]:
-    """Serve on loopback while the block runs; the end cuts every call off."""
+    """Serve on loopback while the block runs; its end breaks off every call."""
     one = Peer(behave)
     server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
     handlers = {

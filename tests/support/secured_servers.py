@@ -1,4 +1,4 @@
-"""Certificates, tokens, and servers that ask for them."""
+"""Certificates, tokens, and servers that require them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import grpc
 import msgspec
 import trustme
 
-from edge.security.credentials import call_metadata, channel_credentials
+from edge.security.credentials import channel_credentials
 from edge.security.tokens import new_token
 from edge.server import Ready
 from tests.support.commands import SECONDS
+from tests.support.models import ORACLE_BUNDLE
 
 HOST = "127.0.0.1"
 
 
 class Authority:
-    """An authority of its own, and files of the certificates that it issues.
-
-    Args:
-        directory: where they lie.
-    """
+    """A certificate authority, and the files of its certificates in a directory."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -58,23 +55,18 @@ Pair = tuple[Path, Path]
 
 
 def tokens_file(path: Path, **scopes: Sequence[str]) -> dict[str, str]:
-    """Write a file of fresh tokens, one for each name, and return them."""
+    """Write a file of new tokens, one for each name, and return them."""
     made = {name: new_token(name, of) for name, of in scopes.items()}
-    write_tokens(path, *(line for _, line in made.values()))
-    return {name: secret for name, (secret, _) in made.items()}
-
-
-def write_tokens(path: Path, *lines: Any) -> None:
-    """Write lines of a file of tokens, whole or not at all."""
     scratch = path.with_suffix(".new")
-    scratch.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    scratch.chmod(0o600)
+    scratch.touch(0o600)
+    scratch.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for _, line in made.values()))
     scratch.replace(path)
+    return {name: secret for name, (secret, _) in made.items()}
 
 
 @contextmanager
 def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[Ready]:
-    """Serve a repository while the block runs; everything that the server writes to stderr goes to a file."""
+    """Serve a repository while the block runs; the server's stderr goes to a file."""
     command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     with open(log, "wb") as stderr:
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr)
@@ -89,13 +81,47 @@ def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[
     assert process.returncode == 0, log.read_text()
 
 
+class Secured(NamedTuple):
+    """A server with mutual TLS and tokens, its files, and the certificate of a client."""
+
+    ready: Ready
+    log: Path
+    authority: Authority
+    own: Pair
+    client: Pair
+    tokens: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"{HOST}:{self.ready.grpc_port}"
+
+    def channel(self, client: Pair | None = None) -> grpc.Channel:
+        return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
+
+
+@contextmanager
+def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str]) -> Iterator[Secured]:
+    """Serve the oracle while the block runs; files in ``directory`` have the names of their tokens."""
+    authority = Authority(directory / "authority")
+    own, client = authority.issue(), authority.issue("client")
+    tokens = tokens_file(directory / "tokens", **scopes)
+    for name, token in tokens.items():
+        (directory / name).touch(0o600)
+        (directory / name).write_text(token)
+    (directory / "repository").mkdir()
+    (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
+    options = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
+    options += [f"--tokens={directory / 'tokens'}", f"--cache={directory / 'cache'}"]
+    with logging_server(directory / "repository", directory / "log", *options, *arguments) as ready:
+        yield Secured(ready, directory / "log", authority, own, client, tokens)
+
+
 def secure_channel(port: int, authority: Authority, own: Pair | None = None) -> grpc.Channel:
-    """Connect over TLS, on a connection of its own."""
+    """Return a channel with TLS and a connection of its own."""
     certificate, key = own or (None, None)
     options = [("grpc.use_local_subchannel_pool", 1)]
     return grpc.secure_channel(f"{HOST}:{port}", channel_credentials(authority.file, certificate, key), options)
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call with a token."""
-    return call_metadata(token)
+    return (("authorization", f"Bearer {token}"),)
