@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress
-from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
+from edge.scheduling.tier_selection import DEADLINE, LOAD, PINNED, POLICIES
 
 
 @click.command()

@@ -29,8 +29,8 @@ class Overdue(NamedTuple):
     limit: float
 
     def __str__(self) -> str:
-        lane = self.run.lane
-        return f"a run of {lane.model} (tier {lane.tier}) takes longer than its limit of {self.limit:.1f} s"
+        executor = self.run.executor
+        return f"a run of {executor.model} (tier {executor.tier}) takes longer than its limit of {self.limit:.1f} s"
 
 
 class Health:
@@ -119,13 +119,13 @@ class Health:
         """Return the error of a shutdown that took longer than ``seconds``; it names the runs that still compute."""
         now = time.monotonic()
         runs = [run for run in list(self._runs.now) if run]
-        at = [f"a run of {run.lane.model} (tier {run.lane.tier}) since {now - run.begun:.1f} s" for run in runs]
+        at = [f"a run of {run.executor.model} (tier {run.executor.tier}) since {now - run.begun:.1f} s" for run in runs]
         given = Literally(", ".join(at) or "models that are loaded or closed")
         fix = "Raise --drain-seconds if what was cut short should have ended."
         return DrainTimeout("shutdown", given=given, expected=f"an end within {seconds:g} s", fix=fix)
 
     def _limit(self, run: Run) -> float:
-        usual = run.lane.latency.seconds(run.size, _P99_DEVIATIONS) or 0.0
+        usual = run.executor.latency.seconds(run.size, _P99_DEVIATIONS) or 0.0
         return max(self._watchdog_seconds, _TIMES_P99 * usual)
 
     def _model_problem(self, entry: Entry) -> str:
@@ -134,11 +134,13 @@ class Health:
         overdue = self.overdue()
         if len(overdue) == len(self._runs.now):  # no worker is left for any model
             return str(overdue[0])
-        own = [late for late in overdue if late.run.lane.model == f"{entry.name}:{entry.version}"]
+        own = [late for late in overdue if late.run.executor.model == f"{entry.name}:{entry.version}"]
         return str(own[0]) if own else _broken(entry)
 
 
 def _broken(entry: Entry) -> str:
     model = entry.model  # read once: it may be unloaded at any moment
-    lanes = model.lanes.values() if model else ()
-    return "; ".join(f"tier {lane.tier} fails: {lane.failures.broken}" for lane in lanes if lane.failures.broken)
+    executors = model.executors.values() if model else ()
+    return "; ".join(
+        f"tier {executor.tier} fails: {executor.failures.broken}" for executor in executors if executor.failures.broken
+    )

@@ -95,7 +95,7 @@ def goodput(
 
     Args:
         path: the bundle; its golden inputs are the requests.
-        policies: what the requests ask for; see :mod:`edge.scheduling.elastic`.
+        policies: what the requests ask for; see :mod:`edge.scheduling.tier_selection`.
         factor: offered load, as a multiple of the full tier's capacity.
         seconds: of each burst.
         rounds: bursts of each policy, in turns, so that a noisy neighbour disturbs all alike.

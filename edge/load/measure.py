@@ -20,7 +20,7 @@ from edge.load.report import Group, LoadReport, Memory, Percentiles
 from edge.load.sender import Sender, run
 from edge.load.watch import MemoryWatch
 from edge.load.workload import UNSAID, Shares, Workload
-from edge.scheduling.elastic import PINNED
+from edge.scheduling.tier_selection import PINNED
 
 _CAPACITY_CLIENTS = 8
 _ALONE_REQUESTS = 10

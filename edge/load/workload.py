@@ -17,8 +17,8 @@ from edge.errors import Literally, UsageError
 from edge.load.bench import direct_inputs
 from edge.pb import inference_pb2 as pb
 from edge.programs.cascade import AUTO
-from edge.scheduling.elastic import POLICIES
 from edge.scheduling.job import PRIORITY_LEVELS
+from edge.scheduling.tier_selection import POLICIES
 
 #: Of one bundle: enough to meet all lengths, and bounded whatever the bundle or the file of texts holds.
 _MAX_MESSAGES = 1024

@@ -17,9 +17,9 @@ from edge.programs.program import Program, SingleRun
 from edge.runner import Runner
 from edge.runtimes.build import Loaded
 from edge.runtimes.runtime import Runtime
-from edge.scheduling.batching import Joiner
-from edge.scheduling.elastic import PINNED, ROUTER, Elastic
-from edge.scheduling.lane import Lane, ServingOptions
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.tier_executor import ServingOptions, TierExecutor
+from edge.scheduling.tier_selection import PINNED, ROUTER, TierSelector
 from edge.scheduling.use_count import UseCount
 
 #: Runs of each tier when it is loaded, from which its time is learnt before the first request comes.
@@ -45,8 +45,8 @@ class Model:
         file: the bundle's file that computes it.
         instances: how many runs are computed at once.
         program: computes its requests.
-        lanes: each tier as the scheduler sees it, and the router under ``auto``.
-        elastic: chooses among them.
+        executors: of each tier, and of the router under ``auto``.
+        selector: chooses among them.
         use: counts the users of the runners.
         inputs: what a client may send, by name: the graph's inputs, and the text that may stand for some of them.
         outputs: what a client may ask for, by name: the graph's outputs, and what is made of them.
@@ -80,8 +80,8 @@ class Model:
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.optional = {*(spec.name for spec in texts), *(self._preprocess.outputs if self._preprocess else ())}
         self.program = self._program()
-        self.lanes = self._lanes(options)
-        self.elastic = Elastic(self.name, self.lanes, options.policy or self._default_policy)
+        self.executors = self._executors(options)
+        self.selector = TierSelector(self.name, self.executors, options.policy or self._default_policy)
         self._golden = bundle.goldens
 
     @property
@@ -101,17 +101,17 @@ class Model:
 
     def measure(self) -> None:
         """Learn how long each tier takes for one golden row, or the whole golden set where it has no rows."""
-        for name, lane in self.lanes.items():
+        for name, executor in self.executors.items():
             inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
                 begun = time.perf_counter()
-                computed = self.program.compute(inputs, lane.options)
+                computed = self.program.compute(inputs, name)
                 seconds = time.perf_counter() - begun
-                lane.latency.observe(lane.joiner.size(inputs), seconds, computed.repeats)
+                executor.latency.observe(executor.assembler.size(inputs), seconds, computed.repeats)
 
-    def golden_row(self, lane: str) -> dict[str, Array]:
-        """Return inputs that a lane must be able to compute: one golden row, or the whole set where it has no rows."""
-        golden = self._golden[self.full_tier if lane == AUTO else lane]
+    def golden_row(self, tier: str) -> dict[str, Array]:
+        """Return inputs that a tier must be able to compute: one golden row, or the whole set where it has no rows."""
+        golden = self._golden[self.full_tier if tier == AUTO else tier]
         return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
 
     def close(self) -> None:
@@ -140,27 +140,27 @@ class Model:
         program = self.manifest.program
         return Cascade(program, runners) if program else SingleRun(runners)
 
-    def _lanes(self, options: ServingOptions) -> dict[str, Lane]:
-        joiner = Joiner.of(self.manifest, few_shapes=self.runtime.few_shapes)
+    def _executors(self, options: ServingOptions) -> dict[str, TierExecutor]:
+        assembler = BatchAssembler.of(self.manifest, few_shapes=self.runtime.few_shapes)
         delay_us = (
             self._serving.max_queue_delay_us if options.max_queue_delay_us is None else options.max_queue_delay_us
         )
         program = self.manifest.program
-        lanes = {}
+        executors = {}
         for name in [*self.tiers, *([AUTO] if program else [])]:
             own = [program.lean, program.full] if program and name == AUTO else [name]
             joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
-            lanes[name] = Lane(
+            executors[name] = TierExecutor(
                 name,
                 self.program,
-                joiner,
+                assembler,
                 max_rows=self.manifest.max_batch_size if joined else 0,
                 max_delay_seconds=delay_us / 1e6,
                 preferred_rows=self._serving.preferred_batch_sizes,
                 model=f"{self.name}:{self.version}",
                 on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in own),
             )
-        return lanes
+        return executors
 
     def prepare(self, arrays: Mapping[str, Array]) -> Feeds:
         """Check a request's tensors against the batch limit and the profile, and preprocess them.

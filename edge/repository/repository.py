@@ -12,8 +12,8 @@ from edge.repository.directory import Directory, Key, name_of
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.model import Model
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import ServingOptions
 
 #: 18 digits fit into 64 bits; Python refuses to convert thousands of them.
 _VERSION_DIGITS = 18

@@ -21,7 +21,7 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
 from edge.programs.cascade import AUTO, Cascade
-from edge.programs.program import Options, Program, SingleRun
+from edge.programs.program import Program, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_device import shared_device
@@ -86,7 +86,7 @@ def questions(repository: Path) -> list[Question]:
         for tier in [*runners, *([AUTO] if manifest.program else [])]:
             for rows in (1, 1, 1, 2, 3, 5, 8):
                 inputs = some_inputs(manifest.name, rows, random)
-                outputs = program.compute(inputs, Options(tier)).outputs
+                outputs = program.compute(inputs, tier).outputs
                 asked.append(
                     Question(manifest.name, tier, inputs, outputs, 2e-2 if "attention" in manifest.name else 1e-4)
                 )

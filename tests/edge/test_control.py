@@ -28,8 +28,8 @@ from edge.repository.directory import Directory
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import ServingOptions
 from tests.support.busy_model import busy
 from tests.support.growth import slope
 from tests.support.inference_service import running_service

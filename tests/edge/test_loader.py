@@ -27,8 +27,8 @@ from edge.runtimes import table
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import ServingOptions
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.models import DATA, oracle_golden, write_oracle_bundle
 from tests.support.text_model import write_sentiment_bundle
@@ -151,7 +151,7 @@ async def test_others_are_served_while_a_model_is_built_until_the_build_is_ended
     assert re.fullmatch(r"BUILDING \d+ %(, \d+ (s|min) left)? \(tier full\)", entry.reason)
     (other,) = repository.named(NEXT)
     assert other.model
-    computed = other.model.program.compute(oracle_golden().inputs, other.model.lanes["full"].options)
+    computed = other.model.program.compute(oracle_golden().inputs, "full")
     np.testing.assert_array_equal(computed.outputs["value"], oracle_golden().outputs["value"])
     if ending == "unload":
         await control.unload_model("sentiment")
