@@ -27,8 +27,8 @@ from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.runtimes.table import choose
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import ServingOptions
 from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 from edge.security.rate import RateLimit

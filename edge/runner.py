@@ -1,4 +1,4 @@
-"""The contract of a loaded model: tensors in, tensors out, each on the host or kept on the device."""
+"""Interface of a loaded model: tensors in, tensors out, on the host or kept on the device."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from edge.errors import InvalidRequest, Literally
 
 
 class Handle(Protocol):
-    """A tensor on a runner's device. It never changes, and is freed with its last reference.
-
-    Attributes:
-        datatype: the protocol's name of its type, such as ``FP32``.
-        shape: its shape.
-    """
+    """An immutable tensor on a runner's device, freed with its last reference."""
 
     @property
-    def datatype(self) -> str: ...
+    def datatype(self) -> str:
+        """The protocol's name of its type, such as ``FP32``."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     def numpy(self) -> Array:
         """Return a copy on the host."""
-        ...
 
 
 #: A tensor on the host or on the device.
@@ -41,10 +36,10 @@ class Runner(Protocol):
     may.
 
     Attributes:
-        platform: Triton's name for what runs, for example ``onnxruntime_onnx`` or ``tensorrt_plan``.
-        device: where it runs, ``CPU`` or ``GPU``.
-        inputs: what :meth:`infer` takes.
-        outputs: what it returns.
+        platform: Triton's name of the runtime, for example ``onnxruntime_onnx`` or ``tensorrt_plan``.
+        device: ``CPU`` or ``GPU``.
+        inputs: of the graph.
+        outputs: of the graph.
     """
 
     @property
@@ -65,7 +60,6 @@ class Runner(Protocol):
         Raises:
             RunnerError: the runtime failed; its text is in the log.
         """
-        ...
 
     def upload(self, array: Array) -> Handle:
         """Copy an array to the device.
@@ -73,7 +67,6 @@ class Runner(Protocol):
         Raises:
             InvalidRequest: the array is BYTES, which exist only on the host.
         """
-        ...
 
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs like :meth:`infer`, from tensors on either side, and keep some outputs on the device.
@@ -81,31 +74,24 @@ class Runner(Protocol):
         A loop feeds a kept output of one run into the next, and the state never crosses to the host.
 
         Args:
-            feeds: input name to an array, or to a handle from any runner of the same runtime.
-            keep: the outputs to return as handles.
+            feeds: arrays, or handles from any runner of the same runtime, by input.
+            keep: outputs to return as handles.
 
         Raises:
             InvalidRequest: an input is missing or unknown, or has the wrong datatype or shape; or ``keep`` names no
                 output.
             RunnerError: the runtime failed; its text is in the log.
         """
-        ...
 
     def close(self) -> None:
-        """Free the device memory. Neither the runner nor its handles may be used afterwards."""
-        ...
+        """Free the device memory. The runner and its handles are invalid afterwards."""
 
 
 class Pending(Protocol):
     """A run that has been started."""
 
     def result(self) -> dict[str, Array]:
-        """Wait for the run, and return all outputs. The arrays belong to the caller.
-
-        Raises:
-            RunnerError: the runtime failed; its text is in the log.
-        """
-        ...
+        """Wait for the run, and return all outputs; see :meth:`Runner.infer`."""
 
 
 @runtime_checkable
@@ -119,14 +105,13 @@ class OverlappingRunner(Runner, Protocol):
             InvalidRequest: as :meth:`Runner.run`.
             RunnerError: the runtime failed; its text is in the log.
         """
-        ...
 
 
 def check_feeds(runner: Runner, feeds: Mapping[str, Tensor], keep: Collection[str], subject: str) -> None:
-    """Check what :meth:`Runner.run` is given against the tensors of its graph.
+    """Check the arguments of :meth:`Runner.run` against the tensors of the graph.
 
     Raises:
-        InvalidRequest: they do not fit.
+        InvalidRequest: a name, datatype or shape does not match; the message starts with ``subject``.
     """
     names = [spec.name for spec in runner.inputs]
     if feeds.keys() != set(names):

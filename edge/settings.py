@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from edge.errors import Literally, UsageError
 from edge.instruments.logs import FORMATS, LEVELS
-from edge.scheduling.elastic import POLICIES
 from edge.scheduling.scheduler import DEFAULT_MAX_QUEUE_BYTES
+from edge.scheduling.tier_selection import POLICIES
 from edge.security.rate import Rate, parse_rate
 
 T = TypeVar("T")

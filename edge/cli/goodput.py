@@ -8,7 +8,7 @@ import click
 
 from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json, progress
-from edge.scheduling.elastic import DEADLINE, LOAD, PINNED, POLICIES
+from edge.scheduling.tier_selection import DEADLINE, LOAD, PINNED, POLICIES
 
 _FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_ms", "lag_p99_ms", "tiers")
 

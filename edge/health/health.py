@@ -117,7 +117,7 @@ class Health:
         return [(run, now - run.begun) for run in list(self._runs.now) if run]
 
     def _limit(self, run: Run) -> float:
-        usual = run.lane.latency.seconds(run.size, _P99_DEVIATIONS) or 0.0
+        usual = run.executor.latency.seconds(run.size, _P99_DEVIATIONS) or 0.0
         return max(self._watchdog_seconds, _TIMES_P99 * usual)
 
     def _model_problem(self, entry: Entry) -> str:
@@ -126,15 +126,17 @@ class Health:
         overdue = self.overdue()
         if len(overdue) == len(self._runs.now):  # every worker is stuck
             return str(overdue[0])
-        own = [late for late in overdue if late.run.lane.model == f"{entry.name}:{entry.version}"]
+        own = [late for late in overdue if late.run.executor.model == f"{entry.name}:{entry.version}"]
         return str(own[0]) if own else _broken(entry)
 
 
 def _name(run: Run) -> str:
-    return f"a run of {run.lane.model} (tier {run.lane.tier})"
+    return f"a run of {run.executor.model} (tier {run.executor.tier})"
 
 
 def _broken(entry: Entry) -> str:
     model = entry.model  # read once: it may be unloaded at any moment
-    lanes = model.lanes.values() if model else ()
-    return "; ".join(f"tier {lane.tier} fails: {lane.failures.broken}" for lane in lanes if lane.failures.broken)
+    executors = model.executors.values() if model else ()
+    return "; ".join(
+        f"tier {executor.tier} fails: {executor.failures.broken}" for executor in executors if executor.failures.broken
+    )

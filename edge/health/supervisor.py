@@ -13,8 +13,8 @@ from edge.health.systemd import Notifier
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.job import Job
-from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import TierExecutor
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Supervisor:
         self._problems: list[str] = []
         self._status = ""
         self._pinged = 0.0
-        self._probes: dict[Lane, asyncio.Task[None]] = {}
+        self._probes: dict[TierExecutor, asyncio.Task[None]] = {}
 
     def publish(self) -> None:
         """Publish the health of every service and model that has changed since the last call."""
@@ -104,14 +104,14 @@ class Supervisor:
     def _probe_suspects(self) -> None:
         """Run the golden row of each suspect tier, which tells a broken tier from bad requests."""
         for model in [entry.model for entry in self._repository if entry.model]:
-            for name, lane in model.lanes.items():
-                if lane.failures.suspect and lane not in self._probes:
+            for name, executor in model.executors.items():
+                if executor.failures.suspect and executor not in self._probes:
                     task = asyncio.create_task(self._probe_tier(model, name))
-                    self._probes[lane] = task
-                    task.add_done_callback(lambda _, lane=lane: self._probes.pop(lane))  # type: ignore[misc]
+                    self._probes[executor] = task
+                    task.add_done_callback(lambda _, executor=executor: self._probes.pop(executor))  # type: ignore[misc]
 
     async def _probe_tier(self, model: Model, name: str) -> None:
-        lane, inputs = model.lanes[name], model.golden_row(name)
+        executor, inputs = model.executors[name], model.golden_row(name)
         if not model.use.take():
             return
         ended = asyncio.Event()
@@ -121,7 +121,7 @@ class Supervisor:
             loop.call_soon_threadsafe(ended.set)
 
         rows = len(next(iter(inputs.values())))
-        job = Job(lane, inputs, rows, use=model.use, deliver=deliver)
+        job = Job(executor, inputs, rows, use=model.use, deliver=deliver)
         try:
             if not self._scheduler.submit(job):
                 await ended.wait()
@@ -132,5 +132,5 @@ class Supervisor:
             if error is None:
                 return
             if isinstance(error, RunnerError) or not isinstance(error, RequestError):
-                lane.failures.mark_broken(f"{type(error).__name__}: {error}")
+                executor.failures.mark_broken(f"{type(error).__name__}: {error}")
         await asyncio.sleep(_PROBE_SECONDS)

@@ -91,7 +91,7 @@ def goodput(
 
     Args:
         path: the bundle.
-        policies: for the requests; see :mod:`edge.scheduling.elastic`.
+        policies: for the requests; see :mod:`edge.scheduling.tier_selection`.
         factor: load, as a multiple of the full tier's capacity.
         seconds: length of each burst.
         rounds: bursts of each policy, in turns, so that other load on the machine affects all policies alike.

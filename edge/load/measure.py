@@ -20,7 +20,7 @@ from edge.load.record import Record
 from edge.load.report import LoadReport, Memory, report_of
 from edge.load.sender import Sender, run
 from edge.load.workload import Workload
-from edge.scheduling.elastic import PINNED
+from edge.scheduling.tier_selection import PINNED
 
 _CAPACITY_CLIENTS = 8
 _ALONE_REQUESTS = 10

@@ -15,7 +15,7 @@ from edge.load.inputs import golden_inputs, text_inputs
 from edge.load.plan import Plan
 from edge.pb import inference_pb2 as pb
 from edge.programs.cascade import AUTO
-from edge.scheduling.elastic import POLICIES
+from edge.scheduling.tier_selection import POLICIES
 
 #: Limit of messages kept for each bundle, whatever its golden set holds.
 _MAX_MESSAGES = 1024

@@ -1,1 +1,1 @@
-"""Programs: how a request is computed from one or several runners."""
+"""Programs: computation of a request with one or several runners."""

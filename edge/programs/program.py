@@ -1,4 +1,4 @@
-"""The contract of every program: inputs and options in, outputs and facts about each row out."""
+"""Interface of a program, which computes a request with one or several runners, and the program of a single run."""
 
 from __future__ import annotations
 
@@ -12,53 +12,39 @@ from edge.runner import OverlappingRunner, Runner
 
 #: The fact that names the tier that answered a row.
 TIER: Final = "tier"
-_NO_FACTS: Final[Mapping[str, Array]] = MappingProxyType({})
 
 
 class Options(NamedTuple):
-    """How one request is to be computed. Requests share a run only where their options are equal.
+    """How to compute one request. Requests share a run only if their options are equal."""
 
-    Attributes:
-        tier: the name of a tier, or of the program's own choice among them.
-    """
-
-    tier: str
+    tier: str  # its name, or that of the program's own choice of tiers
 
 
 class Computed(NamedTuple):
-    """The result of one run.
+    """The result of one run."""
 
-    Attributes:
-        outputs: of the graph, rows first where the model has a batch dimension.
-        facts: what happened to each row, [rows] each, such as the tier that answered it.
-        repeats: how often the program repeated its basic step, 1 or more; the time of a run is proportional to it.
-    """
-
-    outputs: dict[str, Array]
-    facts: Mapping[str, Array] = _NO_FACTS
-    repeats: float = 1.0
+    outputs: dict[str, Array]  # of the graph, rows first if the model has a batch dimension
+    facts: Mapping[str, Array] = MappingProxyType({})  # about each row, [rows] each, such as the tier that answered it
+    repeats: float = 1.0  # of the program's basic step, 1 or more; the time of a run is proportional to it
 
 
 class Program(ABC):
-    """Computes the requests of one model.
-
-    It runs on the device's thread, or on several threads at once where the device is the CPU.
-    """
+    """Computes the requests of one model, on the device's thread, or on several threads at once on the CPU."""
 
     @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        """Run the model once for one request, or for several that were joined.
+        """Compute one request, or several whose inputs were joined.
 
         Raises:
             RequestError: as :meth:`edge.runner.Runner.infer`.
         """
 
     def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
-        """Start a run on a device that computes it by itself, so that the caller can prepare the next one meanwhile.
+        """Start a run on a device that computes by itself, so that the caller can prepare the next one meanwhile.
 
         Returns:
-            A function that waits for the result of the run, to be called in the order of the starts; None where only
-            :meth:`compute` will do.
+            A function that waits for the result, to be called in the order of the starts; None if the run cannot be
+            started, only computed.
 
         Raises:
             RequestError: as :meth:`compute`, as does the function.
@@ -70,19 +56,19 @@ class SingleRun(Program):
     """Runs one tier once: the program of every bundle that names no other.
 
     Args:
-        runners: of the tiers, by name.
+        runners: by tier.
     """
 
     def __init__(self, runners: Mapping[str, Runner]) -> None:
-        self._infer = {tier: runner.infer for tier, runner in runners.items()}
+        self._runners = runners
         self._start = {tier: runner.start for tier, runner in runners.items() if isinstance(runner, OverlappingRunner)}
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        """Run the tier that the options name."""
-        return Computed(self._infer[options.tier](inputs))
+        """Run the tier; see :meth:`Program.compute`."""
+        return Computed(self._runners[options.tier].infer(inputs))
 
     def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
-        """Start the tier that the options name; see :meth:`Program.start`."""
+        """Start the tier; see :meth:`Program.start`."""
         start = self._start.get(options.tier)
         if not start:
             return None

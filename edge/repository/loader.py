@@ -20,8 +20,8 @@ from edge.runtimes.build import Loaded, build_with, find_build, is_built, load_w
 from edge.runtimes.build_child import stopped
 from edge.runtimes.runtime import BuildProgress, Runtime, Source
 from edge.runtimes.table import choose, first_that_works
-from edge.scheduling.lane import ServingOptions
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import ServingOptions
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from edge.programs.program import Program, SingleRun
 from edge.runner import Runner
 from edge.runtimes.build import Loaded
 from edge.runtimes.runtime import Runtime
-from edge.scheduling.batching import Joiner
-from edge.scheduling.elastic import PINNED, ROUTER, Elastic
-from edge.scheduling.lane import Lane, ServingOptions
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.tier_executor import ServingOptions, TierExecutor
+from edge.scheduling.tier_selection import PINNED, ROUTER, TierSelector
 from edge.scheduling.use_count import UseCount
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
@@ -41,8 +41,8 @@ class Model:
         file: the ONNX file of the full tier.
         instances: the number of concurrent runs.
         program: computes its requests.
-        lanes: the tiers, and the router under ``auto``, as the scheduler sees them.
-        elastic: chooses among them.
+        executors: the tiers, and the router under ``auto``, as the scheduler sees them.
+        selector: chooses among them.
         use: counts the users of the runners.
         inputs: the tensors that a client may send, by name: the graph's inputs and the text that replaces some of them.
         outputs: the tensors that a client may request, by name.
@@ -78,9 +78,9 @@ class Model:
         runners = {name: loaded.runner for name, loaded in self.tiers.items()}
         program, self._serving = bundle.manifest.program, bundle.manifest.serving or Serving()
         self.program: Program = Cascade(program, runners) if program else SingleRun(runners)
-        self.lanes = self._lanes(options)
+        self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if program and program.default else PINNED)
-        self.elastic = Elastic(self.name, self.lanes, options.policy or default_policy)
+        self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
         self._golden = bundle.goldens
 
     @property
@@ -100,17 +100,17 @@ class Model:
 
     def measure(self) -> None:
         """Measure the latency of each tier for one golden row, or the whole golden set where it has no rows."""
-        for name, lane in self.lanes.items():
+        for name, executor in self.executors.items():
             inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
                 begun = time.perf_counter()
-                computed = self.program.compute(inputs, lane.options)
+                computed = self.program.compute(inputs, executor.options)
                 seconds = time.perf_counter() - begun
-                lane.latency.observe(lane.joiner.size(inputs), seconds, computed.repeats)
+                executor.latency.observe(executor.assembler.size(inputs), seconds, computed.repeats)
 
-    def golden_row(self, lane: str) -> dict[str, Array]:
-        """Return golden inputs of a lane: one row, or the whole set where it has no rows."""
-        golden = self._golden[self.full_tier if lane == AUTO else lane]
+    def golden_row(self, tier: str) -> dict[str, Array]:
+        """Return golden inputs of a tier: one row, or the whole set where it has no rows."""
+        golden = self._golden[self.full_tier if tier == AUTO else tier]
         return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
 
     def close(self) -> None:
@@ -125,28 +125,28 @@ class Model:
         for loaded in self.tiers.values():
             loaded.runner.close()
 
-    def _lanes(self, options: ServingOptions) -> dict[str, Lane]:
-        joiner = Joiner.of(self.manifest, few_shapes=self.runtime.few_shapes)
+    def _executors(self, options: ServingOptions) -> dict[str, TierExecutor]:
+        assembler = BatchAssembler.of(self.manifest, few_shapes=self.runtime.few_shapes)
         delay_us = options.max_queue_delay_us
         if delay_us is None:
             delay_us = self._serving.max_queue_delay_us
         program = self.manifest.program
-        lanes = {}
+        executors = {}
         for name in [*self.tiers, *([AUTO] if program else [])]:
             own = (program.lean, program.full) if name == AUTO and program else (name,)
             # A tier whose rows depend on one another gives every request its own run.
             joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
-            lanes[name] = Lane(
+            executors[name] = TierExecutor(
                 name,
                 self.program,
-                joiner,
+                assembler,
                 max_rows=self.manifest.max_batch_size if joined else 0,
                 max_delay_seconds=delay_us / 1e6,
                 preferred_rows=self._serving.preferred_batch_sizes,
                 model=f"{self.name}:{self.version}",
                 on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in own),
             )
-        return lanes
+        return executors
 
     def prepare(self, arrays: Mapping[str, Array]) -> Feeds:
         """Check a request's tensors against the batch limit and the profile, and preprocess them.

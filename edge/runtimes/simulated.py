@@ -1,4 +1,4 @@
-"""A simulated accelerator: the real outputs from the CPU, in the time and on the schedule of a GPU."""
+"""Simulated accelerator: the outputs of the CPU, in the time and on the schedule of a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.runner import Handle, Runner, Tensor
 from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
@@ -15,63 +15,43 @@ from edge.runtimes.runtime import Product, Source, Suitability
 
 _MAX_RUN_MS = 60_000.0
 
-
-#: Of each thread that owns a device: when its last run ends, by ``time.perf_counter()``.
+#: For each thread that owns a device: the end of its last run, by ``time.perf_counter()``.
 _device = threading.local()
 
 
 class SimulatedRun:
-    """A run of the simulated accelerator: its outputs, and when it is over.
-
-    Args:
-        outputs: of the model.
-        end: by ``time.perf_counter()``.
-    """
+    """A run of the simulated accelerator that ends at a time of ``time.perf_counter()``."""
 
     def __init__(self, outputs: dict[str, Array], end: float) -> None:
         self._outputs = outputs
         self._end = end
 
     def result(self) -> dict[str, Array]:
-        """Sleep until the run is over; see :meth:`edge.runner.Pending.result`."""
+        """Sleep until the run ends; see :meth:`edge.runner.Pending.result`."""
         _sleep_until(self._end)
         return self._outputs
 
 
 class SimulatedRunner:
-    """A runner whose every run lasts at least a fixed time, of which it sleeps what its model does not compute.
-
-    Args:
-        model: computes the outputs.
-        run_ms: the duration of a run, in milliseconds.
-    """
+    """A runner whose runs take at least ``run_seconds``; it sleeps for the time that its model does not compute."""
 
     platform = "simulated_onnx"
     device = "GPU"
 
-    def __init__(self, model: Runner, run_ms: float) -> None:
+    def __init__(self, model: Runner, run_seconds: float) -> None:
         self._model = model
-        self._run_seconds = run_ms / 1e3
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs of the model."""
-        return self._model.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs of the model."""
-        return self._model.outputs
+        self._run_seconds = run_seconds
+        self.inputs = model.inputs
+        self.outputs = model.outputs
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute all outputs; see :meth:`edge.runner.Runner.infer`."""
         return self.start(feeds).result()
 
     def start(self, feeds: Mapping[str, Array]) -> SimulatedRun:
-        """Start a run behind those that were started before; see :meth:`edge.runner.OverlappingRunner.start`."""
+        """Start a run behind the previous ones; see :meth:`edge.runner.OverlappingRunner.start`."""
         begun = time.perf_counter()
-        outputs = self._model.infer(feeds)
-        return SimulatedRun(outputs, self._end(begun))
+        return SimulatedRun(self._model.infer(feeds), self._end(begun))
 
     def upload(self, array: Array) -> Handle:
         """Copy an array; see :meth:`edge.runner.Runner.upload`."""
@@ -98,10 +78,10 @@ class SimulatedRunner:
 class Simulated(OnnxRuntimeCpu):
     """ONNX Runtime on the CPU under the rules of a GPU: one thread, and runs of a fixed duration.
 
-    It rehearses and measures the schedule of a GPU on a machine without one, and leaves the processor to the server.
+    It rehearses the schedule of a GPU on a machine without one, and leaves the processor to the server.
 
     Raises:
-        UsageError: the parameter is no number of milliseconds above 0.
+        UsageError: the parameter is not a number of milliseconds above 0.
     """
 
     name = "simulated"
@@ -111,7 +91,17 @@ class Simulated(OnnxRuntimeCpu):
 
     def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:
         super().__init__(parameter, reason)
-        self._run_ms = _milliseconds(parameter)
+        try:
+            self._run_ms = float(parameter)
+        except ValueError:
+            self._run_ms = math.nan
+        if not 0 < self._run_ms <= _MAX_RUN_MS:
+            raise UsageError(
+                f"--target {self.name}",
+                given=parameter or Literally("no duration"),
+                expected=f"the milliseconds of a run, above 0 and at most {_MAX_RUN_MS:.0f}",
+                fix=f"Write {self.name}:1 for runs of one millisecond.",
+            )
 
     @classmethod
     def suitability(cls) -> Suitability | None:
@@ -120,23 +110,8 @@ class Simulated(OnnxRuntimeCpu):
 
     def load(self, source: Source, built: Product | None) -> Runner:
         """Load the model for the CPU; see :meth:`edge.runtimes.runtime.Runtime.load`."""
-        return SimulatedRunner(super().load(source, built), self._run_ms)
+        return SimulatedRunner(super().load(source, built), self._run_ms / 1e3)
 
 
 def _sleep_until(end: float) -> None:
     time.sleep(max(end - time.perf_counter(), 0))
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= _MAX_RUN_MS:
-        raise UsageError(
-            f"--target {Simulated.name}",
-            given=text or Literally("no duration"),
-            expected=f"the milliseconds of a run, above 0 and at most {_MAX_RUN_MS:.0f}",
-            fix=f"Write {Simulated.name}:1 for runs of one millisecond.",
-        )
-    return value

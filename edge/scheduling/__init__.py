@@ -1,1 +1,1 @@
-"""Scheduling: admission, queueing, batching, and the choice of tiers."""
+"""Scheduling: admission, queueing, batching, and the selection of tiers."""

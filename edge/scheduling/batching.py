@@ -1,4 +1,4 @@
-"""Batch formation: compatible requests, their joined inputs, and the outputs split again."""
+"""Batch assembly: which requests may share a run, their joined inputs, and their parts of the outputs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edge.errors import Literally, RunnerError
 _SHORTEST_BUCKET = 8
 
 
-class Joiner:
+class BatchAssembler:
     """Joins the inputs of requests to one model along their first dimension.
 
     Args:
         inputs: of the graph.
-        padding: for each input that may be padded to a common length, [rows, tokens], the value to pad it with. Without
-            any, only requests of equal shapes are joined.
-        longest: pad every run to the end of its bucket, and to this length at most; 0 pads to the longest request.
+        padding: padding value of each input, [rows, tokens], that may be padded to a common length. Without any, only
+            requests of equal shapes are joined.
+        longest: pad every run to the end of its length bucket, at most to this; 0 pads to the longest request.
 
     Attributes:
         pads_alone: whether the inputs of a single request need :meth:`join`, too.
@@ -35,15 +35,11 @@ class Joiner:
         self._dynamic = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
 
     @classmethod
-    def of(cls, manifest: Manifest, *, few_shapes: bool = False) -> Joiner:
-        """Return the joiner of a model: it pads what the model's tokenizer would have padded, and nothing else.
+    def of(cls, manifest: Manifest, *, few_shapes: bool = False) -> BatchAssembler:
+        """Return the assembler of a model, which pads what the model's tokenizer would have padded, and nothing else.
 
-        Where an output depends on the length, nothing is padded, so that it need not be cut; nor where another input
-        has a length of its own.
-
-        Args:
-            manifest: of the model.
-            few_shapes: whether to pad every run to the end of its bucket.
+        Nothing is padded if an output depends on the length, since it would have to be cut, or if another input has a
+        length of its own. With ``few_shapes``, every run is padded to the end of its bucket.
         """
         step = manifest.preprocess
         if not isinstance(step, TokenizerPreprocess) or not manifest.max_batch_size:
@@ -57,7 +53,7 @@ class Joiner:
         return cls(manifest.inputs, padding, longest)
 
     def key(self, inputs: Mapping[str, Array]) -> Hashable:
-        """Return what two requests must have in common to be joined: names, datatypes, shapes, and a like length."""
+        """Return a key that is equal for requests that can be joined: names, datatypes, shapes, and length bucket."""
         length = self._length(inputs)
         parts: list[Hashable] = [_bucket(length)] if length else []
         for name, array in sorted(inputs.items()):
@@ -65,11 +61,11 @@ class Joiner:
         return tuple(parts)
 
     def size(self, inputs: Mapping[str, Array]) -> int:
-        """Return what the time of a run grows with: rows, rows times tokens, or whatever else a request chooses."""
+        """Return the number of elements that the time of a run grows with: the largest product of dynamic axes."""
         return max(int(prod(inputs[name].shape[axis] for axis in axes)) for name, axes in self._dynamic.items())
 
     def join(self, requests: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        """Return the inputs of one run for requests of one :meth:`key`, in their order."""
+        """Return the inputs of one run for requests with equal :meth:`key`, in their order."""
         length = max(map(self._length, requests))
         width = min(_bucket(length), self._longest) if length else 0
         return {name: self._joined(name, [inputs[name] for inputs in requests], width) for name in requests[0]}
@@ -80,7 +76,7 @@ class Joiner:
         widths = {width or arrays[0].shape[1], *(array.shape[1] for array in arrays)} if value is not None else set()
         if len(widths) < 2:
             return np.concatenate(arrays)
-        joined = np.full((sum(len(array) for array in arrays), max(widths)), value, arrays[0].dtype)
+        joined = np.full((sum(map(len, arrays)), max(widths)), value, arrays[0].dtype)
         row = 0
         for array in arrays:
             joined[row : row + len(array), : array.shape[1]] = array
@@ -88,13 +84,13 @@ class Joiner:
         return joined
 
     def _length(self, inputs: Mapping[str, Array]) -> int:
-        """Return the tokens of a row; 0 where nothing is padded, or the inputs disagree, which the graph must tell."""
+        """Return the tokens of a row; 0 without padding, or if the inputs disagree, which the graph rejects."""
         lengths = {inputs[name].shape[1] for name in self._padding}
         return int(lengths.pop()) if len(lengths) == 1 else 0
 
 
 def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    """Return each request's part of the outputs of a joined run; the parts share memory with them.
+    """Return each request's part of the outputs of a joined run, as views.
 
     Args:
         outputs: of the run, rows first.
@@ -106,9 +102,12 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
     total = sum(rows)
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != total:
-            given = Literally(f"{list(array.shape)} for {total} rows")
-            fix = "The model mixes its rows; serve it with max_batch_size 0."
-            raise RunnerError(f"output {name!r}", given=given, expected="a row for each row", fix=fix)
+            raise RunnerError(
+                f"output {name!r}",
+                given=Literally(f"shape {list(array.shape)} for {total} rows"),
+                expected="one row for each row of the inputs",
+                fix="The model mixes its rows; serve it with max_batch_size 0.",
+            )
     ends = list(accumulate(rows))
     return [
         {name: array[end - count : end] for name, array in outputs.items()}
@@ -117,7 +116,7 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
 
 
 def byte_size(inputs: Mapping[str, Array]) -> int:
-    """Return the bytes that the inputs of a request hold while it waits; texts count their contents."""
+    """Return the bytes that the inputs of a request hold while it waits; of texts, those of their contents."""
     return sum(
         sum(map(len, array.ravel().tolist())) if array.dtype.kind == "O" else prod(array.shape) * array.itemsize
         for array in inputs.values()

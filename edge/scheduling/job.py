@@ -1,9 +1,10 @@
-"""One request from the check of its tensors to its answer."""
+"""A request in the scheduler, from its submission to its answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -12,177 +13,102 @@ from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Literally
 from edge.instruments.snapshot import Timings
 from edge.instruments.statistics import ModelStatistics
+from edge.programs.program import Options
 from edge.scheduling.batching import byte_size
-from edge.scheduling.drift import Promise
-from edge.scheduling.lane import Lane
+from edge.scheduling.latency import LatencyEstimate
+from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.use_count import UseCount
 
-#: Priority 1 is the highest; a request that names none, or 0, has the default.
+#: Priority 1 is the highest; a request without a priority, or with 0, has the default.
 PRIORITY_LEVELS: Final = 10
 DEFAULT_PRIORITY: Final = 5
 
 
 class Answer(NamedTuple):
-    """The result of one job: its rows of the outputs of the graph, and its rows of the program's facts.
-
-    Attributes:
-        outputs: by name.
-        facts: by name, [rows] each.
-        nonfinite: the outputs that hold a NaN or an infinity.
-    """
+    """The rows of one job of the outputs of the graph and of the program's facts, by name."""
 
     outputs: dict[str, Array]
-    facts: Mapping[str, Array]
-    nonfinite: tuple[str, ...] = ()
+    facts: Mapping[str, Array]  # [rows] each
+    nonfinite: tuple[str, ...] = ()  # names of the outputs that contain a NaN or an infinity
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A request on its way through the scheduler.
 
-    A job ends in one of three ways: with an ``answer``, with an ``error``, or dropped, because it was cancelled before
-    its run began. In the first two cases ``deliver`` is called with it, once, unless
-    :meth:`edge.scheduling.scheduler.Scheduler.submit` says that it ended at once.
-
-    Args:
-        lane: the tier that computes it.
-        inputs: of the graph, checked.
-        rows: of the inputs.
-        deliver: called with jobs that have ended, on the thread that ended them. Jobs of one run that have the same
-            ``deliver`` are delivered together.
-        priority: 1 to :data:`PRIORITY_LEVELS`.
-        deadline: ``time.monotonic()`` seconds at which the answer is too late.
-        use: the use count of the model, of which the job is a user until its run is over or will not be.
-        statistics: where runs are counted.
-        size, size_bytes, shapes: as below, where they are known already.
-
-    Attributes:
-        options: how the program computes it.
-        size: what the time of its run grows with.
-        order: by what waiting requests are sorted, once it waits: priority, then arrival.
-        ready_at: ``time.monotonic()`` seconds until which it may wait for others to join it.
-        cancelled: whether nobody wants the answer any more.
-        started: whether its run has begun.
-        batch_rows: of the run that answered it; 0 before.
-        computed_ns: when its run ended, by ``time.perf_counter_ns()``; 0 before.
-        nonfinite: 1 where its answer holds a NaN or an infinity, else 0.
-        promise: what it was let in with; None where it had no deadline, or did not have to wait.
-        answer: its result; None while there is none.
-        error: why there is none; None while that is not known.
+    A job ends with an ``answer`` or an ``error``, or is dropped because it was cancelled before its run began. In the
+    first two cases ``deliver`` is called with it, once, on the thread that ended it, unless
+    :meth:`edge.scheduling.scheduler.Scheduler.submit` returned that it had ended already. Jobs of one run with the same
+    ``deliver`` are delivered together. Deadlines are in seconds of ``time.monotonic()``, other times in ns of
+    ``time.perf_counter_ns()``.
     """
 
-    __slots__ = (
-        "_shapes",
-        "_size_bytes",
-        "answer",
-        "batch_rows",
-        "cancelled",
-        "computed_ns",
-        "deadline",
-        "deliver",
-        "error",
-        "inputs",
-        "lane",
-        "nonfinite",
-        "options",
-        "order",
-        "priority",
-        "promise",
-        "queued_ns",
-        "ready_at",
-        "rows",
-        "size",
-        "started",
-        "statistics",
-        "timings",
-        "use",
-    )
+    executor: TierExecutor
+    inputs: Mapping[str, Array]  # of the graph, already validated
+    rows: int
+    _: KW_ONLY
+    deliver: Callable[[Sequence[Job]], None] = lambda jobs: None
+    options: Options = None  # type: ignore[assignment] # of the program; None takes the executor's
+    priority: int = DEFAULT_PRIORITY
+    deadline: float | None = None
+    use: UseCount | None = None  # of the model, held until the run has ended or is ruled out
+    statistics: ModelStatistics | None = None
+    size: int = 0  # elements that the time of the run grows with; 0 computes it
+    size_bytes: int = -1  # of the inputs; -1 computes it
+    shapes: Hashable = None  # the assembler's key; None computes it
+    timings: Timings = field(default_factory=Timings)
+    queued_ns: int = field(default_factory=time.perf_counter_ns)
+    order: tuple[int, int] = (0, 0)  # in the queue: priority, then arrival
+    ready_at: float = 0.0  # until then it may wait for others to join it
+    cancelled: bool = False
+    started: bool = False
+    batch_rows: int = 0  # of the run that answered it
+    computed_ns: int = 0  # end of its run; 0 before
+    nonfinite: int = 0  # 1 if the answer contains a NaN or an infinity
+    estimate: LatencyEstimate | None = None  # None if it did not have to wait for a deadline
+    answer: Answer | None = None
+    error: BaseException | None = None
 
-    def __init__(
-        self,
-        lane: Lane,
-        inputs: Mapping[str, Array],
-        rows: int,
-        *,
-        deliver: Callable[[Sequence[Job]], None] = lambda jobs: None,
-        priority: int = DEFAULT_PRIORITY,
-        deadline: float | None = None,
-        use: UseCount | None = None,
-        statistics: ModelStatistics | None = None,
-        size: int = 0,
-        size_bytes: int = -1,
-        shapes: Hashable = None,
-    ) -> None:
-        self.lane = lane
-        self.options = lane.options
-        self.inputs = inputs
-        self.rows = rows
-        self.size = size or lane.joiner.size(inputs)
-        self.deliver = deliver
-        self.priority = priority
-        self.deadline = deadline
-        self.use = use
-        self.statistics = statistics
-        self.timings = Timings()
-        self.queued_ns = time.perf_counter_ns()
-        self.order = (priority, 0)
-        self.ready_at = 0.0
-        self.cancelled = False
-        self.started = False
-        self.batch_rows = 0
-        self.computed_ns = 0
-        self.nonfinite = 0
-        self.promise: Promise | None = None
-        self.answer: Answer | None = None
-        self.error: BaseException | None = None
-        self._shapes = shapes
-        self._size_bytes = size_bytes
+    def __post_init__(self) -> None:
+        assembler = self.executor.assembler
+        self.options = self.options or self.executor.options
+        self.size = self.size or assembler.size(self.inputs)
+        if self.size_bytes < 0:
+            self.size_bytes = byte_size(self.inputs)
+        if self.shapes is None:
+            self.shapes = assembler.key(self.inputs)
 
     @property
     def key(self) -> Hashable:
-        """What it must have in common with others to share a run."""
-        lane = self.lane
-        return (lane, self.options, self.shapes if lane.max_rows else None)
-
-    @property
-    def shapes(self) -> Hashable:
-        """What the lane's joiner says that inputs must have in common to be joined."""
-        if self._shapes is None:
-            self._shapes = self.lane.joiner.key(self.inputs)
-        return self._shapes
+        """Jobs with equal keys may share a run."""
+        return (self.executor, self.options, self.shapes if self.executor.max_rows else None)
 
     @property
     def ended(self) -> bool:
-        """Whether there is an answer or an error, or a run of it is over."""
+        """Whether it has an answer or an error, or its run has ended."""
         return self.answer is not None or self.error is not None or self.computed_ns > 0
 
     @property
     def place(self) -> str:
-        """Where it is: ``queued``, ``running``, or ``answered`` when the run that gave its answer is over."""
+        """Its stage: ``queued``, ``running``, or ``answered`` after the end of its run."""
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
 
-    @property
-    def size_bytes(self) -> int:
-        """The bytes that it holds while it waits."""
-        if self._size_bytes < 0:
-            self._size_bytes = byte_size(self.inputs)
-        return self._size_bytes
-
     def take_error(self) -> BaseException | None:
-        """Return the error and let go of it.
+        """Return the error and drop the reference to it.
 
-        Its traceback holds the frames of the run, and these the job: if the job held the error too, the circle would
-        keep the request's tensors until Python's collector came by.
+        Its traceback refers to the frames of the run, and these to the job. A reference from the job to the error would
+        close a cycle, which keeps the request's tensors until Python's collector runs.
         """
         error, self.error = self.error, None
         return error
 
     def expire(self) -> None:
-        """End it with the error of a request whose deadline passed while it waited."""
+        """Set the error of a request whose deadline passed while it waited."""
         self.error = expired(time.perf_counter_ns() - self.queued_ns)
 
 
 def deliver(jobs: Iterable[Job]) -> None:
-    """Hand jobs that have ended to those who wait for them."""
+    """Pass jobs that have ended to their ``deliver``, those with the same one together."""
     for to, ended in groupby(jobs, key=attrgetter("deliver")):
         to(list(ended))
 
@@ -193,5 +119,5 @@ def expired(waited_ns: int) -> DeadlineExceeded:
         "request",
         given=Literally(f"{waited_ns / 1e6:.1f} ms of waiting"),
         expected="its turn before the deadline",
-        fix="Allow more time, send fewer requests at once, or ask a leaner model.",
+        fix="Allow more time, send fewer requests at once, or use a leaner tier or model.",
     )

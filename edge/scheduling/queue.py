@@ -1,6 +1,6 @@
-"""The requests that wait: bounded in number and bytes, by priority, grouped by what may share a run.
+"""Queue of waiting requests: bounded by number and bytes, ordered by priority, grouped by what may share a run.
 
-No thread is known here; the scheduler's lock guards it.
+It takes no locks; the scheduler's lock guards it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ from itertools import takewhile
 from operator import attrgetter
 
 from edge.scheduling.job import Job
-from edge.scheduling.lane import Lane
+from edge.scheduling.tier_executor import TierExecutor
 
 
 class _Group:
     """Waiting requests that may share a run, in order."""
 
-    __slots__ = ("jobs", "lane", "rows", "size")
+    __slots__ = ("executor", "jobs", "rows", "size")
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, executor: TierExecutor) -> None:
+        self.executor = executor
         self.jobs: list[Job] = []
         self.rows = 0
         self.size = 0
 
     def add(self, job: Job) -> None:
-        if not self.jobs or self.jobs[-1].order < job.order:
-            self.jobs.append(job)
-        else:
-            insort(self.jobs, job, key=attrgetter("order"))
+        insort(self.jobs, job, key=attrgetter("order"))
         self.rows += job.rows
         self.size += job.size
 
@@ -40,41 +37,41 @@ class _Group:
         self.size -= sum(job.size for job in jobs)
 
     def ready_at(self) -> float:
-        """Return when it may run: at once if nothing is worth waiting for, else when its first to come has waited."""
-        if not self.lane.max_delay_seconds or self.rows >= self.lane.max_rows or self._preferred():
+        """Return when it may run: 0 if waiting gains nothing, else when its first arrival has waited long enough."""
+        if not self.executor.max_delay_seconds or self.rows >= self.executor.max_rows or self._preferred():
             return 0.0
         return min(job.ready_at for job in self.jobs)
 
     def next_run(self) -> list[Job]:
         """Return the requests of the next run: as many as fit, or the most that make up a preferred size."""
-        if not self.lane.max_rows:
+        if not self.executor.max_rows:
             return self.jobs[:1]
         fitting = self._fitting()
         preferred = self._preferred()
         return fitting[:preferred] if preferred and len(fitting) == len(self.jobs) else fitting
 
     def ahead(self, priority: int) -> tuple[int, int, int]:
-        """Return how many jobs, rows and elements come before a new job of a priority."""
-        if not self.jobs or self.jobs[-1].priority <= priority:
+        """Return how many jobs, rows and elements are before a new job of a priority."""
+        if self.jobs[-1].priority <= priority:
             return len(self.jobs), self.rows, self.size
         before = list(takewhile(lambda job: job.priority <= priority, self.jobs))
         return len(before), sum(job.rows for job in before), sum(job.size for job in before)
 
     def _fitting(self) -> list[Job]:
-        rows, limit = 0, self.lane.max_rows
+        rows = 0
         for index, job in enumerate(self.jobs):
             rows += job.rows
-            if rows > limit:
+            if rows > self.executor.max_rows:
                 return self.jobs[:index]
         return self.jobs[:]
 
     def _preferred(self) -> int:
-        """Return how many of the first jobs make up the largest preferred size; 0 where none do."""
+        """Return how many of the first jobs make up the largest preferred size; 0 if none do."""
         rows, found = 0, 0
-        if self.lane.preferred_rows:
+        if self.executor.preferred_rows:
             for index, job in enumerate(self._fitting()):
                 rows += job.rows
-                if rows in self.lane.preferred_rows:
+                if rows in self.executor.preferred_rows:
                     found = index + 1
         return found
 
@@ -83,13 +80,13 @@ class JobQueue:
     """The waiting requests of a server.
 
     Args:
-        max_jobs: how many may wait.
-        max_bytes: how many bytes they may hold together.
+        max_jobs: limit on their number.
+        max_bytes: limit on the bytes of their tensors.
 
     Attributes:
-        size_bytes: how many they hold.
-        peak_jobs: how many have waited at once since the start.
-        peak_bytes: how many bytes they have held at once.
+        size_bytes: bytes of the tensors that wait now.
+        peak_jobs: most requests that have waited at once.
+        peak_bytes: most bytes that have waited at once.
     """
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
@@ -108,20 +105,25 @@ class JobQueue:
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs)
 
+    @property
+    def fullness(self) -> float:
+        """The used part of the limits, by requests or bytes, 0 to 1."""
+        return max(len(self._jobs) / self.max_jobs, self.size_bytes / self.max_bytes)
+
     def full(self, job: Job) -> str | None:
-        """Return which bound a job would break, ``requests`` or ``bytes``, or None."""
+        """Return the limit that a job would exceed, ``requests`` or ``bytes``; None if it fits."""
         if len(self._jobs) >= self.max_jobs:
             return "requests"
         return "bytes" if self.size_bytes + job.size_bytes > self.max_bytes else None
 
     def push(self, job: Job) -> None:
-        """Let a job wait behind those of its priority."""
+        """Add a job behind those of its priority."""
         self._pushed += 1
         job.order = (job.priority, self._pushed)
         key = job.key
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(job.lane)
+            group = self._groups[key] = _Group(job.executor)
         group.add(job)
         self._jobs[job] = key
         self.size_bytes += job.size_bytes
@@ -129,14 +131,14 @@ class JobQueue:
         self.peak_bytes = max(self.peak_bytes, self.size_bytes)
 
     def remove(self, job: Job) -> bool:
-        """Take a job out; False when it does not wait any more."""
+        """Remove a job; return False if it does not wait any more."""
         if job not in self._jobs:
             return False
         self._remove(self._jobs[job], [job])
         return True
 
     def take(self, now: float) -> list[Job]:
-        """Take out the next run: the group whose first job is first of all, among those that may run by now."""
+        """Remove and return the next run: of the groups that may run by now, the one whose first job is first."""
         ready = [(group.jobs[0].order, key) for key, group in self._groups.items() if group.ready_at() <= now]
         if not ready:
             return []
@@ -146,35 +148,35 @@ class JobQueue:
         return jobs
 
     def ready_at(self) -> float | None:
-        """Return when the first group may run; None when nothing waits."""
+        """Return when the first group may run; None if no request waits."""
         return min((group.ready_at() for group in self._groups.values()), default=None)
 
     def take_expired(self, now: float) -> list[Job]:
-        """Take out the jobs whose deadline has passed."""
+        """Remove and return the jobs whose deadline has passed."""
         late = [job for job in self._jobs if job.deadline is not None and job.deadline <= now]
         for job in late:
             self.remove(job)
         return late
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline of those that wait."""
+        """Return the earliest deadline of the waiting jobs; None if they have none."""
         return min((job.deadline for job in self._jobs if job.deadline is not None), default=None)
 
     def seconds_until_done(self, job: Job) -> tuple[float, float]:
-        """Predict the runs that come before a job if it is pushed now, and the run that it will be part of."""
-        key, lane = job.key, job.lane
+        """Predict the runs before that of a job that would be pushed now, and its own run, in seconds."""
+        key, executor = job.key, job.executor
         before = 0.0
         for other, group in self._groups.items():
             if other != key:
-                before += group.lane.seconds(*group.ahead(job.priority))
+                before += group.executor.seconds(*group.ahead(job.priority))
         jobs, rows, size = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0)
-        if not lane.max_rows:
-            return before + lane.seconds(jobs, rows, size), lane.run_seconds(job.size)
+        if not executor.max_rows:
+            return before + executor.seconds(jobs, rows, size), executor.run_seconds(job.size)
         rows, size = rows + job.rows, size + job.size
-        runs = (rows - 1) // lane.max_rows
+        earlier = (rows - 1) // executor.max_rows * executor.max_rows  # rows in runs before its own
         each = size / rows
-        before += runs * lane.seconds(1, lane.max_rows, round(lane.max_rows * each))
-        return before, lane.run_seconds(round((rows - runs * lane.max_rows) * each))
+        before += executor.seconds(earlier, earlier, round(earlier * each))
+        return before, executor.run_seconds(round((rows - earlier) * each))
 
     def _remove(self, key: Hashable, jobs: list[Job]) -> None:
         group = self._groups[key]

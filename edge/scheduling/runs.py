@@ -1,4 +1,4 @@
-"""Runs: jobs through their program, each job's part of the result back to it, and the state of the device meanwhile."""
+"""Runs: execution of jobs that left the queue, their answers and errors, and the loss of the device."""
 
 from __future__ import annotations
 
@@ -16,180 +16,143 @@ from edge.programs.program import Computed
 from edge.runtimes.device_errors import fatal
 from edge.scheduling.batching import split
 from edge.scheduling.job import Answer, Job
-from edge.scheduling.lane import Lane
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.tier_executor import TierExecutor
 
 log = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
-    """A run that has not ended: since when, by ``time.monotonic()``, of which tier, and of what size."""
+    """A current run."""
 
-    begun: float
-    lane: Lane
+    begun: float  # by ``time.monotonic()``
+    executor: TierExecutor
     size: int
 
 
 class Flight(NamedTuple):
-    """A run from its start to its end.
-
-    Attributes:
-        jobs: those that it computes.
-        lane: their tier.
-        size: of their inputs, as the lane's joiner counts it.
-        begun_ns: when their inputs began to be joined, by ``time.perf_counter_ns()``.
-        joined_ns: when it was started.
-        end: waits for it and returns its result; None where its start failed.
-        on_device: whether it goes on by itself meanwhile; otherwise ``end`` computes it.
-    """
+    """A started run. Its times are by ``time.perf_counter_ns()``."""
 
     jobs: list[Job]
-    lane: Lane
+    executor: TierExecutor
     size: int
-    begun_ns: int
-    joined_ns: int
-    end: Callable[[], Computed] | None
-    on_device: bool
-
-
-class _RunTime(NamedTuple):
-    """What one run shows of the latency of its tier."""
-
-    latency: LatencyTable
-    size: int
-    seconds: float
-    repeats: float
+    begun_ns: int  # when joining the inputs began
+    joined_ns: int  # when the run started
+    end: Callable[[], Computed] | None  # waits for the run; None if its start failed
+    on_device: bool  # whether the device computes meanwhile; otherwise ``end`` computes
 
 
 class Runs:
-    """Computes runs for the workers, and knows the current run of each.
-
-    Args:
-        workers: how many there are.
+    """Computes the runs of the workers. In its methods, ``worker`` is the index of the worker that calls.
 
     Attributes:
-        now: the run of each worker, None where it has none.
-        lost: why nothing can be computed any more; empty while that is not so. It stays: only a new process helps.
+        now: the current run of each worker, or None.
+        lost: why the device is lost; empty while it is not. Only a new process recovers it.
         on_lost: called once, on the thread that lost the device.
-        free_ns: when the last run of each worker ended, by ``time.perf_counter_ns()``.
     """
 
     def __init__(self, workers: int) -> None:
         self.now: list[Run | None] = [None] * workers
         self.lost = ""
         self.on_lost: Callable[[], None] = lambda: None
-        self.free_ns = [0] * workers
-        self._times: list[list[_RunTime]] = [[] for _ in range(workers)]  # of each worker's last runs, not learnt yet
+        self.free_ns = [0] * workers  # when the last run of each worker ended
+        self._samples: list[list[Callable[[], None]]] = [[] for _ in range(workers)]
 
     def start(self, jobs: Sequence[Job], worker: int) -> Flight | None:
-        """Start jobs of one lane in one run; None where all of them were cancelled or too late.
+        """Start jobs of one tier in one run; return None if all of them were cancelled or too late.
 
-        A device that is still at a run computes this one after it.
-
-        Args:
-            jobs: what left the queue together.
-            worker: the index of the worker that computes them.
+        A device that still computes a run computes this one after it.
         """
         alive = [job for job in jobs if not job.cancelled and self._begins(job)]
         if not alive:
             return None
-        first = alive[0]
-        lane, inputs, size = first.lane, first.inputs, first.size
+        executor, inputs, size = alive[0].executor, alive[0].inputs, alive[0].size
         idle = self.now[worker] is None
         if idle:
-            self.now[worker] = Run(time.monotonic(), lane, size)
+            self.now[worker] = Run(time.monotonic(), executor, size)
         end, on_device = None, False
         begun_ns = joined_ns = time.perf_counter_ns()
         try:
             if self.lost:
                 raise self.refusal()
-            if len(alive) > 1 or lane.joiner.pads_alone:
-                inputs = lane.joiner.join([job.inputs for job in alive])
-                size = lane.joiner.size(inputs)
+            if len(alive) > 1 or executor.assembler.pads_alone:
+                inputs = executor.assembler.join([job.inputs for job in alive])
+                size = executor.assembler.size(inputs)
                 joined_ns = time.perf_counter_ns()
-            end = lane.program.start(inputs, first.options)
+            end = executor.program.start(inputs, alive[0].options)
             on_device = end is not None
-            end = end or partial(lane.program.compute, inputs, first.options)
+            end = end or partial(executor.program.compute, inputs, alive[0].options)
         except BaseException as error:
             self._failed(error, alive)
             if idle:
                 self.now[worker] = None
-        return Flight(alive, lane, size, begun_ns, joined_ns, end, on_device)
+        return Flight(alive, executor, size, begun_ns, joined_ns, end, on_device)
 
     def finish(self, flight: Flight, worker: int) -> list[Job]:
-        """Wait for a run and give its jobs their answers, or their error where it has one job.
+        """Wait for a run and set the answers of its jobs, or the error of its only job.
 
-        Args:
-            flight: what :meth:`start` returned, in the order in which runs were started.
-            worker: the same as there.
+        Flights are finished in the order of their starts.
 
         Returns:
-            The jobs of a run of several that failed, for :meth:`retry` once no other run is on the device; else none.
+            The jobs of a failed run of several, to :meth:`retry` once no other run is on the device; otherwise none.
         """
-        return [] if self._ended(flight, worker) or len(flight.jobs) == 1 else flight.jobs
+        return [] if self._succeeds(flight, worker) or len(flight.jobs) == 1 else flight.jobs
 
     def retry(self, jobs: list[Job], worker: int) -> None:
-        """Try each job of a run that failed alone, once, so that only the culprit fails."""
+        """Run each job of a failed run alone, once, so that only the culprit fails."""
         log.warning("a run of %d requests failed; each is tried alone", len(jobs))
         for job in jobs:
-            self.execute((job,), worker)
+            self.execute(job, worker)
 
-    def execute(self, jobs: Sequence[Job], worker: int) -> None:
-        """Compute jobs of one lane in one run, or, if that fails, each alone.
-
-        Each has its answer or its error afterwards, but for those that were cancelled before.
-        """
-        flight = self.start(jobs, worker)
-        failed = self.finish(flight, worker) if flight else []
-        if failed:
-            self.retry(failed, worker)
+    def execute(self, job: Job, worker: int) -> None:
+        """Compute a job in a run of its own."""
+        flight = self.start((job,), worker)
+        if flight:
+            self.finish(flight, worker)
 
     def learn(self, worker: int) -> None:
-        """Learn from the times of a worker's last runs; nobody has to wait for that."""
-        times = self._times[worker]
-        for time_ in times:
-            time_.latency.observe(time_.size, time_.seconds, time_.repeats)
-        times.clear()
+        """Add the last runs of a worker to the latency tables, after their answers are on the way."""
+        for sample in self._samples[worker]:
+            sample()
+        self._samples[worker].clear()
 
     def check(self, error: BaseException) -> None:
-        """Find out whether an error of a GPU's runtime means that the device is lost."""
+        """Record the loss of the device if an error of a GPU's runtime means that."""
         text = fatal(error)
         if text:
             self.lose(text)
 
     def lose(self, reason: str) -> None:
-        """Note that nothing can be computed any more."""
+        """Record that nothing can be computed any more."""
         if not self.lost:
             log.critical("nothing can be computed any more: %s", reason)
             self.lost = reason
             self.on_lost()
 
     def refusal(self) -> ModelNotReady:
-        """Return the error of requests that find the device lost."""
-        fix = "Ask another server; this one ends, so that its supervisor can start it again."
+        """Return the error of requests that arrive after the device is lost."""
+        fix = "Use another server; this one ends, so that its supervisor can start it again."
         return ModelNotReady("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
 
     def _begins(self, job: Job) -> bool:
-        """Return whether there is time left for a job; otherwise it has its error."""
+        """Mark a job as started; if its deadline has passed, set its error and return False."""
         if job.deadline is not None and job.deadline <= time.monotonic():
             job.expire()
             return False
         job.started = True
         return True
 
-    def _ended(self, flight: Flight, worker: int) -> bool:
-        """Wait for a run and settle its jobs; False if it failed."""
-        jobs, lane = flight.jobs, flight.lane
+    def _succeeds(self, flight: Flight, worker: int) -> bool:
+        """Wait for a run and settle its jobs; return False if it failed."""
+        jobs, executor = flight.jobs, flight.executor
         if flight.end is None:
             return False
         if self.lost:  # while the run was on the device
             self._failed(self.refusal(), jobs)
             self.now[worker] = None
             return False
-        alone = len(jobs) == 1
-        # Until then the device was at the run before.
+        # Before that, the device computed the previous run.
         begun_ns, started_ns = (max(ns, self.free_ns[worker]) for ns in (flight.begun_ns, flight.joined_ns))
-        self.now[worker] = self.now[worker] or Run(time.monotonic(), lane, flight.size)
+        self.now[worker] = self.now[worker] or Run(time.monotonic(), executor, flight.size)
         try:
             computed = flight.end()
         except BaseException as error:
@@ -198,67 +161,50 @@ class Runs:
         finally:
             self.now[worker] = None
             self.free_ns[worker] = computed_ns = time.perf_counter_ns()
-        if lane.failures.count:
-            lane.failures.succeeded()
-        rows = [job.rows for job in jobs]
+        if executor.failures.count:
+            executor.failures.succeeded()
+        alone, rows = len(jobs) == 1, [job.rows for job in jobs]
         try:
             parts = [computed.outputs] if alone else split(computed.outputs, rows)
-            facts = split(computed.facts, rows) if computed.facts and not alone else [computed.facts] * len(jobs)
+            facts = [computed.facts] if alone else split(computed.facts, rows)
             bad = nonfinite(computed.outputs)
         except Exception as error:
-            log.exception("the outputs of %s cannot be parted among %d requests", lane.model, len(jobs))
+            log.exception("the outputs of %s cannot be split among %d requests", executor.model, len(jobs))
             if alone:
                 jobs[0].error, jobs[0].computed_ns = error.with_traceback(None), computed_ns
             return False
         split_ns = 0 if alone else time.perf_counter_ns() - computed_ns
-        total = sum(rows)
+        infer_ns, total = computed_ns - started_ns, sum(rows)
         for job, part, fact in zip(jobs, parts, facts, strict=True):
-            self._settle(job, part, fact, begun_ns, computed_ns, bad)
-            timings = job.timings
-            timings.compute_infer_ns = computed_ns - started_ns
-            timings.compute_input_ns += flight.joined_ns - flight.begun_ns
-            if not alone:
-                timings.compute_output_ns = split_ns
-            job.batch_rows = total
+            job.timings.queue_ns = begun_ns - job.queued_ns
+            job.timings.compute_input_ns += flight.joined_ns - flight.begun_ns
+            job.timings.compute_infer_ns = infer_ns
+            job.timings.compute_output_ns = split_ns
+            job.computed_ns, job.batch_rows = computed_ns, total
+            own = nonfinite({name: part[name] for name in bad}) if bad else ()
+            job.nonfinite = int(bool(own))
+            job.answer = Answer(part, fact, own)
         seconds = (computed_ns - begun_ns) / 1e9
-        self._times[worker].append(_RunTime(lane.latency, flight.size, seconds, computed.repeats))
+        self._samples[worker].append(partial(executor.latency.observe, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:
-            infer_ns = computed_ns - started_ns
-            jobs[0].statistics.executed(total, infer_ns, tier=lane.tier, requests=len(jobs), size=flight.size)
+            jobs[0].statistics.executed(total, infer_ns, tier=executor.tier, requests=len(jobs), size=flight.size)
         return True
 
     def _failed(self, error: BaseException, jobs: list[Job]) -> None:
-        """Give an error to the only job of a run. That of several counts for nothing: each of them is tried alone."""
-        lane = jobs[0].lane
+        """Set the error of the only job of a run. That of several is ignored: each of them is tried alone."""
+        executor = jobs[0].executor
         if len(jobs) == 1:
-            jobs[0].error = error
-            jobs[0].computed_ns = time.perf_counter_ns()
+            jobs[0].error, jobs[0].computed_ns = error, time.perf_counter_ns()
         if self.lost:
             return
         if len(jobs) == 1:
-            lane.failures.failed(error)
-        if lane.on_gpu:
+            executor.failures.failed(error)
+        if executor.on_gpu:
             self.check(error)
-
-    @staticmethod
-    def _settle(
-        job: Job,
-        outputs: dict[str, Array],
-        facts: Mapping[str, Array],
-        begun_ns: int,
-        computed_ns: int,
-        bad: tuple[str, ...],
-    ) -> None:
-        job.timings.queue_ns = begun_ns - job.queued_ns
-        job.computed_ns = computed_ns
-        if bad:  # in some row of the run
-            bad = nonfinite({name: outputs[name] for name in bad})
-            job.nonfinite = 1 if bad else 0
-        job.answer = Answer(outputs, facts, bad)
 
 
 def nonfinite(outputs: Mapping[str, Array]) -> tuple[str, ...]:
-    """Return the names of the outputs that hold a NaN or an infinity; about 2 µs for a small one."""
+    """Return the names of the outputs that contain a NaN or an infinity; about 2 µs for a small one."""
     return tuple(
         [
             name

@@ -18,10 +18,10 @@ from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.batching import byte_size
-from edge.scheduling.elastic import PINNED, Demand
 from edge.scheduling.job import Answer, Job, expired
-from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_selection import PINNED, Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply
@@ -176,7 +176,7 @@ class InferenceService:
             form, inputs, windows = self._checked(request, request_id, contents, key, started_ns)
         model = form.model
         call = Call(
-            model.lanes[model.full_tier],
+            model.executors[model.full_tier],
             inputs,
             form.rows,
             deliver=self._deliver,
@@ -208,8 +208,8 @@ class InferenceService:
             windows = output_windows(request, self._shared_memory)
             inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
             tensors = tensors_of(request, contents, inputs) if key and not windows else None
-            joiner = model.lanes[model.full_tier].joiner
-            known = (rows, joiner.size(inputs), byte_size(inputs), joiner.key(inputs))
+            assembler = model.executors[model.full_tier].assembler
+            known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
             form = Form(entry, model, tensors or (), parameters, names, *known)
         except BaseException as error:
             model.use.give_back()
@@ -247,9 +247,9 @@ class InferenceService:
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and give it to the scheduler; return whether it has ended already."""
         parameters = call.parameters
-        if len(call.model.lanes) > 1 or parameters.tier or parameters.policy:
-            choice = call.model.elastic.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
-            call.lane, call.options, call.tier_reason = choice.lane, choice.lane.options, choice.reason
+        if len(call.model.executors) > 1 or parameters.tier or parameters.policy:
+            choice = call.model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
+            call.executor, call.tier_reason = choice.executor, choice.reason
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
@@ -257,12 +257,12 @@ class InferenceService:
     def _demand(self, call: Call) -> Demand:
         now = time.monotonic()
 
-        def finish(lane: Lane) -> float:
-            call.lane = lane
+        def finish(executor: TierExecutor) -> float:
+            call.executor = executor
             return self._scheduler.finish_seconds(call)
 
         left = None if call.deadline is None else call.deadline - now
-        return Demand(now, call.size, left, finish, self._scheduler.fullness, self._scheduler.instances)
+        return Demand(now, call.size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
 
     def _delivered(self, calls: Sequence[Job]) -> None:
         """Take calls that have ended, on the thread that ended them, and wake the event loop once for all of them."""
@@ -301,7 +301,7 @@ class InferenceService:
                     answer,
                     call.output_names,
                     request_id=call.request_id,
-                    tier=tier or call.lane.tier,
+                    tier=tier or call.executor.tier,
                     windows=call.windows,
                 )
             except Exception as wrong:
@@ -385,7 +385,7 @@ def _answering_tiers(call: Call, answer: Answer) -> str:
     """Return the tier that answered, or with a comma between them those that answered some rows, the leaner first."""
     rows = answer.facts.get(TIER_FACT)
     if rows is None:
-        return call.lane.tier
+        return call.executor.tier
     names = set(rows.tolist())
     return ",".join([name for name in reversed(call.model.tiers) if name in names])
 

@@ -115,14 +115,14 @@ class Metadata:
         config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
         config.instance_group.add(name=f"{model.name}_0", count=model.instances, kind=kind)
-        lane = model.lanes[model.full_tier]
-        if lane.max_rows:
+        executor = model.executors[model.full_tier]
+        if executor.max_rows:
             batching = config.dynamic_batching
-            batching.preferred_batch_size.extend(lane.preferred_rows)
-            batching.max_queue_delay_microseconds = round(lane.max_delay_seconds * 1e6)
+            batching.preferred_batch_size.extend(executor.preferred_rows)
+            batching.max_queue_delay_microseconds = round(executor.max_delay_seconds * 1e6)
             batching.priority_levels, batching.default_priority_level = PRIORITY_LEVELS, DEFAULT_PRIORITY
             policy = batching.default_queue_policy
-            policy.max_queue_size = self._scheduler.max_queue_size
+            policy.max_queue_size = self._scheduler.queue.max_jobs
             policy.default_timeout_microseconds = round((self._default_timeout or 0) * 1e6)
             policy.allow_timeout_override = True
         return pb.ModelConfigResponse(config=config)

@@ -25,10 +25,10 @@ from edge.telemetry.sources import Sources
 #: The gauges of the server: name to help and value.
 SERVER_METRICS: Final[dict[str, tuple[str, Callable[[Sources], float]]]] = {
     "fewheads_problems": ("Reasons why a part is unhealthy; the telemetry has the text", lambda of: len(of.problems())),
-    "fewheads_queue_depth": ("Requests that wait for a worker", lambda of: of.scheduler.depth),
-    "fewheads_queue_bytes": ("Bytes of their tensors", lambda of: of.scheduler.queued_bytes),
-    "fewheads_queue_depth_peak": ("Maximum queue depth since the start", lambda of: of.scheduler.peak_depth),
-    "fewheads_queue_bytes_peak": ("Maximum of their bytes since the start", lambda of: of.scheduler.peak_queued_bytes),
+    "fewheads_queue_depth": ("Requests that wait for a worker", lambda of: len(of.scheduler.queue)),
+    "fewheads_queue_bytes": ("Bytes of their tensors", lambda of: of.scheduler.queue.size_bytes),
+    "fewheads_queue_depth_peak": ("Maximum queue depth since the start", lambda of: of.scheduler.queue.peak_jobs),
+    "fewheads_queue_bytes_peak": ("Maximum of their bytes since the start", lambda of: of.scheduler.queue.peak_bytes),
     "fewheads_streams": ("Open streams of requests", lambda of: of.streams.open),
     "fewheads_stream_requests": ("Requests of streams in progress", lambda of: of.streams.in_flight),
 }

@@ -45,10 +45,10 @@ class Telemetry:
         reading = pb.Reading(
             time_ms=time.time_ns() // 1_000_000,
             uptime_seconds=time.monotonic() - self._started,
-            queue_depth=self._sources.scheduler.depth,
-            queue_bytes=self._sources.scheduler.queued_bytes,
-            queue_depth_peak=self._sources.scheduler.peak_depth,
-            queue_bytes_peak=self._sources.scheduler.peak_queued_bytes,
+            queue_depth=len(self._sources.scheduler.queue),
+            queue_bytes=self._sources.scheduler.queue.size_bytes,
+            queue_depth_peak=self._sources.scheduler.queue.peak_jobs,
+            queue_bytes_peak=self._sources.scheduler.queue.peak_bytes,
             streams=self._sources.streams.open,
             models=[
                 _model(entry, self._sources.health.state(entry)[0], self._sources.energy_of(entry.name, entry.version))

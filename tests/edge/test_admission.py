@@ -1,238 +1,194 @@
-"""The scheduler behind a real socket: shared runs, priorities, refusals that say when to come back, elastic tiers."""
+"""The queue and admission to it: order, limits, predicted finish, and rejections with their numbers."""
 
 from __future__ import annotations
 
-import time
-import urllib.request
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
-import grpc
-import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from edge.launch import running_server
-from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.server import Ready
-from tests.edge.test_overload import wait_until
-from tests.support import text_model
-from tests.support.busy_model import busy
-from tests.support.models import EXPRESSIONS, ORACLE, evaluate, write_oracle_bundle
-from tests.support.sample_requests import expression, text
-from tests.support.server_models import write_busy_bundle
+from edge.errors import Overloaded
+from edge.scheduling.admission import Admission
+from edge.scheduling.job import Job
+from edge.scheduling.queue import JobQueue
+from edge.scheduling.runs import Run
+from edge.scheduling.tier_executor import TierExecutor
+from tests.support.jobs import executor_of, job_of
 
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-QUEUE_BYTES = 100
-#: Steps of the busy model in a second, as often as it was measured.
-FASTEST: list[float] = []
+NOW = 100.0
+RETRY = "Send the request again later, or to another server."
 
 
-@pytest.fixture(scope="module")
-def predicting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
-    """A server with admission, which the one of all tests has not."""
-    directory = tmp_path_factory.mktemp("admission")
-    text_model.write_sentiment_bundle(directory / "sentiment")
-    write_busy_bundle(directory)
-    write_oracle_bundle(directory / "oracle", ORACLE)
-    arguments = [
-        "--instances=1",
-        f"--max-queue-bytes={QUEUE_BYTES}",
-        "--max-queue-delay-us=2000",
-        "--default-timeout-ms=60000",
-    ]
-    bundles = [directory / name for name in ("sentiment", "busy-1", "oracle")]
-    with running_server(bundles, cache=directory / "cache", arguments=arguments) as ready:
-        yield ready
+def timed(tier: str = "full", seconds: float = 0.08, **options: Any) -> TierExecutor:
+    """An executor with one known run of one row; deviations add an eighth of it while it waits, a quarter at last."""
+    executor = executor_of(lambda rows: rows, tier, **options)
+    executor.latency.observe(1, seconds)
+    return executor
 
 
-@pytest.fixture(scope="module")
-def stub(predicting: Ready) -> Iterator[Stub]:
-    with grpc.insecure_channel(f"127.0.0.1:{predicting.grpc_port}") as channel:
-        yield Stub(channel)
+def queue_of(*jobs: Job, max_jobs: int = 100, max_bytes: int = 10**6) -> JobQueue:
+    queue = JobQueue(max_jobs, max_bytes)
+    for job in jobs:
+        queue.push(job)
+    return queue
 
 
-def hold(stub: Stub, seconds: float) -> grpc.Future:
-    """Keep the one worker busy for so long, or longer where a neighbour takes the processor."""
-    for _ in range(0 if FASTEST else 5):
-        begun = time.perf_counter()
-        stub.ModelInfer(busy(100))
-        FASTEST.append(100 / (time.perf_counter() - begun))
-    call = stub.ModelInfer.future(busy(int(max(FASTEST) * seconds)))
-    time.sleep(0.05)
-    return call
+def runs_of(queue: JobQueue, now: float = NOW) -> list[list[Any]]:
+    """The values of the runs that the queue gives now."""
+    return [[value for job in run for value in job.inputs["x"][:, 0]] for run in iter(lambda: queue.take(now), [])]
 
 
-def statistics(stub: Stub, name: str) -> pb.ModelStatistics:
-    return stub.ModelStatistics(pb.ModelStatisticsRequest(name=name)).model_stats[0]
+def check(admission: Admission, job: Job, runs: list[Run]) -> None:
+    admission.check(job, NOW, admission._queue.full(job), lambda: runs)
 
 
-def test_a_refusal_says_when_to_come_back(stub: Stub) -> None:
-    for _ in range(2):
-        hold(stub, 0.3).result()  # what a run of this model usually takes
-    holding = hold(stub, 0.6)
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(busy(1), timeout=0.1)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert caught.value.details().startswith("deadline: got an answer in ")
-    (after,) = [int(value) for key, value in caught.value.trailing_metadata() if key == "retry-after-ms"]
-    assert 1 <= after < 10_000
-    assert not holding.done()  # refused at once
-    assert holding.result().raw_output_contents
+def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> None:
+    full, lean = timed("full"), timed("lean", max_rows=4)
+    alone = [job_of(full, number, priority=priority) for number, priority in enumerate((5, 10, 1, 5, 10))]
+    joined = [job_of(lean, number, priority=priority) for number, priority in ((10, 5), (11, 10), (12, 2), (13, 5))]
+    queue = queue_of(*alone, *joined)
+    assert runs_of(queue) == [[2], [12, 10, 13, 11], [0], [3], [1], [4]]
+    assert (len(queue), queue.size_bytes, queue.fullness, queue.take(NOW)) == (0, 0, 0, [])
 
 
-def test_bytes_that_wait_are_bounded(stub: Stub) -> None:
-    holding = hold(stub, 0.5)
-    waiting = [stub.ModelInfer.future(busy(1)) for _ in range(QUEUE_BYTES // 8)]
-    late = stub.ModelInfer.future(busy(1))
-    assert late.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "bytes in the waiting requests" in late.details()
-    assert [key for key, _ in late.trailing_metadata() if key == "retry-after-ms"]
-    assert holding.result().raw_output_contents
-    assert all(call.result().raw_output_contents for call in waiting)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(5, 12), st.sets(st.integers(1, 12)))
+@settings(deadline=None)
+def test_runs_keep_the_limit_and_the_order(sizes: list[int], limit: int, preferred: set[int]) -> None:
+    executor = timed(max_rows=limit, preferred_rows=tuple(size for size in preferred if size <= limit))
+    runs = runs_of(queue_of(*(job_of(executor, *[index] * rows) for index, rows in enumerate(sizes))))
+    assert [value for run in runs for value in run] == [index for index, rows in enumerate(sizes) for _ in range(rows)]
+    assert max(map(len, runs)) <= limit
 
 
-def test_requests_that_wait_share_a_run(stub: Stub) -> None:
-    before = statistics(stub, ORACLE)
-    holding = hold(stub, 0.5)
-    request = expression(EXPRESSIONS[1].encode())  # 60 bytes of tokens: only one of them fits into the queue
-    first = stub.ModelInfer.future(request)
-    words = [stub.ModelInfer.future(text(word)) for word in ("good", "bad")]
-    assert holding.result().raw_output_contents
-    assert np.frombuffer(first.result().raw_output_contents[0], np.float32) == [evaluate(EXPRESSIONS[1])]
-    assert [list(np.frombuffer(call.result().raw_output_contents[0], np.float32)) for call in words] == [[0, 1], [1, 0]]
-    now = statistics(stub, "sentiment")
-    (pair,) = [batch for batch in now.batch_stats if batch.batch_size == 2]
-    assert (pair.compute_infer.count, pair.compute_infer.ns > 0) == (1, True)
-    assert now.execution_count < now.inference_count == now.inference_stats.success.count
-    assert now.execution_count == sum(batch.compute_infer.count for batch in now.batch_stats)
-    oracle = statistics(stub, ORACLE)
-    assert oracle.execution_count - before.execution_count == 1
+def test_runs_have_preferred_sizes_and_wait_for_them() -> None:
+    def waiting(*rows: int, limit: int = 100, ready_at: float = NOW + 1) -> JobQueue:
+        executor = timed(max_rows=limit, max_delay_seconds=1, preferred_rows=(2, 4))
+        queue = queue_of(*(job_of(executor, *[index] * size) for index, size in enumerate(rows)))
+        for index, job in enumerate(queue):
+            job.ready_at = ready_at + index
+        return queue
+
+    queue = waiting(1, 1, 1, 1, 1, 1, 1)
+    assert [len(run) for run in runs_of(queue)] == [4, 2]  # and a single one that waits for others
+    assert (queue.ready_at(), len(runs_of(queue, NOW + 6.9)), len(runs_of(queue, NOW + 7))) == (NOW + 7, 0, 1)
+    assert queue.ready_at() is None
+    assert [waiting(*rows, limit=3).ready_at() for rows in ((1,), (1, 1), (3,), (1, 2))] == [NOW + 1, 0, 0, 0]
+    assert runs_of(waiting(1, 1, 2, limit=3)) == [[0, 1], [2, 2]]
+    for executor in (timed(), timed(max_rows=4, max_delay_seconds=1)):  # without a delay of the executor, or of the job
+        assert queue_of(job_of(executor, 1)).ready_at() == 0
 
 
-def test_a_higher_priority_goes_first(stub: Stub) -> None:
-    holding = hold(stub, 0.5)
-    done: list[str] = []
-    calls = []
-    for tier, priority in (("full", 10), ("lean", 1), ("auto", 0)):  # tiers, so that none shares a run
-        call = stub.ModelInfer.future(text("good good", tier=tier, priority=priority))
-        call.add_done_callback(lambda _, tier=tier: done.append(tier))
-        calls.append(call)
-        time.sleep(0.02)
-    queues = []
-    for call in calls:
-        response = call.result()
-        queues.append(response.parameters["tier"].string_param)
-    assert holding.result().raw_output_contents
-    assert wait_until(lambda: len(done) == 3)
-    assert queues == ["full", "lean", "lean"]
-    assert done.index("lean") < done.index("auto") < done.index("full")
+def test_queue_counts_what_waits_and_its_peaks() -> None:
+    executor = timed()
+    queue = queue_of(max_jobs=4, max_bytes=100)
+    assert (queue.peak_jobs, queue.peak_bytes) == (0, 0)
+    jobs = [job_of(executor, *range(rows)) for rows in (2, 3, 4)]
+    states = []
+    for change in (queue.push, queue.remove):
+        for job in jobs:
+            change(job)
+            states.append((len(queue), queue.size_bytes, queue.fullness))
+    assert states == [(1, 8, 0.25), (2, 20, 0.5), (3, 36, 0.75), (2, 28, 0.5), (1, 16, 0.25), (0, 0, 0)]
+    assert (queue.peak_jobs, queue.peak_bytes) == (3, 36)
+    assert not queue.remove(jobs[0])
+    assert queue_of(job_of(executor, *range(15)), max_jobs=4, max_bytes=100).fullness == 0.6
 
 
-@pytest.mark.parametrize(
-    ("parameters", "tier", "reason"),
-    [
-        ({}, "full", "pinned"),
-        ({"tier": "lean"}, "lean", "requested"),
-        ({"tier": "auto"}, "lean", "router"),
-        ({"policy": "router"}, "lean", "router"),
-        ({"policy": "deadline", "timeout": 60_000_000}, "full", "full"),
-        ({"policy": "load"}, "full", "full"),
-    ],
-)
-def test_the_response_says_which_tier_and_why(
-    stub: Stub, parameters: dict[str, str | int], tier: str, reason: str
-) -> None:
-    response = stub.ModelInfer(text("good good", **parameters))
-    assert (response.parameters["tier"].string_param, response.parameters["tier_reason"].string_param) == (tier, reason)
+def test_queue_gives_up_jobs_at_their_deadlines() -> None:
+    executor = timed()
+    late, later, patient = (job_of(executor, 0, deadline=deadline) for deadline in (NOW + 2, NOW + 1, None))
+    queue = queue_of(late, later, patient)
+    assert (queue.next_deadline(), queue.take_expired(NOW + 0.9)) == (NOW + 1, [])
+    assert (queue.take_expired(NOW + 1), queue.next_deadline()) == ([later], NOW + 2)
+    assert (queue.take_expired(NOW + 3), queue.next_deadline(), list(queue)) == ([late], None, [patient])
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"policy": "fast"}, "one of pinned, router, deadline, load"),
-        ({"policy": 7}, "string_param"),
-        ({"tier": "lean", "policy": "load"}, "Name a tier or a policy"),
-        ({"priority": 11}, "1, the highest, to 10"),
-    ],
-)
-def test_parameters_that_are_refused(stub: Stub, parameters: dict[str, str | int], message: str) -> None:
-    with pytest.raises(grpc.RpcError, match=message) as caught:
-        stub.ModelInfer(text("good", **parameters))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+def test_predicted_finish_counts_the_runs_before_a_job() -> None:
+    alone, joined = timed(), timed("lean", max_rows=4)
+    for size in (2, 4):
+        joined.latency.observe(size, 0.08 * size)
+    # Before: 90 ms for each that runs alone, 360 ms for four rows that share a run. Its own: 100 ms, 400 ms.
+    queue = queue_of(*(job_of(alone, 0, priority=priority) for priority in (1, 5, 5)))
+    for job, before, own in (
+        (job_of(alone, 0), 0.27, 0.1),
+        (job_of(alone, 0, priority=4), 0.09, 0.1),
+        (job_of(alone, 0, priority=10), 0.27, 0.1),
+        (job_of(joined, 0, 0), 0.27, 0.2),
+    ):
+        assert queue.seconds_until_done(job) == pytest.approx((before, own))
+    for priority in (5, 5, 5, 8, 8):
+        queue.push(job_of(joined, 0, priority=priority))
+    for job, before, own in (
+        (job_of(joined, 0, priority=10), 0.27 + 0.36, 0.2),  # the sixth row, behind one run of four
+        (job_of(joined, 0), 0.27, 0.4),  # the fourth of its run
+        (job_of(joined, 0, 0), 0.27 + 0.36, 0.1),
+        (job_of(joined, 0, priority=1), 0.09, 0.1),
+        (job_of(alone, 0, priority=5), 0.27 + 3 * 0.09, 0.1),
+        (job_of(alone, 0, priority=10), 0.27 + 0.36 + 0.09, 0.1),
+    ):
+        assert queue.seconds_until_done(job) == pytest.approx((before, own), rel=0.08)
+    assert JobQueue(1, 1).seconds_until_done(job_of(executor_of(lambda rows: rows), 0)) == (0, 0)
 
 
-def test_the_config_tells_how_it_is_scheduled(stub: Stub) -> None:
-    config = stub.ModelConfig(pb.ModelConfigRequest(name="sentiment")).config
-    assert [group.count for group in config.instance_group] == [1]
-    batching = config.dynamic_batching
-    assert (batching.max_queue_delay_microseconds, batching.priority_levels, batching.default_priority_level) == (
-        2000,
-        10,
-        5,
+def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> None:
+    executor = timed(max_rows=1, max_delay_seconds=0.5)
+    queue = queue_of(job_of(executor, 0))
+    job = job_of(executor, 0)
+    # 50 ms are left of the first run, none of the second; the job waits 90 ms for another and runs 100 ms.
+    runs = [Run(NOW - 0.05, executor, 1), Run(NOW - 0.3, executor, 1)]
+    for instances, expected in ((1, 0.05 + 0.09 + 0.1), (2, (0.05 + 0.09) / 2 + 0.1)):
+        admission = Admission(queue, instances, True)
+        assert admission.finish_seconds(job, NOW, runs) == pytest.approx(expected + 0.5 + 0.001)
+        admission.returns.observe(1, 0.008)
+        assert admission.finish_seconds(job, NOW, runs) == pytest.approx(expected + 0.5 + 0.011)
+        check(admission, job_of(executor, 0, deadline=NOW + 1), runs)
+        assert admission.correction.factor(NOW) == 1
+        job.deadline = NOW + 0.85
+        check(admission, job, runs)
+        assert job.estimate
+        assert job.estimate == pytest.approx((NOW, expected + 0.511, 0.85))
+        admission.correction.answered(NOW + 0.9, job.estimate)
+        factor = admission.correction.factor(NOW + 0.9)
+        assert factor > 1.2
+        assert admission.finish_seconds(job, NOW, runs) == pytest.approx(expected * factor + 0.511)
+        check(admission, job, runs)
+        assert job.estimate == pytest.approx((NOW, expected + 0.511 / factor, 0.85))  # without the correction
+
+
+def rejected(admission: Admission, job: Job, runs: list[Run]) -> tuple[str, str, int]:
+    with pytest.raises(Overloaded) as caught:
+        check(admission, job, runs)
+    return str(caught.value), caught.value.cause, caught.value.retry_after_ms
+
+
+def test_rejections_give_the_numbers_and_the_time_to_come_back() -> None:
+    executor, unknown = timed(), executor_of(lambda rows: rows)
+    queue = queue_of(*(job_of(executor, 0, size_bytes=12) for _ in range(2)), max_jobs=3, max_bytes=40)
+    admission, runs = Admission(queue, 1, True), [Run(NOW - 0.0491, executor, 1)]
+    # 50.9 ms of the current run, 90 ms for each of two requests, 100 ms of its own run, 1 ms of return.
+    assert rejected(admission, job_of(executor, 0, size_bytes=17), runs) == (
+        f"queue: got 41 bytes with this request, expected at most 40. {RETRY}",
+        "bytes",
+        332,
     )
-    policy = batching.default_queue_policy
-    assert (policy.max_queue_size, policy.default_timeout_microseconds, policy.allow_timeout_override) == (
-        256,
-        60_000_000,
-        True,
+    check(admission, job_of(executor, 0, size_bytes=16), runs)
+    late = job_of(executor, 0, deadline=NOW + 0.2502)
+    assert rejected(admission, late, runs) == (
+        f"deadline: got an answer in 331.9 ms, as predicted, expected one in 250.2 ms. {RETRY}",
+        "deadline",
+        82,
     )
-    assert not stub.ModelConfig(pb.ModelConfigRequest(name="busy")).config.HasField("dynamic_batching")
-
-
-@pytest.mark.parametrize("leave", ["cancel", "deadline", "timeout"])
-def test_whoever_leaves_the_queue_is_counted_where_it_was(server: Ready, leave: str) -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-        _leave(server, Stub(channel), telemetry_pb2_grpc.TelemetryStub(channel), leave)
-
-
-def _leave(server: Ready, stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, leave: str) -> None:
-    def reading() -> telemetry_pb2.Reading:
-        return telemetry.Get(telemetry_pb2.GetRequest())
-
-    def drops() -> dict[tuple[str, str], int]:
-        (model,) = [model for model in reading().models if model.name == ORACLE]
-        return {(drop.reason, drop.place): drop.count for drop in model.drops}
-
-    key = ("Cancelled" if leave == "cancel" else "DeadlineExceeded", "queued")
-    before = drops().get(key, 0)
-    holding = hold(stub, 0.7)
-    request = expression(b"1 + 2")
-    if leave == "timeout":
-        request.parameters["timeout"].int64_param = 100_000
-    call = stub.ModelInfer.future(request, timeout=0.1 if leave == "deadline" else 30)
-    if leave == "cancel":
-        assert wait_until(lambda: reading().queue_depth == 1)
-        assert reading().queue_bytes == 60
-        call.cancel()
-    else:
-        assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert wait_until(lambda: drops().get(key, 0) == before + 1)
-    assert not holding.done()
-    assert (reading().queue_depth, reading().queue_bytes) == (0, 0)
-    assert holding.result().raw_output_contents
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    labels = f'model="{ORACLE}",place="queued",reason="{key[0]}",version="1"'
-    (line,) = [line for line in lines if line.startswith("fewheads_dropped_requests_total") and _same(line, labels)]
-    assert float(line.split()[-1]) == before + 1
-    assert "fewheads_queue_bytes 0.0" in lines
-
-
-def _same(line: str, labels: str) -> bool:
-    return sorted(line.partition("{")[2].partition("}")[0].split(",")) == sorted(labels.split(","))
-
-
-def test_many_clients_get_their_own_answers(stub: Stub, tmp_path: Path) -> None:
-    words = ["good", "bad", "good good bad", "poor fine", "bad bad bad"]
-
-    def ask(index: int) -> bool:
-        chosen = words[index % len(words)]
-        tier = ("full", "lean")[index % 2]
-        response = stub.ModelInfer(text(chosen, tier=tier))
-        got = np.frombuffer(response.raw_output_contents[0], np.float32)
-        return bool((got == text_model.logits(chosen, tier)).all())
-
-    with ThreadPoolExecutor(2) as pool:  # more would not fit into the queue
-        assert all(pool.map(ask, range(60)))
+    check(Admission(queue, 1, False), late, runs)
+    assert late.estimate is None
+    late.deadline = NOW + 0.332
+    check(admission, late, runs)
+    assert late.estimate
+    queue.push(job_of(executor, 0, size_bytes=16))
+    assert rejected(admission, job_of(unknown, 0, size_bytes=0), runs) == (
+        f"queue: got 3 waiting requests, expected fewer than 3. {RETRY}",
+        "requests",
+        322,
+    )
+    just_late = job_of(unknown, 0, deadline=NOW + 0.0009)
+    assert rejected(Admission(queue_of(), 1, True), just_late, [])[2] == 1

@@ -27,7 +27,7 @@ from edge.settings import TRANSPORTS
 from tests.support import text_model
 from tests.support.in_process import serving_here
 from tests.support.inference_service import Running, running_service
-from tests.support.lanes import occupied
+from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import changed, expression, good, parameter, shaped, typed
 from tests.support.secured_servers import bearer, tokens_file

@@ -18,11 +18,10 @@ from edge.health.health import Health
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.scheduling.failure_tracker import SUSPECT_AFTER
-from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import SUSPECT_AFTER, TierExecutor
 from tests.support.faulty_runners import ILLEGAL, Faulty
-from tests.support.lanes import WAIT, job_of, lane_of, occupied, output, submitted
+from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
 
@@ -38,28 +37,28 @@ def health_of(scheduler: Scheduler, tmp_path: Path, seconds: float = math.inf) -
     return Health(Repository(tmp_path, Loader(scheduler)), scheduler.runs, watchdog_seconds=seconds)
 
 
-def faulty_lane(runner: Faulty, **options: Any) -> Lane:
-    return lane_of(lambda x: runner.infer({"x": x})["y"], on_gpu=runner.device == "GPU", **options)
+def faulty_executor(runner: Faulty, **options: Any) -> TierExecutor:
+    return executor_of(lambda x: runner.infer({"x": x})["y"], on_gpu=runner.device == "GPU", **options)
 
 
 def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_path: Path) -> None:
-    health, lane = health_of(scheduler, tmp_path), faulty_lane(Faulty())
-    assert output(submitted(scheduler, job_of(lane, 1))) == 1
+    health, executor = health_of(scheduler, tmp_path), faulty_executor(Faulty())
+    assert output(submitted(scheduler, job_of(executor, 1))) == 1
     assert health.server_sound()
     with occupied(scheduler):
-        culprit = submitted(scheduler, job_of(lane, -20_000))
-        waiting = [submitted(scheduler, job_of(lane, 1)) for _ in range(3)]
-        cancelled = submitted(scheduler, job_of(lane, 1))
+        culprit = submitted(scheduler, job_of(executor, -20_000))
+        waiting = [submitted(scheduler, job_of(executor, 1)) for _ in range(3)]
+        cancelled = submitted(scheduler, job_of(executor, 1))
         cancelled.cancel()
     assert isinstance(culprit.exception(WAIT), RuntimeError)
     for job in waiting:
         error = job.exception(WAIT)
         assert isinstance(error, ModelNotReady)
         assert ILLEGAL in str(error)
-        assert "Ask another server" in error.fix
+        assert "Use another server" in error.fix
     with pytest.raises(ModelNotReady, match="illegal memory access"):
-        scheduler.submit(job_of(lane, 1))
-    assert (scheduler.depth, health.server_sound()) == (0, False)
+        scheduler.submit(job_of(executor, 1))
+    assert (len(scheduler.queue), health.server_sound()) == (0, False)
     assert health.problems() == [f"the device is lost: RuntimeError: {ILLEGAL}"]
     failure = health.failure(math.inf)
     assert isinstance(failure, DeviceFailed)
@@ -67,9 +66,9 @@ def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_
 
 
 def test_lost_device_rejects_all_requests_of_a_run(scheduler: Scheduler) -> None:
-    lane = faulty_lane(Faulty(), max_rows=8)
+    executor = faulty_executor(Faulty(), max_rows=8)
     with occupied(scheduler):
-        jobs = [submitted(scheduler, job_of(lane, value)) for value in (1, -20_000, 2)]
+        jobs = [submitted(scheduler, job_of(executor, value)) for value in (1, -20_000, 2)]
     # They are not repeated one by one, as after other errors.
     assert [type(job.exception(WAIT)) for job in jobs] == [ModelNotReady] * 3
 
@@ -78,7 +77,7 @@ def test_only_a_gpu_is_lost(scheduler: Scheduler) -> None:
     runner = Faulty()
     runner.device = "CPU"
     with pytest.raises(RuntimeError):
-        submitted(scheduler, job_of(faulty_lane(runner), -20_000)).result(WAIT)
+        submitted(scheduler, job_of(faulty_executor(runner), -20_000)).result(WAIT)
     assert not scheduler.runs.lost
     with pytest.raises(RuntimeError):
         scheduler.call(lambda: Faulty().infer({"x": np.array([-2e4])}))  # as when a model is loaded
@@ -94,10 +93,10 @@ def test_dead_worker_thread_is_a_lost_device(scheduler: Scheduler, tmp_path: Pat
         def __sub__(self, other: float) -> float:
             raise Deadly
 
-    lane = lane_of(lambda x: x, repeats=Repeats(1))
+    executor = executor_of(lambda x: x, repeats=Repeats(1))
     with occupied(scheduler):
-        job = submitted(scheduler, job_of(lane, 1))
-        waiting = submitted(scheduler, job_of(lane, 1))
+        job = submitted(scheduler, job_of(executor, 1))
+        waiting = submitted(scheduler, job_of(executor, 1))
     assert output(job) == 1  # it was computed before its thread ended
     assert isinstance(waiting.exception(WAIT), ModelNotReady)
     assert "the thread device-0 ended by Deadly" in str(health_of(scheduler, tmp_path).failure(math.inf))
@@ -106,8 +105,8 @@ def test_dead_worker_thread_is_a_lost_device(scheduler: Scheduler, tmp_path: Pat
 def test_run_beyond_its_limit_is_stuck(scheduler: Scheduler, tmp_path: Path) -> None:
     health = health_of(scheduler, tmp_path, seconds=0.2)
     go = threading.Event()
-    lane = lane_of(lambda x: x if go.wait(WAIT) else -x)
-    job = submitted(scheduler, job_of(lane, 1))
+    executor = executor_of(lambda x: x if go.wait(WAIT) else -x)
+    job = submitted(scheduler, job_of(executor, 1))
     time.sleep(0.05)
     assert health.server_sound()
     assert wait_until(lambda: not health.server_sound(), 5)
@@ -131,10 +130,10 @@ def test_slow_tier_has_a_higher_limit(scheduler: Scheduler, tmp_path: Path) -> N
         time.sleep(0.15)
         return rows
 
-    lane = lane_of(work)
+    executor = executor_of(work)
     for _ in range(8):
-        lane.latency.observe(1, 0.1)  # its limit is a second
-    job = submitted(scheduler, job_of(lane, 1))
+        executor.latency.observe(1, 0.1)  # its limit is a second
+    job = submitted(scheduler, job_of(executor, 1))
     while not job.done():
         assert health.server_sound()
         time.sleep(0.01)
@@ -148,19 +147,19 @@ def test_failures_in_a_row_make_a_tier_suspect_until_a_success(scheduler: Schedu
             raise error[0]
         return rows
 
-    lane = lane_of(work)
+    executor = executor_of(work)
     for count in range(SUSPECT_AFTER):
-        assert (lane.failures.count, lane.failures.suspect) == (count, False)
-        assert submitted(scheduler, job_of(lane, 1)).exception(WAIT)
-    assert lane.failures.suspect
-    lane.failures.mark_broken("it is broken")
+        assert (executor.failures.count, executor.failures.suspect) == (count, False)
+        assert submitted(scheduler, job_of(executor, 1)).exception(WAIT)
+    assert executor.failures.suspect
+    executor.failures.mark_broken("it is broken")
     error[0] = None
-    submitted(scheduler, job_of(lane, 1)).result(WAIT)
-    assert (lane.failures.suspect, lane.failures.broken) == (False, "")
+    submitted(scheduler, job_of(executor, 1)).result(WAIT)
+    assert (executor.failures.suspect, executor.failures.broken) == (False, "")
     error[0] = InvalidRequest("x", given=1, expected="2", fix="3.")
     for _ in range(2 * SUSPECT_AFTER):
-        assert submitted(scheduler, job_of(lane, 1)).exception(WAIT)
-    assert not lane.failures.suspect
+        assert submitted(scheduler, job_of(executor, 1)).exception(WAIT)
+    assert not executor.failures.suspect
 
 
 async def test_shutdown_loads_no_further_model(tmp_path: Path) -> None:

@@ -1,21 +1,21 @@
-"""Calls in flight together: cancelling one, or a reply that fails, costs no other its answer, its count or its use."""
+"""Concurrent calls: a cancelled one or a failed reply costs no other its answer, its count or its use."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import Computed, Options, Program
+from edge.programs.program import Computed
 from tests.support.inference_service import Running, running_service
-from tests.support.lanes import WAIT, occupied
+from tests.support.jobs import WAIT, occupied
 from tests.support.sample_requests import good
 
 CALLS, CANCELLED = 6, 2
@@ -28,47 +28,41 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
-class Held(Program):
-    """A program that waits in its runs until a test lets it go."""
-
-    def __init__(self, program: Program) -> None:
-        self.entered, self.go = threading.Event(), threading.Event()
-        self._program = program
-
-    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        self.entered.set()
-        assert self.go.wait(WAIT)
-        return self._program.compute(inputs, options)
-
-
-async def begun(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
-    """Queue calls behind a run, so that they share the next one."""
+async def queued(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
+    """Queue calls, which will share a run."""
     calls = [asyncio.create_task(running.infer(good())) for _ in range(CALLS)]
-    while running.scheduler.depth < CALLS:
+    while len(running.scheduler.queue) < CALLS:
         await asyncio.sleep(0.001)
     return calls
 
 
 async def while_queued(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
     with occupied(running.scheduler):
-        calls = await begun(running)
+        calls = await queued(running)
         calls[CANCELLED].cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert running.scheduler.depth == CALLS - 1
+        assert len(running.scheduler.queue) == CALLS - 1
     return calls
 
 
 async def while_running(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
-    lane = running.model().lanes["full"]
-    held = Held(lane.program)
-    lane.program = held
-    with occupied(running.scheduler):
-        calls = await begun(running)
-    assert await asyncio.to_thread(held.entered.wait, WAIT)
-    calls[CANCELLED].cancel()
-    await asyncio.wait({calls[CANCELLED]})
-    held.go.set()
+    program = running.model().executors["full"].program
+    started, go = threading.Event(), threading.Event()
+
+    def held(*arguments: Any) -> Computed:
+        started.set()
+        assert go.wait(WAIT)
+        return program.compute(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "start", lambda *arguments: partial(held, *arguments))
+        with occupied(running.scheduler):
+            calls = await queued(running)
+        assert await asyncio.to_thread(started.wait, WAIT)
+        calls[CANCELLED].cancel()
+        await asyncio.wait({calls[CANCELLED]})
+        go.set()
     return calls
 
 
@@ -92,7 +86,7 @@ def while_delivered(*, first: bool) -> Callable[[Running], Any]:
 
         with pytest.MonkeyPatch.context() as patch:
             with occupied(running.scheduler):
-                calls = await begun(running)
+                calls = await queued(running)
                 patch.setattr(loop, "call_soon_threadsafe", with_cancel)
             await asyncio.wait(calls, timeout=10)
         return calls
@@ -109,7 +103,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_cancelling_one_call_leaves_the_others(running: Running, stage: str) -> None:
+async def test_cancelled_call_harms_no_other(running: Running, stage: str) -> None:
     calls = await STAGES[stage](running)
     _, pending = await asyncio.wait(calls, timeout=10)
     assert not pending
@@ -124,7 +118,7 @@ async def test_cancelling_one_call_leaves_the_others(running: Running, stage: st
     assert now.execution_count == 1
 
 
-async def test_a_reply_that_fails_harms_no_other_call(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_reply_harms_no_other_call(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     answered: list[int] = []
 
     def reply(index: int, outcome: pb.ModelInferResponse | Exception) -> None:

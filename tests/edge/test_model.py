@@ -1,4 +1,4 @@
-"""Checks of a request before anything is computed."""
+"""Validation and preprocessing of requests by a loaded model, before anything is computed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from edge.runtimes.build import load_runner
 from tests.support.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
 from tests.support.server_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
 
+ECHO = echo_input("FP32")
+
 
 def loaded(bundle: Bundle, cache: Path) -> Model:
     tier = bundle.manifest.tiers[0].name
@@ -26,42 +28,29 @@ def loaded(bundle: Bundle, cache: Path) -> Model:
 
 
 @pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    model = loaded(Bundle.open(ORACLE_BUNDLE), tmp_path_factory.mktemp("cache"))
-    yield model
-    model.runner.close()
-
-
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """A model without a batch dimension and without preprocessing."""
-    model = loaded(write_echo_bundle(tmp_path_factory.mktemp("echo"), "FP32"), tmp_path_factory.mktemp("cache"))
-    yield model
-    model.runner.close()
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model]]:
+    """The oracle, and a model without a batch dimension and without preprocessing."""
+    cache = tmp_path_factory.mktemp("cache")
+    bundles = (Bundle.open(ORACLE_BUNDLE), write_echo_bundle(tmp_path_factory.mktemp("echo"), "FP32"))
+    models = {name: loaded(bundle, cache) for name, bundle in zip(("oracle", "echo"), bundles, strict=True)}
+    yield models
+    for model in models.values():
+        model.runner.close()
 
 
 def tokens(rows: int) -> Array:
     return np.repeat(tokenize(["3 - -4 + 2"]), rows, axis=0)
 
 
-def texts(*values: str) -> Array:
-    array = np.empty((len(values), 1), np.object_)
-    array[:, 0] = [value.encode() for value in values]
-    return array
+def texts(*values: str | bytes) -> Array:
+    return np.array([[text if isinstance(text, bytes) else text.encode()] for text in values], np.object_)
 
 
-def refused(model: Model, arrays: dict[str, Array]) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        model.prepare(arrays)
-    assert model.name in str(caught.value)
-    return caught.value
-
-
-def test_threads_share_a_model(oracle: Model) -> None:
+def test_threads_share_a_model(models: dict[str, Model]) -> None:
     inputs = [{"x": tokenize([f"{number} - -{number % 7} + 2"] * (1 + number % 3))} for number in range(60)]
 
     def compute(feeds: dict[str, Array]) -> Array:
-        return oracle.program.compute(feeds, Options("full")).outputs["value"]
+        return models["oracle"].program.compute(feeds, Options("full")).outputs["value"]
 
     alone = [compute(feeds) for feeds in inputs]
     with ThreadPoolExecutor(8) as pool:
@@ -70,87 +59,72 @@ def test_threads_share_a_model(oracle: Model) -> None:
         assert np.array_equal(value, alone[number % len(alone)])
 
 
-def test_names_and_tensors_of_a_model(oracle: Model) -> None:
+def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models: dict[str, Model]) -> None:
+    oracle, echo = models["oracle"], models["echo"]
     assert (oracle.name, oracle.version, oracle.load_memory_bytes) == ("calculator-oracle", "1", 7)
-    assert list(oracle.inputs) == ["expression", "x"]
-    assert list(oracle.outputs) == ["value"]
-    assert oracle.optional == {"expression", "x"}
-    assert oracle.golden_max_abs_diff == 0
-    assert list(oracle.tiers) == [oracle.full_tier]
-
-
-def test_tensors_of_a_model_without_preprocessing(echo: Model) -> None:
-    assert list(echo.inputs) == [echo_input("FP32")]
-    assert list(echo.outputs) == [echo_output("FP32")]
-    assert echo.optional == set()
+    assert (list(oracle.inputs), oracle.optional) == (["expression", "x"], {"expression", "x"})
+    assert (list(oracle.outputs), list(oracle.tiers), oracle.golden_max_abs_diff) == (["value"], ["full"], 0)
+    assert (list(echo.inputs), list(echo.outputs), echo.optional) == ([ECHO], [echo_output("FP32")], set())
 
 
 @pytest.mark.parametrize("rows", [1, 2, MAX_BATCH_SIZE])
-def test_tokens_are_accepted(oracle: Model, rows: int) -> None:
+def test_tensors_pass_through(models: dict[str, Model], rows: int) -> None:
     array = tokens(rows)
-    feeds = oracle.prepare({"x": array})
-    assert feeds.rows == rows
-    assert list(feeds.inputs) == ["x"]
-    assert feeds.inputs["x"] is array
-    assert oracle.runner.infer(feeds.inputs)["value"].tolist() == [[9.0]] * rows
+    feeds = models["oracle"].prepare({"x": array})
+    assert (feeds.rows, list(feeds.inputs), feeds.inputs["x"] is array) == (rows, ["x"], True)
+    assert models["oracle"].runner.infer(feeds.inputs)["value"].tolist() == [[9.0]] * rows
 
 
-def test_text_is_preprocessed(oracle: Model) -> None:
+def test_texts_are_preprocessed(models: dict[str, Model]) -> None:
     arrays = {"expression": texts(*EXPRESSIONS)}
-    feeds = oracle.prepare(arrays)
-    assert feeds.rows == len(EXPRESSIONS)
-    assert list(feeds.inputs) == ["x"]
+    feeds = models["oracle"].prepare(arrays)
+    assert (feeds.rows, list(feeds.inputs)) == (len(EXPRESSIONS), ["x"])
     assert np.array_equal(feeds.inputs["x"], tokenize(EXPRESSIONS))
     assert list(arrays) == ["expression"]  # the request's own tensors stay as they were
-    assert oracle.runner.infer(feeds.inputs)["value"][:, 0].tolist() == [evaluate(text) for text in EXPRESSIONS]
-
-
-def test_missing_input_is_rejected(oracle: Model, echo: Model) -> None:
-    assert "got only [], expected 'x' (or 'expression'). Add it." in str(refused(oracle, {}))
-    assert f"got only [], expected {echo_input('FP32')!r}. Add it." in str(refused(echo, {}))
-
-
-def test_text_with_tokens_is_rejected(oracle: Model) -> None:
-    error = refused(oracle, {"expression": texts("1"), "x": tokens(1)})
-    assert "got 'expression' and 'x', expected one of them. 'expression' stands for 'x'." in str(error)
-
-
-def test_too_large_batch_is_rejected(oracle: Model) -> None:
-    error = refused(oracle, {"x": tokens(MAX_BATCH_SIZE + 1)})
-    assert f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request." in str(error)
-    assert "rows" in str(refused(oracle, {"expression": texts(*["1"] * (MAX_BATCH_SIZE + 1))}))
-
-
-def test_uneven_batch_is_rejected(oracle: Model) -> None:
-    error = refused(oracle, {"expression": texts("1", "2"), "x": tokens(1)})
-    assert error.subject.startswith("batch")
-    assert error.given == {"expression": 2, "x": 1}
-
-
-def test_shape_outside_the_profile_is_rejected(echo: Model) -> None:
-    name = echo_input("FP32")
-    for size in (0, ECHO_MAX + 1):
-        error = refused(echo, {name: np.zeros(size, np.float32)})
-        assert error.subject == f"input {name!r} shape of {echo.name!r}"
-        assert error.given == [size]
-        assert error.expected == f"between [1] and [{ECHO_MAX}]"
-
-
-def test_empty_batch_is_rejected(oracle: Model) -> None:
-    assert refused(oracle, {"x": np.empty((0, TOKENS), np.float32)}).given == [0, TOKENS]
+    values = models["oracle"].runner.infer(feeds.inputs)["value"][:, 0]
+    assert values.tolist() == [evaluate(text) for text in EXPRESSIONS]
 
 
 @pytest.mark.parametrize("size", [1, ECHO_MAX])
-def test_request_without_a_batch_dimension_has_one_row(echo: Model, size: int) -> None:
-    name = echo_input("FP32")
-    feeds = echo.prepare({name: np.arange(size, dtype=np.float32)})
+def test_model_without_a_batch_counts_one_row(models: dict[str, Model], size: int) -> None:
+    feeds = models["echo"].prepare({ECHO: np.arange(size, dtype=np.float32)})
     assert feeds.rows == 1
-    assert np.array_equal(echo.runner.infer(feeds.inputs)[echo_output("FP32")], np.arange(size))
+    assert np.array_equal(models["echo"].runner.infer(feeds.inputs)[echo_output("FP32")], np.arange(size))
 
 
-@pytest.mark.parametrize("text", [b"1 +", b"\xff", b"", b"5000", b"1+1+1+1+1+1+1+1+1"])
-def test_unreadable_text_is_rejected(oracle: Model, text: bytes) -> None:
-    array = np.empty((1, 1), np.object_)
-    array[0, 0] = text
-    with pytest.raises(InvalidRequest):
-        oracle.prepare({"expression": array})
+OVERSIZE = f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request."
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "text"),
+    [
+        ("oracle", {}, "got only [], expected 'x' (or 'expression'). Add it."),
+        ("echo", {}, f"got only [], expected {ECHO!r}. Add it."),
+        (
+            "oracle",
+            {"expression": texts("1"), "x": tokens(1)},
+            "got 'expression' and 'x', expected one of them. 'expression' stands for 'x'.",
+        ),
+        ("oracle", {"x": tokens(MAX_BATCH_SIZE + 1)}, OVERSIZE),
+        ("oracle", {"expression": texts(*["1"] * (MAX_BATCH_SIZE + 1))}, OVERSIZE),
+        (
+            "oracle",
+            {"expression": texts("1", "2"), "x": tokens(1)},
+            "batch of 'calculator-oracle': got {'expression': 2, 'x': 1}, expected the same first dimension",
+        ),
+        ("echo", {ECHO: np.zeros(0, np.float32)}, f"got [0], expected between [1] and [{ECHO_MAX}]. Shorten"),
+        ("echo", {ECHO: np.zeros(ECHO_MAX + 1, np.float32)}, f"got [{ECHO_MAX + 1}], expected between [1] and"),
+        ("oracle", {"x": np.empty((0, TOKENS), np.float32)}, f"'x' shape of 'calculator-oracle': got [0, {TOKENS}]"),
+        *(
+            ("oracle", {"expression": texts(text)}, "")
+            for text in (b"1 +", b"\xff", b"", b"5000", b"1+1+1+1+1+1+1+1+1")
+        ),
+    ],
+)
+def test_invalid_requests_are_rejected(
+    models: dict[str, Model], name: str, arrays: dict[str, Array], text: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        models[name].prepare(arrays)
+    assert text in str(caught.value)
+    assert not text or models[name].name in str(caught.value)

@@ -5,42 +5,48 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
 import pytest
 
 from edge.datatypes import Array
-from edge.programs.program import Computed, Options, Program
-from edge.scheduling.batching import Joiner
-from edge.scheduling.lane import Lane
+from edge.programs.program import Computed, Program
+from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.scheduler import Scheduler
-from tests.support.lanes import VALUES, WAIT, Awaited, job_of, occupied, output, submitted
-
-RUN_SECONDS = 0.02
+from edge.scheduling.tier_executor import TierExecutor
+from tests.support.jobs import VALUES, WAIT, Awaited, job_of, occupied, output, submitted
 
 
 class Accelerator(Program):
-    """A device that computes one run after the other by itself; it fails where a row is negative.
+    """A device that computes one run after the other by itself; it fails if a row is negative.
 
     Attributes:
-        events: what happened, in order: "start" or "end" and the values of the run.
-        most: how many runs were on the device at once.
+        events: "start" or "end" and the values of the run, in order.
+        most: most runs on the device at once.
     """
 
-    def __init__(self, fails_at: str = "end", run_seconds: float = RUN_SECONDS) -> None:
+    def __init__(
+        self,
+        fails_at: str = "end",
+        run_seconds: float = 0.02,
+        error: str = "a negative row",
+        start_seconds: float = 0.0,
+    ) -> None:
         self.events: list[tuple[str, list[float]]] = []
         self.most = 0
         self._fails_at = fails_at
         self._run_seconds = run_seconds
+        self._error = error
+        self._start_seconds = start_seconds
         self._pending: list[list[float]] = []
         self._free_at = 0.0
 
-    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+    def compute(self, inputs: Mapping[str, Array], tier: str) -> Computed:
         raise AssertionError("a run that can be started is started")
 
-    def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed]:
+    def start(self, inputs: Mapping[str, Array], tier: str) -> Callable[[], Computed]:
         rows = inputs["x"]
         values = rows[:, 0].tolist()
         self._check(rows, "start")
+        time.sleep(self._start_seconds)
         self._free_at = end = max(time.monotonic(), self._free_at) + self._run_seconds
         self._pending.append(values)
         self.most = max(self.most, len(self._pending))
@@ -57,7 +63,7 @@ class Accelerator(Program):
 
     def _check(self, rows: Array, where: str) -> None:
         if self._fails_at == where and (rows < 0).any():
-            raise ValueError("a negative row")
+            raise RuntimeError(self._error)
 
 
 @pytest.fixture
@@ -67,67 +73,89 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def lane_of(accelerator: Accelerator, max_rows: int = 0) -> Lane:
-    return Lane("full", accelerator, Joiner(VALUES, {}), max_rows=max_rows, on_gpu=True)
+def executor_of(accelerator: Accelerator, max_rows: int = 0) -> TierExecutor:
+    return TierExecutor("full", accelerator, BatchAssembler(VALUES, {}), max_rows=max_rows, on_gpu=True)
 
 
-def queued(scheduler: Scheduler, lane: Lane, values: list[float]) -> list[Awaited]:
+def queued(scheduler: Scheduler, executor: TierExecutor, values: list[float]) -> list[Awaited]:
     with occupied(scheduler):
-        return [submitted(scheduler, job_of(lane, value)) for value in values]
+        return [submitted(scheduler, job_of(executor, value)) for value in values]
 
 
-def test_the_next_run_starts_before_the_last_one_ends(scheduler: Scheduler) -> None:
+def test_next_run_starts_before_the_last_one_ends(scheduler: Scheduler) -> None:
     accelerator = Accelerator()
-    lane = lane_of(accelerator)
+    begun = time.perf_counter()
     numbers = [float(number) for number in range(10)]
-    jobs = queued(scheduler, lane, numbers)
+    jobs = queued(scheduler, executor_of(accelerator), numbers)
     assert [output(job).item() for job in jobs] == [2 * number for number in numbers]
-    ends = [values for event, values in accelerator.events if event == "end"]
-    assert ends == [[number] for number in numbers]  # in the order of their requests
-    # The scheduler has to learn first how long a run takes.
+    seconds = time.perf_counter() - begun
+    assert [values for event, values in accelerator.events if event == "end"] == [[number] for number in numbers]
+    # The scheduler first has to learn how long a run takes.
     assert accelerator.events.index(("start", [8.0])) < accelerator.events.index(("end", [7.0]))
     assert accelerator.most == 2
-    # The time that a run waited for the device is none of its own.
-    took = [job.timings.compute_infer_ns / 1e9 for job in jobs]
-    assert np.median(took) == pytest.approx(RUN_SECONDS, rel=0.5)
+    # No run's time contains that in which it waited for the device.
+    assert 0.1 < sum(job.timings.compute_infer_ns for job in jobs) / 1e9 <= seconds
 
 
 def test_requests_may_join_a_run_until_shortly_before_it_starts(scheduler: Scheduler) -> None:
     accelerator = Accelerator(run_seconds=0.2)
-    lane = lane_of(accelerator, max_rows=2)
+    executor = executor_of(accelerator, max_rows=2)
     for _ in range(20):
-        lane.latency.observe(2, 0.2)
-    jobs = queued(scheduler, lane, [0.0, 1.0, 2.0, 3.0, 4.0])
+        executor.latency.observe(2, 0.2)
+    jobs = queued(scheduler, executor, [0.0, 1.0, 2.0, 3.0, 4.0])
     assert output(jobs[0]).item() == 0  # from now on a run has another one behind it, and 4 waits alone
-    jobs.append(submitted(scheduler, job_of(lane, 5.0)))
+    jobs.append(submitted(scheduler, job_of(executor, 5.0)))
     assert [output(job).item() for job in jobs] == [0, 2, 4, 6, 8, 10]
     assert ("start", [4.0, 5.0]) in accelerator.events
 
 
-def test_the_sleep_before_a_run_does_not_lengthen_what_it_is_predicted_from(scheduler: Scheduler) -> None:
-    lane = lane_of(Accelerator(run_seconds=0.005))
-    for _ in range(3):
-        for job in queued(scheduler, lane, [float(number) for number in range(50)]):
+def test_next_run_is_taken_late_in_the_current_one(scheduler: Scheduler) -> None:
+    worker, executor = scheduler._workers[0], executor_of(Accelerator(start_seconds=0.04))
+    executor.latency.observe(1, 0.2)
+    starts, takes = [], []
+    for _ in range(3):  # the shortest counts, because a neighbour may take the processor
+        worker.start_seconds = 0.008
+        flight = scheduler._start([job_of(executor, 1)], worker)
+        assert flight
+        starts.append(worker.start_seconds)
+        worker.start_seconds = 0.03
+        waiting = job_of(executor, 1)
+        scheduler.queue.push(waiting)
+        now, begun_ns = time.monotonic(), time.perf_counter_ns()
+        scheduler.runs.free_ns[0] = begun_ns + 50_000_000  # the previous run ended 50 ms later
+        assert scheduler._take_late(flight._replace(begun_ns=begun_ns), worker) == [waiting]
+        takes.append((time.perf_counter_ns() - begun_ns) / 1e9)
+        assert worker.run
+        assert worker.run == (pytest.approx(now + 0.05 + 0.2, abs=0.02), executor, 1)
+    assert 0.008 + 0.032 / 8 <= min(starts) < 0.008 + 0.036 / 8
+    expected = 0.05 + 0.75 * 0.2 - 2 * 0.03
+    assert expected <= min(takes) < expected + 0.025
+
+
+def test_sleep_before_a_run_does_not_lengthen_its_prediction(scheduler: Scheduler) -> None:
+    executor = executor_of(Accelerator(run_seconds=0.005))
+    for _ in range(2):
+        for job in queued(scheduler, executor, [float(number) for number in range(50)]):
             output(job)
-    assert (lane.latency.usual_seconds(1) or 0) < 0.05  # it would be 30 s
+    assert (executor.latency.usual_seconds(1) or 0) < 0.05  # it would be seconds
 
 
 @pytest.mark.parametrize("fails_at", ["start", "end"])
-def test_a_failed_run_harms_no_other(scheduler: Scheduler, fails_at: str) -> None:
-    lane = lane_of(Accelerator(fails_at), max_rows=2)
+def test_failed_run_harms_no_other(scheduler: Scheduler, fails_at: str) -> None:
+    executor = executor_of(Accelerator(fails_at), max_rows=2)
     values = [0.0, 1.0, 2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, -9.0]
-    jobs = queued(scheduler, lane, values)
+    jobs = queued(scheduler, executor, values)
     for value, job in zip(values, jobs, strict=True):
         if value < 0:
             assert str(job.exception(WAIT)) == "a negative row"
         else:
             assert output(job).item() == 2 * value
-    assert lane.failures.count == 1  # the last one; a success in between has ended the first count
+    assert executor.failures.count == 1  # the last one; a success in between has reset the count
 
 
-def test_the_servers_own_work_waits_for_no_more_than_two_runs(scheduler: Scheduler) -> None:
+def test_own_work_waits_for_no_more_than_two_runs(scheduler: Scheduler) -> None:
     accelerator = Accelerator()
-    jobs = queued(scheduler, lane_of(accelerator), [float(number) for number in range(20)])
+    jobs = queued(scheduler, executor_of(accelerator), [float(number) for number in range(20)])
     output(jobs[3])
     events = scheduler.call(lambda: list(accelerator.events))
     assert len(events) <= 16
@@ -136,13 +164,9 @@ def test_the_servers_own_work_waits_for_no_more_than_two_runs(scheduler: Schedul
         output(job)
 
 
-def test_the_end_of_the_device_ends_the_runs_on_it(scheduler: Scheduler) -> None:
-    class Dying(Accelerator):
-        def _check(self, rows: Array, where: str) -> None:
-            if where == "end" and (rows < 0).any():
-                raise RuntimeError("cuStreamSynchronize failed: an illegal memory access was encountered")
-
-    jobs = queued(scheduler, lane_of(Dying()), [0.0, 1.0, 2.0, -3.0, 4.0, 5.0])
+def test_loss_of_the_device_ends_the_runs_on_it(scheduler: Scheduler) -> None:
+    dying = Accelerator(error="cuStreamSynchronize failed: an illegal memory access was encountered")
+    jobs = queued(scheduler, executor_of(dying), [0.0, 1.0, 2.0, -3.0, 4.0, 5.0])
     failed = [job.exception(WAIT) for job in jobs]
     assert failed[:3] == [None] * 3
     assert all(failed[3:])

@@ -23,10 +23,10 @@ from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.edge.test_overload import wait_until
 from tests.support.busy_model import busy as busy_message
 from tests.support.busy_model import failures
 from tests.support.http_requests import Heard, ask, busy, tensor
+from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file
 

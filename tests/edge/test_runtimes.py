@@ -25,6 +25,7 @@ from edge.cli.build import build as build_command
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, UsageError
 from edge.pb import inference_pb2 as pb
+from edge.programs.program import Options
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
@@ -274,7 +275,7 @@ async def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: P
     assert entry.model is not None, entry.reason
     assert entry.model.runner.platform == "reference_onnx"
     golden = oracle_golden()
-    computed = entry.model.program.compute(golden.inputs, entry.model.lanes["full"].options)
+    computed = entry.model.program.compute(golden.inputs, Options("full"))
     np.testing.assert_array_equal(computed.outputs["value"], golden.outputs["value"])
     await control.close()
     scheduler.close()

@@ -1,10 +1,9 @@
-"""The scheduler: order, bounds, deadlines and cancellation at every stage, and no job can harm another."""
+"""The scheduler's threads: order, deadlines and cancellation at every stage, and no job harms another."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import threading
 import time
 import weakref
@@ -17,13 +16,16 @@ import numpy as np
 import pytest
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, Overloaded
-from edge.programs.program import Computed, Options, Program
-from edge.scheduling.batching import Joiner
-from edge.scheduling.lane import Lane
+from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
+from edge.instruments.statistics import ModelStatistics
+from edge.programs.program import Computed, Program
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.job import Answer, Job, expired
+from edge.scheduling.runs import Runs
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.use_count import UseCount
-from tests.support.lanes import VALUES, WAIT, Awaited, job_of, lane_of, occupied, output, run, submitted
+from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, occupied, output, run, submitted
 from tests.support.metrics import wait_until
 
 ROW_BYTES = 4
@@ -37,136 +39,64 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def is_empty(scheduler: Scheduler) -> bool:
-    return (scheduler.depth, scheduler.queued_bytes, scheduler.fullness) == (0, 0, 0)
+def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows, **options: Any) -> TierExecutor:
+    """An executor whose runs of one row are predicted to take so long."""
+    executor = executor_of(work, **options)
+    for _ in range(50):
+        executor.latency.observe(1, seconds)
+    return executor
 
 
-def test_jobs_run_in_order(scheduler: Scheduler) -> None:
-    done: list[int] = []
-    with occupied(scheduler):
-        jobs = [run(scheduler, lambda number=number: done.append(number)) for number in range(4)]  # type: ignore[misc]
-        assert done == []
-    for job in jobs:
-        job.result(WAIT)
-    assert done == [0, 1, 2, 3]
+class Held:
+    """Work that signals its start and waits until a test lets it go."""
+
+    def __init__(self) -> None:
+        self.started, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, rows: Array) -> Array:
+        self.started.set()
+        assert self.go.wait(WAIT)
+        return rows
 
 
-def test_everything_runs_on_one_thread_that_is_not_the_caller(scheduler: Scheduler) -> None:
-    def where() -> tuple[int, str]:
+def test_job_computes_the_sizes_that_are_not_given() -> None:
+    joined, alone = executor_of(lambda rows: rows, max_rows=4), executor_of(lambda rows: rows)
+    inputs = {"x": np.zeros((3, 1), np.float32)}
+    job = Job(joined, inputs, 3)
+    assert (job.size, job.size_bytes, job.shapes) == (3, 3 * ROW_BYTES, (("x", "f", (1,)),))
+    given = Job(joined, inputs, 3, size=7, size_bytes=0, shapes="s")
+    assert (given.size, given.size_bytes, given.key) == (7, 0, (joined, joined.options, "s"))
+    assert Job(alone, inputs, 3, shapes="s").key == (alone, alone.options, None)
+    assert (job.priority, job.place, job.ended, job.batch_rows, job.nonfinite) == (5, "queued", False, 0, 0)
+    assert str(expired(1_500_000)).startswith("request: got 1.5 ms of waiting, expected its turn before the deadline. ")
+    for ending in ({"answer": Answer({}, {})}, {"error": ValueError()}, {"computed_ns": 1}):
+        assert Job(alone, inputs, 3, **ending).ended
+
+
+def test_device_has_one_thread_that_is_not_the_callers(scheduler: Scheduler) -> None:
+    def where(rows: Array | None = None) -> tuple[int, str]:
         return threading.get_ident(), threading.current_thread().name
 
-    found = {output(run(scheduler, where)) for _ in range(3)} | {scheduler.call(where)}
+    jobs = [submitted(scheduler, job_of(known(1e-5, where), 0)) for _ in range(3)]
+    found = {*map(output, jobs), scheduler.call(where)}
     assert len(found) == 1
-    ((ident, name),) = found
-    assert ident != threading.get_ident()
-    assert name == "device-0"
+    assert found.pop() == (scheduler._workers[0].thread.ident, "device-0")
+    assert scheduler.queue.max_bytes == 268_435_456
+    two = Scheduler(4, instances=2)
+    assert {two.call(where)[1] for _ in range(4)} == {"device-0"}
+    two.close()
+    for each in (scheduler, two):  # one that is not closed does not hold up the end of the process
+        assert all(thread.daemon for thread in (each._timer, *(worker.thread for worker in each._workers)))
 
 
-def test_without_a_device_the_servers_own_work_runs_where_it_is_called() -> None:
+def test_own_work_runs_on_the_calling_thread_without_a_device() -> None:
     scheduler = Scheduler(4, device_bound=False)
     with occupied(scheduler):  # loading a model waits for no request, and no request for it
         assert scheduler.call(threading.get_ident) == threading.get_ident()
     scheduler.close()
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError])
-def test_an_exception_reaches_its_own_job_only(scheduler: Scheduler, kind: type[BaseException]) -> None:
-    error = kind("mine")
-
-    def fail() -> None:
-        raise error
-
-    with occupied(scheduler):
-        before, failing, after = run(scheduler, lambda: 1), run(scheduler, fail), run(scheduler, lambda: 2)
-    assert output(before) == 1
-    assert failing.exception(WAIT) is error
-    assert output(after) == 2
-    with pytest.raises(kind, match="mine"):
-        scheduler.call(fail)
-    assert scheduler.call(lambda: 3) == 3
-
-
-class Returning(Program):
-    """A program that returns what a test wants for negative rows, and the rows for others."""
-
-    def __init__(self, computed: Any) -> None:
-        self._computed = computed
-
-    def compute(self, inputs: Mapping[str, Array], options: Options) -> Any:
-        return self._computed if (inputs["x"] < 0).any() else Computed({"y": inputs["x"]})
-
-
-@pytest.mark.parametrize("max_rows", [0, 8])
-@pytest.mark.parametrize("computed", [None, Computed({"y": None})], ids=["no result", "no array"])  # type: ignore[dict-item]
-def test_what_is_no_array_fails_its_own_job_only(scheduler: Scheduler, computed: Any, max_rows: int) -> None:
-    lane = Lane("full", Returning(computed), Joiner(VALUES, {}), max_rows=max_rows)
-    with occupied(scheduler):
-        before, failing, after = (submitted(scheduler, job_of(lane, value)) for value in (1, -1, 2))
-    assert failing.exception(WAIT)
-    assert failing.answer is None
-    assert (output(before).item(), output(after).item()) == (1, 2)
-    assert not scheduler.runs.lost
-    assert output(submitted(scheduler, job_of(lane, 3))).item() == 3
-
-
-def test_a_full_queue_refuses_and_recovers(scheduler: Scheduler) -> None:
-    with occupied(scheduler):
-        waiting = [run(scheduler, lambda number=number: number) for number in range(4)]  # type: ignore[misc]
-        assert (scheduler.depth, scheduler.fullness) == (4, 1)
-        with pytest.raises(Overloaded) as caught:
-            run(scheduler, lambda: 4)
-        assert (caught.value.subject, str(caught.value.given)) == ("queue", "4 waiting requests")
-        assert caught.value.expected == "fewer than 4"
-        assert str(caught.value).startswith("queue: got 4 waiting requests, expected fewer than 4. ")
-        assert (caught.value.cause, caught.value.retry_after_ms >= 1) == ("requests", True)
-        assert scheduler.depth == 4
-    assert [output(job) for job in waiting] == [0, 1, 2, 3]
-    assert is_empty(scheduler)
-    assert output(run(scheduler, lambda: 5)) == 5
-
-
-def test_the_bytes_that_wait_are_bounded() -> None:
-    scheduler = Scheduler(1000, max_queue_bytes=10 * ROW_BYTES)
-    lane = lane_of(lambda rows: rows)
-    with occupied(scheduler):
-        first = submitted(scheduler, job_of(lane, *range(6)))
-        second = submitted(scheduler, job_of(lane, *range(3)))
-        assert (scheduler.queued_bytes, scheduler.fullness) == (9 * ROW_BYTES, 0.9)
-        with pytest.raises(Overloaded, match="36 bytes in the waiting requests, expected fewer than 33") as caught:
-            scheduler.submit(job_of(lane, *range(2)))
-        assert caught.value.cause == "bytes"
-        last = submitted(scheduler, job_of(lane, 1))
-        assert scheduler.queued_bytes == 10 * ROW_BYTES
-        assert first.cancel()
-        assert scheduler.queued_bytes == 4 * ROW_BYTES
-    assert [output(job).tolist() for job in (second, last)] == [[[0], [1], [2]], [[1]]]
-    assert is_empty(scheduler)
-    # One that is larger than the queue may still run: it does not wait.
-    assert len(output(submitted(scheduler, job_of(lane, *range(100))))) == 100
-    scheduler.close()
-
-
-def test_texts_count_by_their_contents(scheduler: Scheduler) -> None:
-    texts = np.array([[b"12345"], [b"678"]], np.object_)
-    job = Awaited(lane_of(lambda rows: rows), {"x": texts}, 2)
-    with occupied(scheduler):
-        scheduler.submit(job)
-        assert scheduler.queued_bytes == 8
-
-
-def test_priorities_go_first_and_each_is_in_order() -> None:
-    scheduler = Scheduler(100)
-    done: list[tuple[int, int]] = []
-    priorities = [5, 10, 1, 5, 1, 10, 2, 5]
-    with occupied(scheduler):
-        for number, priority in enumerate(priorities):
-            run(scheduler, lambda key=(priority, number): done.append(key), priority=priority)
-    scheduler.close()
-    assert done == sorted(done)
-    assert len(done) == len(priorities)
-
-
-def test_the_servers_own_work_is_never_refused_and_goes_first(scheduler: Scheduler) -> None:
+def test_own_work_is_never_rejected_and_goes_first(scheduler: Scheduler) -> None:
     done: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         with occupied(scheduler):
@@ -179,190 +109,263 @@ def test_the_servers_own_work_is_never_refused_and_goes_first(scheduler: Schedul
     assert done[0] == "own"
 
 
-def test_a_job_that_is_late_already_is_refused(scheduler: Scheduler) -> None:
-    with pytest.raises(DeadlineExceeded, match="ms of waiting, expected its turn before the deadline"):
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_exception_reaches_its_own_job_only(scheduler: Scheduler, kind: type[BaseException]) -> None:
+    error = kind("mine")
+
+    fail = partial(_raise, error)
+    with occupied(scheduler):
+        before, failing, after = run(scheduler, lambda: 1), run(scheduler, fail), run(scheduler, lambda: 2)
+    assert output(before) == 1
+    assert failing.exception(WAIT) is error
+    assert output(after) == 2
+    with pytest.raises(kind, match="mine"):
+        scheduler.call(fail)
+    assert scheduler.call(lambda: 3) == 3
+
+
+class Returning(Program):
+    """A program that returns a given result for negative rows, and the rows for others."""
+
+    def __init__(self, computed: Any) -> None:
+        self._computed = computed
+
+    def compute(self, inputs: Mapping[str, Array], tier: str) -> Any:
+        return self._computed if (inputs["x"] < 0).any() else Computed({"y": inputs["x"]})
+
+
+@pytest.mark.parametrize("max_rows", [0, 8])
+@pytest.mark.parametrize("computed", [None, Computed({"y": None})], ids=["no result", "no array"])  # type: ignore[dict-item]
+def test_result_that_is_no_array_fails_its_own_job_only(scheduler: Scheduler, computed: Any, max_rows: int) -> None:
+    executor = TierExecutor("full", Returning(computed), BatchAssembler(VALUES, {}), max_rows=max_rows)
+    with occupied(scheduler):
+        before, failing, after = (submitted(scheduler, job_of(executor, value)) for value in (1, -1, 2))
+    assert failing.exception(WAIT)
+    assert failing.answer is None
+    assert (output(before).item(), output(after).item()) == (1, 2)
+    assert not scheduler.runs.lost
+    assert output(submitted(scheduler, job_of(executor, 3))).item() == 3
+
+
+def test_full_queue_rejects_requests_and_recovers() -> None:
+    scheduler = Scheduler(4, max_queue_bytes=10 * ROW_BYTES)
+    executor = executor_of(lambda rows: rows)
+    with occupied(scheduler):
+        waiting = [submitted(scheduler, job_of(executor, number)) for number in range(4)]
+        with pytest.raises(Overloaded, match="queue: got 4 waiting requests, expected fewer than 4"):
+            submitted(scheduler, job_of(executor, 4))
+        assert waiting.pop().cancel()
+        with pytest.raises(Overloaded, match="queue: got 44 bytes with this request, expected at most 40"):
+            submitted(scheduler, job_of(executor, *range(8)))
+        assert (len(scheduler.queue), scheduler.queue.size_bytes) == (3, 3 * ROW_BYTES)
+    assert [output(job).item() for job in waiting] == [0, 1, 2]
+    # A request larger than the queue may still run if it does not wait.
+    assert len(output(submitted(scheduler, job_of(executor, *range(100))))) == 100
+    scheduler.close()
+
+
+def test_jobs_expire_at_their_deadlines_while_the_worker_is_busy(scheduler: Scheduler) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"got \d+\.\d ms of waiting, expected its turn before the deadline"):
         run(scheduler, lambda: None, deadline=time.monotonic() - 1)
-    assert is_empty(scheduler)
-
-
-def test_a_job_expires_while_the_worker_is_busy(scheduler: Scheduler) -> None:
     ran: list[str] = []
     with occupied(scheduler):
-        late = run(scheduler, lambda: ran.append("late"), deadline=time.monotonic() + 0.05)
-        later = run(scheduler, lambda: ran.append("later"), deadline=time.monotonic() + 0.1)
-        early = run(scheduler, lambda: ran.append("early"), deadline=time.monotonic() + 3600)
-        assert scheduler.depth == 3
-        for job in (late, later):  # not when the worker has time for them
-            assert isinstance(job.exception(WAIT), DeadlineExceeded)
-        assert scheduler.depth == 1
-    early.result(WAIT)
-    assert ran == ["early"]
-    assert is_empty(scheduler)
-
-
-def test_deadlines_that_come_out_of_order_are_all_kept(scheduler: Scheduler) -> None:
-    with occupied(scheduler):
-        delays = (0.2, 0.05, 0.1)
         begun = time.monotonic()
-        jobs = [run(scheduler, lambda: None, deadline=begun + delay) for delay in delays]
-        for job, delay in zip(jobs, delays, strict=True):
+        jobs = [run(scheduler, lambda: ran.append("late"), deadline=begun + delay) for delay in (0.2, 0.05, 0.1)]
+        patient = run(scheduler, lambda: ran.append("patient"), deadline=begun + 3600)
+        for job, delay in zip(jobs, (0.2, 0.05, 0.1), strict=True):
             assert isinstance(job.exception(WAIT), DeadlineExceeded)
             assert time.monotonic() - begun >= delay
+        assert len(scheduler.queue) == 1
+    patient.result(WAIT)
+    assert ran == ["patient"]
 
 
-def test_a_cancelled_job_leaves_the_queue_at_once_and_harms_no_other(scheduler: Scheduler) -> None:
+def test_cancelled_job_leaves_the_queue_at_once_and_harms_no_other(scheduler: Scheduler) -> None:
     ran: list[str] = []
     with occupied(scheduler):
         first, dropped, last = (
             run(scheduler, lambda name=name: ran.append(name))  # type: ignore[misc]
             for name in ("first", "dropped", "last")
         )
-        assert dropped.cancel()
-        assert (scheduler.depth, scheduler.queued_bytes) == (2, 2 * ROW_BYTES)
-        assert dropped.cancel()  # a second time changes nothing
-        assert scheduler.depth == 2
+        for _ in range(2):  # a second time changes nothing
+            assert dropped.cancel()
+            assert (len(scheduler.queue), scheduler.queue.size_bytes) == (2, 2 * ROW_BYTES)
     first.result(WAIT)
     last.result(WAIT)
     assert ran == ["first", "last"]
     with pytest.raises(CancelledError):
         dropped.result(WAIT)
-    assert is_empty(scheduler)
 
 
-def test_the_most_that_waited_is_remembered(scheduler: Scheduler) -> None:
-    assert (scheduler.peak_depth, scheduler.peak_queued_bytes) == (0, 0)
-    lane = lane_of(lambda rows: rows)
-    for waiting in (3, 1):
-        with occupied(scheduler):
-            jobs = [submitted(scheduler, job_of(lane, 1, 2)) for _ in range(waiting)]
-        for job in jobs:
-            job.result(WAIT)
-    assert is_empty(scheduler)
-    assert (scheduler.peak_depth, scheduler.peak_queued_bytes) == (3, 3 * 2 * ROW_BYTES)
-
-
-def test_a_job_knows_where_it_is(scheduler: Scheduler) -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def work(rows: Array) -> Array:
-        started.set()
-        assert go.wait(WAIT)
-        return rows
-
-    running = submitted(scheduler, job_of(lane_of(work), 0))
-    assert started.wait(WAIT)
-    queued = submitted(scheduler, job_of(lane_of(lambda rows: rows), 0))
+def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler) -> None:
+    work = Held()
+    running = submitted(scheduler, job_of(executor_of(work), 7))
+    assert work.started.wait(WAIT)
+    queued = submitted(scheduler, job_of(executor_of(lambda rows: rows), 0))
     assert (running.place, queued.place) == ("running", "queued")
-    go.set()
+    assert not running.cancel()
+    work.go.set()
     output(queued)
+    assert output(running).item() == 7
     assert (running.place, queued.place) == ("answered", "answered")
 
 
-def test_a_job_whose_time_runs_out_between_two_tries_was_running(scheduler: Scheduler) -> None:
-    # The run that two share fails when the deadline of one has passed, so it is not tried alone.
+def test_job_that_expires_between_two_tries_counts_as_running(scheduler: Scheduler) -> None:
+    # The run that two share fails after the deadline of one, so that one is not tried alone.
     def work(rows: Array) -> Array:
         if len(rows) > 1:
             time.sleep(0.1)
             raise ValueError
         return rows
 
-    lane = lane_of(work, max_rows=2)
+    executor = executor_of(work, max_rows=2)
     with occupied(scheduler):
-        good = submitted(scheduler, job_of(lane, 1))
-        late = submitted(scheduler, job_of(lane, 2, deadline=time.monotonic() + 0.05))
+        good = submitted(scheduler, job_of(executor, 1))
+        late = submitted(scheduler, job_of(executor, 2, deadline=time.monotonic() + 0.05))
     assert output(good) == [[1]]
     with pytest.raises(DeadlineExceeded):
         late.result(WAIT)
     assert (good.place, late.place) == ("answered", "running")
 
 
-def test_a_running_job_cannot_be_cancelled(scheduler: Scheduler) -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def work() -> str:
-        started.set()
-        assert go.wait(WAIT)
-        return "done"
-
-    job = run(scheduler, work)
-    assert started.wait(WAIT)
-    assert not job.cancel()
-    go.set()
-    assert output(job) == "done"
+def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) -> None:
+    sizes: list[int] = []
+    executor = executor_of(lambda rows: sizes.append(len(rows)) or rows * 2, max_rows=100)
+    with occupied(scheduler):
+        jobs = [submitted(scheduler, job_of(executor, value, value)) for value in range(3)]
+        assert submitted(scheduler, job_of(executor, 9, deadline=time.monotonic() + 0.02)).exception(WAIT)
+        assert jobs.pop(1).cancel()
+    assert [output(job).ravel().tolist() for job in jobs] == [[0, 0], [4, 4]]
+    assert sizes == [4]
 
 
-def ends() -> dict[str, Callable[[Scheduler, Lane, UseCount], None]]:
-    """Each way in which a job can end, with its use given back."""
+def test_request_that_finds_the_server_idle_does_not_wait_for_others(scheduler: Scheduler) -> None:
+    executor = executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=2 * WAIT)
+    assert output(submitted(scheduler, job_of(executor, 1))).tolist() == [[1]]
 
-    def answered(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
-        submitted(scheduler, job_of(lane, 1, use=use)).result(WAIT)
 
-    def failed(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
-        assert submitted(scheduler, job_of(lane, -1, use=use)).exception(WAIT)
-
-    def cancelled(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
+@pytest.mark.parametrize("instances", [1, 2])
+def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> None:
+    scheduler = Scheduler(100, instances=instances)
+    sizes: list[int] = []
+    executor = executor_of(lambda rows: sizes.append(len(rows)) or rows, max_rows=3, max_delay_seconds=0.2)
+    begun = time.monotonic()
+    for together in (2, 3):  # three are as many as fit
         with occupied(scheduler):
-            assert submitted(scheduler, job_of(lane, 1, use=use)).cancel()
-
-    def expired(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
-        with occupied(scheduler):
-            deadline = time.monotonic() + 0.02
-            assert submitted(scheduler, job_of(lane, 1, use=use, deadline=deadline)).exception(WAIT)
-
-    def cancelled_in_hand(scheduler: Scheduler, lane: Lane, use: UseCount) -> None:
-        go = threading.Event()
-        scheduler._own(lambda: assert_(go.wait(WAIT)))
-        job = job_of(lane, 1, use=use)
-        with scheduler._lock:  # a worker has been chosen and has not begun yet
-            scheduler._hand_over(scheduler._workers[0], [job], time.monotonic())
-        assert not scheduler.cancel(job)
-        go.set()
-
-    return {f.__name__: f for f in (answered, failed, cancelled, expired, cancelled_in_hand)}
+            jobs = [submitted(scheduler, job_of(executor, value)) for value in range(together)]
+        for job in jobs:
+            job.result(WAIT)
+        assert time.monotonic() - begun >= 0.2
+    scheduler.close()
+    assert sizes == [2, 3]
 
 
-def assert_(value: bool) -> None:
-    assert value
+def test_request_that_waits_for_others_delays_no_other_model() -> None:
+    scheduler = Scheduler(100, instances=2)
+    work = Held()
+    holding = submitted(scheduler, job_of(executor_of(work), 0))
+    assert work.started.wait(WAIT)
+    patient = submitted(scheduler, job_of(executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=60), 1))
+    hasty = submitted(scheduler, job_of(executor_of(lambda rows: rows), 2))
+    assert output(hasty).tolist() == [[2]]
+    assert not patient.done()
+    assert patient.cancel()
+    work.go.set()
+    holding.result(WAIT)
+    scheduler.close()
 
 
-@pytest.mark.parametrize("end", ends())
-async def test_a_use_that_was_ended_is_over_when_its_last_user_leaves(scheduler: Scheduler, end: str) -> None:
-    users: list[int] = []
+def test_predicted_misses_are_rejected_while_the_server_is_busy(scheduler: Scheduler) -> None:
+    executor = known(0.1)
+    with occupied(scheduler, expected_seconds=0.5):
+        # 0.5 s of the current run, and 0.1 s of its own, but it allows only 0.4 s.
+        with pytest.raises(Overloaded, match=r"deadline: got an answer in .* ms, as predicted") as caught:
+            scheduler.submit(job_of(executor, 1, deadline=time.monotonic() + 0.4))
+        assert (caught.value.cause, 150 < caught.value.retry_after_ms < 260) == ("deadline", True)
+        assert len(scheduler.queue) == 0
+        fits = submitted(scheduler, job_of(executor, 1, deadline=time.monotonic() + 30))
+        patient = submitted(scheduler, job_of(executor, 1))  # without a deadline nothing is too late
+        assert 0.7 < scheduler.finish_seconds(job_of(executor, 1)) < 0.9
+        assert 0.5 < scheduler.finish_seconds(job_of(executor, 1, priority=1)) < 0.7
+    fits.result(WAIT)
+    patient.result(WAIT)
+    # An idle server tries; otherwise a wrong prediction would reject the requests that could correct it.
+    assert until(lambda: bool(scheduler._idle))
+    assert scheduler.finish_seconds(job_of(known(100.0), 1)) == pytest.approx(100, rel=0.01)
+    assert output(submitted(scheduler, job_of(known(100.0), 1, deadline=time.monotonic() + 10))) == [[1]]
 
-    def work(rows: Array) -> Array:
-        users.append(use.users)
-        assert (rows > 0).all()
+
+def test_missed_deadlines_raise_the_predictions_and_met_ones_lower_them(scheduler: Scheduler) -> None:
+    executor = known(0.25)
+    with occupied(scheduler):
+        before = scheduler.finish_seconds(job_of(executor, 1))
+        for end in ("expired", "cancelled"):
+            job = submitted(scheduler, job_of(executor, 1, deadline=time.monotonic() + 0.45))
+            if end == "expired":
+                assert isinstance(job.exception(WAIT), DeadlineExceeded)
+            else:
+                assert job.cancel()
+            assert scheduler.finish_seconds(job_of(executor, 1)) == pytest.approx(1.25 * before, rel=0.02)
+        met = submitted(scheduler, job_of(executor, 1, deadline=time.monotonic() + 0.6))
+        factor = scheduler._admission.correction._factor
+    met.result(WAIT)
+    assert until(lambda: scheduler._admission.correction._factor < factor)
+
+
+def test_brief_run_is_computed_by_the_submitting_thread() -> None:
+    scheduler = Scheduler(10, instances=2, device_bound=False)
+    threads: list[int] = []
+
+    def remember(rows: Array) -> Array:
+        threads.append(threading.get_ident())
         return rows
 
-    use = UseCount()
-    assert use.take()  # another request, still before its submission
-    assert use.take()
-    ends()[end](scheduler, lane_of(work), use)
-    assert until(lambda: use.users == 1)
-    assert users in ([], [2])  # nothing is given back while it computes
-    cancelled, waiting = (asyncio.create_task(use.wait_unused()) for _ in range(2))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    use.end()
-    assert not use.take()
-    await asyncio.wait([cancelled, waiting], timeout=0.05)
-    assert not waiting.done()
-    await asyncio.to_thread(use.give_back)
-    await asyncio.wait_for(waiting, WAIT)
-    use.end()
-    await use.wait_unused()
-    assert is_empty(scheduler)
+    brief = known(1e-5, remember)
+    job = submitted(scheduler, job_of(brief, 0))
+    assert job.done()
+    assert threads == [threading.get_ident()]
+    failing = submitted(scheduler, job_of(known(1e-5, _fail_with), 0))
+    assert isinstance(failing.exception(0), ValueError)
+    with occupied(scheduler):  # no instance is free
+        waiting = submitted(scheduler, job_of(brief, 0))
+        assert not waiting.done()
+    output(waiting)
+    assert threads[1] != threads[0]
+    scheduler.close()
 
 
-async def test_a_use_without_users_is_over_at_its_end() -> None:
-    use = UseCount()
-    assert use.take()
-    use.give_back()
-    waiting = asyncio.create_task(use.wait_unused())
-    await asyncio.wait([waiting], timeout=0.05)
-    assert not waiting.done()
-    use.end()
-    await asyncio.wait_for(waiting, WAIT)
+def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
+    scheduler = Scheduler(10_000, instances=2, device_bound=False)
+    places, most = threading.Semaphore(2), [0]
+
+    def compute(rows: Array) -> Array:
+        assert places.acquire(blocking=False)
+        most[0] = max(most[0], 2 - places._value)
+        time.sleep(0.0001)
+        places.release()
+        if (rows % 7 == 0).any():
+            raise KeyError(rows[0].item())
+        return rows
+
+    executors = [
+        executor_of(compute, max_rows=rows, max_delay_seconds=delay) for rows, delay in ((0, 0.0), (2, 0.0), (4, 0.001))
+    ]
+
+    def submitter(seed: int) -> None:
+        for number in range(60):
+            executor = executors[(seed + number) % len(executors)]
+            for _ in range(10):
+                executor.latency.observe(1, 1e-6)  # it always seems to be brief
+            job = submitted(scheduler, job_of(executor, number))
+            if number % 7:
+                assert output(job).tolist() == [[number]]
+            else:
+                assert str(job.exception()) == f"{number:.1f}"
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(submitter, range(6)))
+    scheduler.close()
+    assert (most, places._value) == ([2], 2)
 
 
 def test_close_finishes_the_jobs_that_wait() -> None:
@@ -377,6 +380,25 @@ def test_close_finishes_the_jobs_that_wait() -> None:
     assert [output(job) for job in waiting] == list(range(7))
 
 
+def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler: Scheduler) -> None:
+    lost: list[str] = []
+    refuse, scheduler.runs.on_lost = scheduler.runs.on_lost, lambda: (lost.append("lost"), refuse())[0]
+    with occupied(scheduler):
+        waiting = run(scheduler, lambda: None)
+        scheduler._workers[0].inbox.put(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    reason = "the thread device-0 ended by ZeroDivisionError"
+    expected = f"server: got {reason}, expected a device that computes. Use another server; this one ends, so that "
+    assert str(waiting.exception(WAIT)).startswith(expected)
+    with pytest.raises(ModelNotReady, match=reason):
+        run(scheduler, lambda: None)
+    scheduler.runs.lose("again")
+    assert (scheduler.runs.lost, lost) == (reason, ["lost"])
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
 def _fail_with(tensor: np.ndarray) -> None:
     raise ValueError(f"cannot use {tensor.shape}")
 
@@ -385,9 +407,9 @@ def _fail_with(tensor: np.ndarray) -> None:
 def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
     def submit() -> tuple[weakref.ref[Array], Awaited]:
         tensor = np.ones((1000, 1), np.float32)
-        lane = lane_of(_fail_with if end == "exception" else lambda rows: rows.sum())
+        executor = executor_of(_fail_with if end == "exception" else lambda rows: rows.sum())
         deadline = time.monotonic() + 0.02 if end == "expired" else None
-        return weakref.ref(tensor), submitted(scheduler, Awaited(lane, {"x": tensor}, 1000, deadline=deadline))
+        return weakref.ref(tensor), submitted(scheduler, Awaited(executor, {"x": tensor}, 1000, deadline=deadline))
 
     gc.disable()  # a cycle would be found too late: a GPU's memory is gone long before Python's collector runs
     try:
@@ -401,182 +423,118 @@ def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
             job.exception(WAIT)
         if end == "exception":
             del job  # the error's traceback holds its arguments
-        # No other job comes that would take its place; the thread lets go of it on its own, a moment after the answer.
+        # No other job comes that would take its place; the thread releases it by itself, a moment after the answer.
         assert until(lambda: tensor() is None)
     finally:
         gc.enable()
 
 
-def test_each_of_many_submitters_gets_its_own_result() -> None:
-    scheduler = Scheduler(max_queue_size=10_000)
-    running = itertools.count()
-
-    def work(number: int) -> int:
-        nonlocal running
-        assert next(running) == 0  # never two at once
-        running = itertools.count()
-        if number % 7 == 0:
-            raise KeyError(number)
-        return number * number
-
-    def submitter(start: int) -> list[object]:
-        jobs = [run(scheduler, lambda n=n: work(n)) for n in range(start, start + 100)]  # type: ignore[misc]
-        return [job.exception(WAIT) or output(job) for job in jobs]
-
-    with ThreadPoolExecutor(16) as pool:
-        results = list(pool.map(submitter, range(0, 1600, 100)))
-    scheduler.close()
-    for number, result in enumerate(result for part in results for result in part):
-        if number % 7 == 0:
-            assert isinstance(result, KeyError)
-            assert result.args == (number,)
-        else:
-            assert result == number * number
+def _cancelled_before_its_run(scheduler: Scheduler, job: Awaited) -> None:
+    """Cancel a job that its worker has and has not begun yet."""
+    go = threading.Event()
+    scheduler._workers[0].inbox.put(lambda: go.wait(WAIT) and None)  # type: ignore[func-returns-value]
+    with scheduler._lock:
+        scheduler._assign(scheduler._workers[0], [job], time.monotonic())
+    assert not scheduler.cancel(job)
+    go.set()
 
 
-def test_instances_compute_at_once_each_on_its_own() -> None:
-    scheduler = Scheduler(10, instances=2)
-    both = threading.Barrier(2)
-    seen: list[int] = []
+@pytest.mark.parametrize("end", ["answered", "failed", "cancelled", "expired", "cancelled before its run"])
+async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str) -> None:
+    users: list[int] = []
 
-    def meet() -> None:
-        both.wait(WAIT)
-        seen.append(threading.get_ident())
-
-    jobs = [run(scheduler, meet) for _ in range(6)]
-    for job in jobs:
-        job.result(WAIT)
-    scheduler.close()
-    assert len(set(seen)) == 2
-
-
-def slow_lane(seconds: float, **options: object) -> Lane:
-    """A lane of which the scheduler knows that it takes so long, and which takes no time."""
-    lane = lane_of(lambda rows: rows, **options)
-    for _ in range(50):
-        lane.latency.observe(1, seconds)
-    return lane
-
-
-def test_what_is_predicted_to_be_late_is_refused(scheduler: Scheduler) -> None:
-    lane = slow_lane(0.1)
-    with occupied(scheduler, expected_seconds=0.5):
-        with pytest.raises(Overloaded, match=r"deadline: got an answer in .* ms, as predicted") as caught:
-            scheduler.submit(job_of(lane, 1, deadline=time.monotonic() + 0.4))
-        # 0.5 s of the run that goes on, and 0.1 s of its own, but it allows only 0.4 s.
-        assert (caught.value.cause, 150 < caught.value.retry_after_ms < 260) == ("deadline", True)
-        assert is_empty(scheduler)
-        fits = submitted(scheduler, job_of(lane, 1, deadline=time.monotonic() + 30))
-        patient = submitted(scheduler, job_of(lane, 1))  # without a deadline nothing is too late
-        assert 0.7 < scheduler.finish_seconds(job_of(lane, 1)) < 0.9
-        # Only what comes before it counts.
-        assert 0.5 < scheduler.finish_seconds(job_of(lane, 1, priority=1)) < 0.7
-    fits.result(WAIT)
-    patient.result(WAIT)
-
-
-def test_an_idle_server_tries_whatever_was_predicted(scheduler: Scheduler) -> None:
-    """Else a wrong prediction would refuse the very requests that could correct it."""
-    lane = slow_lane(100.0)
-    assert output(submitted(scheduler, job_of(lane, 1, deadline=time.monotonic() + 10))).tolist() == [[1]]
-
-
-def test_admission_may_be_switched_off() -> None:
-    scheduler = Scheduler(4, admission=False)
-    with occupied(scheduler, expected_seconds=100):
-        job = submitted(scheduler, job_of(slow_lane(100.0), 1, deadline=time.monotonic() + 0.02))
-        assert isinstance(job.exception(WAIT), DeadlineExceeded)
-    scheduler.close()
-
-
-def test_joined_requests_are_predicted_together() -> None:
-    scheduler = Scheduler(100)
-    lane = slow_lane(0.1, max_rows=4)
-    for size in (2, 3, 4):
-        for _ in range(50):
-            lane.latency.observe(size, 0.1)
-    with occupied(scheduler):
-        assert 0.1 <= scheduler.finish_seconds(job_of(lane, 1)) < 0.15
-        jobs = [submitted(scheduler, job_of(lane, 1)) for _ in range(5)]
-        # Five rows wait for two runs of 0.1 s, and a sixth takes part in the second.
-        assert 0.2 <= scheduler.finish_seconds(job_of(lane, 1)) < 0.25
-        assert 0.3 <= scheduler.finish_seconds(job_of(lane, 1, 2, 3, 4)) < 0.35
-    for job in jobs:
-        job.result(WAIT)
-    scheduler.close()
-
-
-def brief_lane(work: Callable[[Array], object]) -> Lane:
-    lane = lane_of(work)
-    for _ in range(50):
-        lane.latency.observe(1, 1e-5)
-    return lane
-
-
-def test_what_is_over_sooner_than_a_thread_wakes_up_runs_where_it_is() -> None:
-    scheduler = Scheduler(10, instances=2, device_bound=False)
-    threads: list[int] = []
-
-    def remember(rows: Array) -> Array:
-        threads.append(threading.get_ident())
+    def work(rows: Array) -> Array:
+        users.append(use.users)
+        assert (rows > 0).all()
         return rows
 
-    where = brief_lane(remember)
-    job = submitted(scheduler, job_of(where, 0))
-    assert job.done()
-    assert threads == [threading.get_ident()]
-    failing = submitted(scheduler, job_of(brief_lane(_fail_with), 0))
-    assert isinstance(failing.exception(0), ValueError)
-    with occupied(scheduler):  # nobody's instance is free
-        waiting = submitted(scheduler, job_of(where, 0))
-        assert not waiting.done()
-    output(waiting)
-    assert threads[1] != threads[0]
-    assert until(lambda: is_empty(scheduler))
-    scheduler.close()
+    use = UseCount()
+    assert use.take()  # another request, still before its submission
+    assert use.take()
+    deadline = time.monotonic() + 0.02 if end == "expired" else None
+    job = job_of(executor_of(work), -1 if end == "failed" else 1, use=use, deadline=deadline)
+    if end == "cancelled before its run":
+        _cancelled_before_its_run(scheduler, job)
+    elif end in ("answered", "failed"):
+        assert bool(submitted(scheduler, job).exception(WAIT)) == (end == "failed")
+    else:
+        with occupied(scheduler):
+            submitted(scheduler, job)
+            assert job.cancel() if end == "cancelled" else job.exception(WAIT)
+    assert until(lambda: use.users == 1)
+    assert users in ([], [2])  # nothing is given back while it computes
+    cancelled, waiting = (asyncio.create_task(use.wait_unused()) for _ in range(2))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    use.end()
+    assert not use.take()
+    await asyncio.wait([cancelled, waiting], timeout=0.05)
+    assert not waiting.done()
+    await asyncio.to_thread(use.give_back)
+    await asyncio.wait_for(waiting, WAIT)
+    use.end()
+    await use.wait_unused()
 
 
-def test_a_tier_that_was_long_once_is_not_brief() -> None:
-    scheduler = Scheduler(10, device_bound=False)
-    lane = brief_lane(lambda rows: rows)
-    assert submitted(scheduler, job_of(lane, 0)).done()
-    lane.latency.observe(1, 0.1)
-    for _ in range(50):
-        lane.latency.observe(1, 1e-5)
-    assert (lane.latency.usual_seconds(1) or 1) < 1e-4
-    assert not lane.latency.is_brief(1, time.monotonic())
-    assert lane.latency.is_brief(1, time.monotonic() + 60)
-    scheduler.close()
+async def test_use_without_users_ends_at_once() -> None:
+    use = UseCount()
+    assert use.take()
+    use.give_back()
+    waiting = asyncio.create_task(use.wait_unused())
+    await asyncio.wait([waiting], timeout=0.05)
+    assert not waiting.done()
+    use.end()
+    await asyncio.wait_for(waiting, WAIT)
 
 
-def test_a_run_on_a_device_never_leaves_its_thread(scheduler: Scheduler) -> None:
-    names = brief_lane(lambda rows: threading.current_thread().name)
-    assert output(submitted(scheduler, job_of(names, 0))) == "device-0"
+def test_run_records_times_rows_and_nonfinite_answers() -> None:
+    def work(rows: Array) -> Array:
+        time.sleep(0.05)
+        assert runs.now[0]
+        current.append((runs.now[0].size, runs.now[0].executor is executor))
+        return 1 / rows
 
-
-def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
-    scheduler = Scheduler(10_000, instances=2, device_bound=False)
-    places, most = threading.Semaphore(2), [0]
-
-    def compute(rows: Array) -> Array:
-        assert places.acquire(blocking=False)
-        most[0] = max(most[0], 2 - places._value)
-        time.sleep(0.0001)
-        places.release()
-        return rows
-
-    lanes = [
-        lane_of(compute, max_rows=rows, max_delay_seconds=delay) for rows, delay in ((0, 0.0), (2, 0.0), (4, 0.001))
+    runs, statistics, executor = Runs(2), ModelStatistics(), executor_of(work, max_rows=4, repeats=2.0)
+    current: list[tuple[int, bool]] = []
+    begun = time.perf_counter_ns()
+    jobs: list[Job] = [job_of(executor, 2.0, 0.0, statistics=statistics), job_of(executor, 4.0)]
+    time.sleep(0.02)
+    executor.failures.mark_broken("before")
+    with np.errstate(divide="ignore"):
+        flight = runs.start(jobs, 0)
+        assert flight
+        assert runs.finish(flight, 0) == []
+    took = time.perf_counter_ns() - begun
+    assert (runs.now, current, executor.failures.count) == ([None, None], [(2, True)], 0)
+    for job, values, bad in zip(jobs, ([0.5, np.inf], [0.25]), (("y",), ()), strict=True):
+        assert job.answer
+        assert (job.answer.outputs["y"].ravel().tolist(), job.answer.nonfinite) == (values, bad)
+        assert job.answer.facts["x"].tolist() == job.inputs["x"][:, 0].tolist()
+        assert (job.nonfinite, job.batch_rows, job.started) == (len(bad), 3, True)
+        times = job.timings
+        stages = (times.queue_ns, times.compute_input_ns, times.compute_infer_ns, times.compute_output_ns)
+        assert all(stage > 0 for stage in stages)
+        assert (times.queue_ns >= 20e6, times.compute_infer_ns >= 50e6) == (True, True)
+        assert sum(stages) <= took
+        assert job.queued_ns < job.computed_ns <= begun + took
+    now = statistics.snapshot()
+    assert [(rows, batch.count, batch.compute_infer_ns >= 50e6) for rows, batch in now.batches.items()] == [
+        (3, 1, True)
     ]
-
-    def submitter(seed: int) -> None:
-        for number in range(60):
-            lane = lanes[(seed + number) % len(lanes)]
-            for _ in range(10):
-                lane.latency.observe(1, 1e-6)  # it is always thought to be brief
-            assert output(submitted(scheduler, job_of(lane, number))).tolist() == [[number]]
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(submitter, range(6)))
-    scheduler.close()
-    assert (most, places._value) == ([2], 2)
+    assert executor.latency.seconds(3) is None  # until the answers are on their way
+    for _ in range(2):
+        runs.learn(0)
+    assert 0.05 <= (executor.latency.seconds(3) or 0) <= took / 1e9
+    alone = job_of(executor, 1)
+    runs.execute(alone, 0)
+    assert (alone.error, alone.timings.compute_output_ns, alone.batch_rows) == (None, 0, 1)
+    late = job_of(executor, 1, deadline=time.monotonic())
+    assert (runs.start([late], 1), isinstance(late.error, DeadlineExceeded), late.started) == (None, True, False)
+    illegal = RuntimeError("cuStreamSynchronize failed: an illegal memory access was encountered")
+    runs.execute(job_of(executor_of(lambda rows: _raise(illegal)), 1), 1)
+    assert not runs.lost  # it says nothing about a GPU
+    runs.lose("it is gone")
+    refused = job_of(executor, 1)
+    runs.execute(refused, 1)
+    assert (isinstance(refused.error, ModelNotReady), refused.ended, runs.now) == (True, True, [None, None])
+    assert executor.failures.count == 0

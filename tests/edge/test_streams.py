@@ -179,7 +179,7 @@ def test_a_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int
 def test_a_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> None:
     code = (
         "import sys, grpc, itertools\n"
-        "from tests.edge.test_overload import busy\n"
+        "from tests.support.busy_model import busy\n"
         f"call = grpc.insecure_channel({url!r}).stream_stream({METHOD!r})\n"
         "message = busy(100).SerializeToString()\n"
         "for _ in call(itertools.repeat(message)):\n"

@@ -102,7 +102,7 @@ def test_the_cascade_may_be_the_default(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "b", changed, files)
     loaded = {tier: load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
     model = Model(bundle, loaded, load_memory_bytes=0)
-    assert (model.elastic.policy, model.full_tier) == ("router", "full")
+    assert (model.selector.policy, model.full_tier) == ("router", "full")
     model.close()
 
 

@@ -1,4 +1,4 @@
-"""The files that one ModelInfer enters on its way: few enough to be read in one sitting."""
+"""Number of files that one ModelInfer enters on its way: few enough to be read in one sitting."""
 
 from __future__ import annotations
 
@@ -16,33 +16,26 @@ from edge.protocol import INFERENCE
 from tests.support.in_process import serving_here
 from tests.support.sample_requests import good
 
-HOUSE = str(Path(edge.__file__).parent)
-#: The most files that a batched request enters, by transport: where its form is known, and the first time. Before all
-#: requests went one way it was 27 on grpcio and 33 on nghttp2, known form or not. CONTRIBUTING.md names the files.
+EDGE = str(Path(edge.__file__).parent)
+#: Limit for a batched request, by transport: of a known form, and of a new one. CONTRIBUTING.md names the files.
 MOST_FILES = {"grpcio": (15, 23), "nghttp2": (21, 28)}
-
-
-class Walk:
-    """Notes the files whose functions are entered, on all threads that begin after it."""
-
-    def __init__(self) -> None:
-        self.files: set[str] = set()
-        self.recording = False
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        name = frame.f_code.co_filename
-        if self.recording and event == "call" and name.startswith(HOUSE):
-            self.files.add(name[len(HOUSE) + 1 :])
 
 
 @pytest.mark.parametrize("transport", MOST_FILES)
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_batched_request_enters_few_files(
+async def test_batched_request_enters_few_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, known: bool
 ) -> None:
-    for module in ("supervisor", "watchdog"):  # which look at the server now and then, whatever is requested
+    files: set[str] = set()
+    recording = threading.Event()
+
+    def walk(frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(EDGE) and recording.is_set():
+            files.add(name[len(EDGE) + 1 :])
+
+    for module in ("supervisor", "watchdog"):  # which look at the server from time to time
         monkeypatch.setattr(f"edge.health.{module}._LOOK_SECONDS", 60)
-    walk = Walk()
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:
@@ -54,12 +47,12 @@ async def test_a_batched_request_enters_few_files(
             else:
                 await channel.unary_unary(f"/{INFERENCE}/ServerLive")(b"")  # connects
             await asyncio.sleep(0.2)
-            walk.recording = True
+            recording.set()
             await asyncio.gather(*(call(message) for _ in range(3)))
-            walk.recording = False
+            recording.clear()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    files = walk.files - {"runtimes/simulated.py"}  # around ONNX Runtime, as if it were a GPU
+    files -= {"runtimes/simulated.py"}  # around ONNX Runtime, as if it were a GPU
     assert len(files) <= MOST_FILES[transport][0 if known else 1], " ".join(sorted(files))
     assert {"serving/inference.py", "scheduling/runs.py", "scheduling/batching.py"} <= files  # it was joined

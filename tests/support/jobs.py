@@ -1,4 +1,4 @@
-"""Lanes and jobs without a model: what computes is a function, what waits is real."""
+"""Executors and jobs without a model: a function computes the rows."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec
-from edge.programs.program import Computed, Options, Program
-from edge.scheduling.batching import Joiner
+from edge.programs.program import Computed, Program
+from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Answer, Job
-from edge.scheduling.lane import Lane
 from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import TierExecutor
 
-WAIT = 60.0
+WAIT = 30.0
 
 #: Rows of one number each.
 VALUES = (TensorSpec("x", "FP32", (-1, 1)),)
 
 
-def lane_of(work: Callable[[Array], Any], tier: str = "full", *, repeats: float = 1.0, **options: Any) -> Lane:
-    """A lane whose runs call ``work`` with the joined rows [rows, 1]; what it returns is the output ``y``."""
-
-    return Lane(tier, Calling(work, repeats), Joiner(VALUES, {}), **options)
-
-
 class Calling(Program):
-    """A program that calls a function with the rows."""
+    """A program that calls a function with the rows [rows, 1]; the result is the output ``y``, and they are a fact."""
 
     def __init__(self, work: Callable[[Array], Any], repeats: float) -> None:
         self._work = work
         self._repeats = repeats
 
-    def compute(self, inputs: Any, options: Options) -> Computed:
+    def compute(self, inputs: Any, tier: str) -> Computed:
         value = self._work(inputs["x"])
         if not isinstance(value, np.ndarray):
             holder = np.empty((), np.object_)
             holder[()] = value
             value = holder
-        return Computed({"y": value}, repeats=self._repeats)
+        return Computed({"y": value}, {"x": inputs["x"][:, 0].copy()}, self._repeats)
+
+
+def executor_of(
+    work: Callable[[Array], Any], tier: str = "full", *, repeats: float = 1.0, **options: Any
+) -> TierExecutor:
+    return TierExecutor(tier, Calling(work, repeats), BatchAssembler(VALUES, {}), **options)
 
 
 class Awaited(Job):
@@ -63,31 +63,30 @@ class Awaited(Job):
         return self._ended.is_set()
 
     def cancel(self) -> bool:
-        """Cancel it; True when it is dropped, also for a second time."""
+        """Cancel it; return whether it is dropped, also when it was before."""
         assert self.scheduler
         self.dropped = self.dropped or self.scheduler.cancel(self)
         if self.dropped:
             self._ended.set()
         return self.dropped
 
-    def result(self, seconds: float = WAIT) -> Answer:
+    def exception(self, seconds: float = WAIT) -> BaseException | None:
         assert self._ended.wait(seconds)
+        return self.take_error()
+
+    def result(self, seconds: float = WAIT) -> Answer:
+        error = self.exception(seconds)
         if self.dropped:
             raise CancelledError
-        error = self.take_error()
         if error is not None:
             raise error
         assert self.answer is not None
         return self.answer
 
-    def exception(self, seconds: float = WAIT) -> BaseException | None:
-        assert self._ended.wait(seconds)
-        return self.take_error()
 
-
-def job_of(lane: Lane, *values: float, **options: Any) -> Awaited:
-    """A request of one row for each value."""
-    return Awaited(lane, {"x": np.array(values, np.float32)[:, None]}, len(values), **options)
+def job_of(executor: TierExecutor, *values: float, **options: Any) -> Awaited:
+    """A request with one row for each value."""
+    return Awaited(executor, {"x": np.array(values, np.float32)[:, None]}, len(values), **options)
 
 
 def submitted(scheduler: Scheduler, job: Awaited) -> Awaited:
@@ -99,7 +98,7 @@ def submitted(scheduler: Scheduler, job: Awaited) -> Awaited:
 
 def run(scheduler: Scheduler, work: Callable[[], Any], **options: Any) -> Awaited:
     """Submit a request that shares its run with no other."""
-    return submitted(scheduler, job_of(lane_of(lambda _: work()), 0, **options))
+    return submitted(scheduler, job_of(executor_of(lambda _: work()), 0, **options))
 
 
 def output(job: Awaited) -> Any:
@@ -109,12 +108,7 @@ def output(job: Awaited) -> Any:
 
 @contextmanager
 def occupied(scheduler: Scheduler, expected_seconds: float = 0.0) -> Iterator[None]:
-    """Keep all workers busy while the block runs, so that what the block submits has to wait.
-
-    Args:
-        scheduler: whose workers.
-        expected_seconds: what the scheduler shall believe that this takes.
-    """
+    """Keep all workers busy in the block, in runs that the scheduler predicts to take ``expected_seconds``."""
     go = threading.Event()
     holding = []
     for _ in range(scheduler.instances):
@@ -125,11 +119,10 @@ def occupied(scheduler: Scheduler, expected_seconds: float = 0.0) -> Iterator[No
             assert go.wait(WAIT)
             return rows
 
-        lane = lane_of(hold)
-        if expected_seconds:
-            for _ in range(20):
-                lane.latency.observe(1, expected_seconds)
-        holding.append(submitted(scheduler, job_of(lane, 0)))
+        executor = executor_of(hold)
+        for _ in range(20 if expected_seconds else 0):
+            executor.latency.observe(1, expected_seconds)
+        holding.append(submitted(scheduler, job_of(executor, 0)))
         assert started.wait(WAIT)
     try:
         yield

@@ -1,0 +1,127 @@
+"""Executor of one tier: its program, the requests that may share a run, its run times and failures."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edge.errors import RequestError, RunnerError
+from edge.programs.program import Options, Program
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.latency import LatencyTable
+
+#: Consecutive failures after which the supervisor runs a tier's golden row, to tell a broken tier from wrong requests.
+SUSPECT_AFTER = 3
+#: Mean deviations added to the mean of a request's own run.
+TAIL_DEVIATIONS = 2.0
+#: The same for the runs before it. The cause of a slow one, such as a busy neighbour, often slows all of them.
+_WAITING_DEVIATIONS = 1.0
+
+
+class ServingOptions(NamedTuple):
+    """Options of a server for all its models. Those that are None come from each manifest."""
+
+    instances: int = 1  # runs computed at once
+    batching: bool = True  # whether requests may share a run
+    max_queue_delay_us: int | None = None  # how long a request that finds the server busy may wait for others
+    policy: str | None = None
+
+
+class FailureTracker:
+    """Consecutive failures of one tier. Workers write, any thread may read.
+
+    A request can make a runtime fail, for example with a token that the model does not know, so failures alone prove
+    nothing: after :data:`SUSPECT_AFTER` in a row the tier is suspect, and it is broken when its golden row fails too.
+
+    Attributes:
+        count: failures since the last success. Workers that fail at the same moment may count as one.
+        broken: reason; empty while the tier is not broken.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.broken = ""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the tier has to run its golden row, because it may be broken or still is."""
+        return self.count >= SUSPECT_AFTER or bool(self.broken)
+
+    def succeeded(self) -> None:
+        """Record a run that gave an answer; the tier is sound."""
+        self.count, self.broken = 0, ""
+
+    def failed(self, error: BaseException) -> None:
+        """Record a run that failed. An error that only the request caused does not count."""
+        if isinstance(error, RunnerError) or not isinstance(error, RequestError):
+            self.count += 1
+
+    def mark_broken(self, reason: str) -> None:
+        """Record that the tier failed on its golden row."""
+        self.count, self.broken = max(self.count, 1), reason
+
+
+class TierExecutor:
+    """Computes the requests of one tier. Requests with different executors never share a run.
+
+    Args:
+        tier: name of the tier.
+        program: computes the runs.
+        assembler: joins inputs.
+        max_rows: limit on the rows of a run; 0 disables batching.
+        max_delay_seconds: how long a request that finds the server busy may wait for others to join it.
+        preferred_rows: sizes that a run should have; without any, a run takes all that waits.
+        model: the model, as ``name:version``.
+        on_gpu: whether an error can mean that the process has lost its device.
+
+    Attributes:
+        options: the program's options for a request of this tier.
+    """
+
+    def __init__(
+        self,
+        tier: str,
+        program: Program,
+        assembler: BatchAssembler,
+        *,
+        max_rows: int = 0,
+        max_delay_seconds: float = 0.0,
+        preferred_rows: tuple[int, ...] = (),
+        model: str = "",
+        on_gpu: bool = False,
+    ) -> None:
+        self.tier = tier
+        self.options = Options(tier)
+        self.model = model
+        self.on_gpu = on_gpu
+        self.program = program
+        self.assembler = assembler
+        self.max_rows = max_rows
+        self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
+        self.preferred_rows = preferred_rows
+        self.latency = LatencyTable()
+        self.failures = FailureTracker()
+
+    def run_seconds(self, size: int) -> float:
+        """Predict one run of ``size`` elements, on the safe side; 0 while no run is known."""
+        return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
+
+    def seconds(self, jobs: int, rows: int, size: int) -> float:
+        """Predict the runs of waiting requests, somewhat on the safe side; 0 while no run is known.
+
+        Args:
+            jobs: their number.
+            rows: their rows in total.
+            size: their elements in total, see :meth:`edge.scheduling.batching.BatchAssembler.size`.
+        """
+        if not jobs:
+            return 0.0
+        if not self.max_rows:
+            return jobs * self._waiting_seconds(size / jobs)
+        runs, rest = divmod(rows, self.max_rows)
+        each = size / rows
+        return runs * self._waiting_seconds(self.max_rows * each) + (
+            self._waiting_seconds(rest * each) if rest else 0.0
+        )
+
+    def _waiting_seconds(self, size: float) -> float:
+        return self.latency.seconds(round(size), _WAITING_DEVIATIONS) or 0.0

@@ -1,0 +1,175 @@
+"""Tier selection: by name, by the router, or the fullest tier that meets the deadline or carries the load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from edge.errors import InvalidRequest
+from edge.programs.cascade import AUTO
+from edge.scheduling.tier_executor import TierExecutor
+
+#: A tier must be predicted to use at most this part of the time, because a late answer is worth nothing.
+_ROOM = 0.75
+PINNED, ROUTER, DEADLINE, LOAD = POLICIES = ("pinned", "router", "deadline", "load")
+
+
+class Choice(NamedTuple):
+    """The executor of the selected tier, and the reason.
+
+    The reason is ``requested`` for a tier that the request names; ``pinned`` or ``router`` by policy; ``deadline`` or
+    ``load`` if that policy chose a leaner tier, and ``full`` if it did not.
+    """
+
+    executor: TierExecutor
+    reason: str
+
+
+class Demand(NamedTuple):
+    """A request and the state of the server, for policies that depend on them. Times are in seconds."""
+
+    now: float  # by ``time.monotonic()``
+    size: int  # elements of the request, as the assembler counts them
+    left: float | None  # until its deadline
+    finish: Callable[[TierExecutor], float]  # predicts the time until an executor answers it
+    fullness: float  # of the queue, 0 to 1
+    instances: int  # runs computed at once
+
+
+class LoadLevel:
+    """Number of tiers that a model steps down under load: down at once, up only when that will last.
+
+    It steps down at a pressure above :attr:`HIGH`, to the first tier that can keep up with the arrivals, and further
+    only if the pressure has not fallen once the requests that waited then are done. It steps up after :attr:`HOLD`
+    seconds without pressure in which the fuller tier would have been busy for less than :attr:`HEADROOM` of the time.
+    Under a constant load it therefore settles, because the tier above cannot keep up.
+    """
+
+    HIGH, LOW = 0.5, 0.25
+    SETTLE, HOLD = 0.25, 2.0
+    HEADROOM = 0.7
+
+    def __init__(self) -> None:
+        self.level = 0
+        self._rate = 0.0  # elements per second, averaged over about one
+        self._seen = self._changed = self._settled = -math.inf
+        self._before: float | None = 0.0
+        self._calm_since = math.inf
+
+    def arrived(self, now: float, size: int) -> None:
+        """Count a request, whether it is admitted later or not."""
+        self._rate = self._rate * math.exp(self._seen - now) + size
+
+    def update(self, now: float, pressure: float, waiting_seconds: float, costs: Sequence[float]) -> int:
+        """Return the level for a request that arrives now.
+
+        Args:
+            now: ``time.monotonic()`` seconds.
+            pressure: 0 if no request waits, 1 if requests are about to be rejected.
+            waiting_seconds: time until the waiting requests are done; their tiers are fixed.
+            costs: device seconds per element of a request, of each tier, the fullest first.
+        """
+        level = min(self.level, len(costs) - 1)
+        if pressure > self.HIGH:
+            self._calm_since = math.inf
+            if level + 1 < len(costs) and now >= self._settled:
+                if self._before is not None and pressure >= self._before:
+                    keeping_up = (tier for tier in range(level + 1, len(costs)) if self._rate * costs[tier] < 1)
+                    level = next(keeping_up, len(costs) - 1)
+                    self._changed, self._before = now, None
+                else:
+                    self._before = pressure
+                self._settled = now + max(waiting_seconds, self.SETTLE)
+        elif level and pressure < self.LOW and self._rate * costs[level - 1] < self.HEADROOM:
+            # No request has arrived since the last one, so that time was calm, too.
+            self._calm_since = min(self._calm_since, max(self._seen, self._changed))
+            if now - self._calm_since >= self.HOLD:
+                level -= 1
+                self._changed, self._calm_since = now, math.inf
+        else:
+            self._calm_since = math.inf
+        if pressure <= self.HIGH:
+            self._before = 0.0
+        self.level, self._seen = level, now
+        return level
+
+
+class TierSelector:
+    """Selects the tier of each request to one model.
+
+    Args:
+        model: its name, for errors.
+        executors: of its tiers, the full one first, and of the router under :data:`AUTO` if it has one.
+        policy: for requests that name neither a tier nor a policy.
+    """
+
+    def __init__(self, model: str, executors: Mapping[str, TierExecutor], policy: str) -> None:
+        self._model = model
+        self._executors = executors
+        self._full = next(iter(executors.values()))
+        self._load = LoadLevel()
+        self.policy = PINNED if policy == ROUTER and AUTO not in executors else policy
+
+    def choose(self, tier: str | None, policy: str | None, demand: Callable[[], Demand]) -> Choice:
+        """Return the choice for a request with these parameters; ``demand`` is called only if the policy needs it.
+
+        Raises:
+            InvalidRequest: the tier or policy is unknown, or they contradict each other.
+        """
+        if tier not in (None, AUTO):
+            return Choice(self._named(tier, policy), "requested")
+        policy = self._policy(tier, policy)
+        if policy == ROUTER:
+            return Choice(self._executors[AUTO], "router")
+        if policy == PINNED:
+            return Choice(self._full, "pinned")
+        return self._elastic(demand(), policy)
+
+    def _named(self, tier: str, policy: str | None) -> TierExecutor:
+        subject = f"parameter 'tier' of {self._model!r}"
+        if tier not in self._executors:
+            expected = f"one of {', '.join([name for name in self._executors if name != AUTO] + [AUTO])}"
+            fix = f"Leave it out for the policy of this model, {self.policy}."
+            raise InvalidRequest(subject, given=tier, expected=expected, fix=fix)
+        if policy not in (None, PINNED):
+            fix = "Name a tier or a policy, not both."
+            raise InvalidRequest(subject, given=tier, expected=f"{AUTO} with the policy {policy}", fix=fix)
+        return self._executors[tier]
+
+    def _policy(self, tier: str | None, policy: str | None) -> str:
+        if policy is None:
+            if tier is None or self.policy != PINNED:
+                return self.policy
+            return ROUTER if AUTO in self._executors else LOAD
+        known = [known for known in POLICIES if known != ROUTER or AUTO in self._executors]
+        if policy not in known:
+            subject, fix = f"parameter 'policy' of {self._model!r}", f"Leave it out for {self.policy}."
+            raise InvalidRequest(subject, given=policy, expected=f"one of {', '.join(known)}", fix=fix)
+        return policy
+
+    def _elastic(self, demand: Demand, policy: str) -> Choice:
+        ladder = self._ladder(demand.size)
+        first = self._level(demand, ladder) if policy == LOAD else 0
+        for executor in ladder[first:]:
+            if demand.left is None or demand.finish(executor) <= _ROOM * demand.left:
+                break
+        else:
+            executor = ladder[-1]  # admission decides
+        return Choice(executor, policy if executor is not ladder[0] else "full")
+
+    def _ladder(self, size: int) -> list[TierExecutor]:
+        """Return the full tier and those that were measured to be faster, the slowest first, whatever their names."""
+        limit = self._full.latency.seconds(size)
+        timed = [(each.latency.seconds(size), each) for name, each in self._executors.items() if name != AUTO]
+        faster = [(seconds, each) for seconds, each in timed if limit and seconds is not None and seconds < limit]
+        return [self._full, *(each for _, each in sorted(faster, key=lambda pair: -pair[0]))]
+
+    def _level(self, demand: Demand, ladder: list[TierExecutor]) -> int:
+        self._load.arrived(demand.now, demand.size)
+        executor = ladder[min(self._load.level, len(ladder) - 1)]
+        pressure, finish = demand.fullness, demand.finish(executor)
+        if demand.left is not None:
+            pressure = max(pressure, finish / demand.left if demand.left > 0 else math.inf)
+        costs = [(each.latency.seconds_per_element() or 0.0) / demand.instances for each in ladder]
+        return self._load.update(demand.now, pressure, finish, costs)
