@@ -1,1 +1,1 @@
-"""gRPC over its own library: the transport where nghttp2 is not installed."""
+"""gRPC on grpcio, the transport for installations without nghttp2."""

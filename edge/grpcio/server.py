@@ -13,17 +13,14 @@ from edge.security.credentials import ServerCertificates
 
 
 class GrpcServer(Endpoint):
-    """The gRPC endpoint. It must be made, used and closed inside one running event loop.
+    """The gRPC endpoint. It is created, used and drained inside one running event loop.
 
     Args:
-        inference: answers the RPCs of inference.
-        telemetry: those of telemetry.
-        limits: what a client may take.
-        access: who may call what; None lets everyone call everything.
-        certificates: for TLS; None serves without it.
-
-    Attributes:
-        port: where it listens, once :meth:`start` has returned.
+        inference: implements the inference service.
+        telemetry: implements the telemetry service.
+        limits: limits of connections and messages.
+        access: the tokens; None allows everyone everything.
+        certificates: for TLS; None serves plain text.
     """
 
     def __init__(
@@ -40,10 +37,10 @@ class GrpcServer(Endpoint):
         super().__init__(self._server, inference, telemetry, access)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen, with NOT_SERVING as the health of all but telemetry, which answers at once.
+        """Listen. Only telemetry is SERVING at first.
 
         Raises:
-            UsageError: the port cannot be taken.
+            UsageError: the port cannot be bound.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -56,6 +53,6 @@ class GrpcServer(Endpoint):
         await self._server.start()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Say NOT_SERVING, end the calls that only watch, refuse new ones, let the others end, then close the port."""
-        self._dismiss()
+        """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""
+        self._end_watches()
         await self._server.stop(grace_seconds)

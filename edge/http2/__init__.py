@@ -1,1 +1,1 @@
-"""gRPC over nghttp2, the faster transport: the same servicers as on grpcio, on HTTP/2 by a hardened C library."""
+"""gRPC on nghttp2, the faster transport: the same servicers as on grpcio, on a C library for HTTP/2."""

@@ -1,4 +1,4 @@
-"""One client's connection: bytes to frames and calls, and back. nghttp2 does everything of HTTP/2 itself."""
+"""One client's connection: translates between bytes and calls. nghttp2 implements HTTP/2."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from edge.rpc.limits import Limits
 
 log = logging.getLogger(__name__)
 
-#: What a stream whose handler does not read may send, and what all of them may.
+#: What the client may send on one stream, and on all of them, before handlers read it.
 _STREAM_WINDOW: Final = 256 * 1024
 _CONNECTION_WINDOW: Final = 64 * 1024**2
 _MAX_HEADERS: Final = 256
-#: A call whose header fields are too large is refused; if they are so many times too large, the connection is.
+#: A call with too large header fields is refused; if they exceed the limit this many times, the connection ends.
 _HEADER_TOLERANCE: Final = 4
-#: A client that gives up calls because the server is slow must not be taken for an attacker, so it may reset more
-#: streams than nghttp2 lets it by default: so many at once, and so many a second.
+#: The limits for resets at once and per second. They are above nghttp2's defaults, because a client that cancels calls
+#: of a slow server is no attacker.
 _MAX_RESETS: Final = (2_000, 500)
 _CHUNK_BYTES: Final = 256 * 1024
-#: How much of a stream may wait for its client before its handler has to wait too.
+#: The queued bytes of a stream above which its handler waits for the client.
 _WAITING_BYTES: Final = 64 * 1024
-#: A message above this is not copied to stand behind its prefix.
+#: A message above this size is sent without a copy behind its prefix.
 _COPIED_BYTES: Final = 16 * 1024
 _NOT_FOUND = "the server has no such method"
 _NO_HEAD: Final = Head("", None, IDENTITY)
 
-#: A call may have to say something to a stream or connection that ended in the same moment.
-_whatever_is_gone = suppress(ngh2.NGH2Error)
+#: A call may use a stream or connection that has just ended.
+_if_open = suppress(ngh2.NGH2Error)
 
-#: Returns what answers a method by its path and header fields, or None.
+#: Returns the route of a call by its path and header fields, or None.
 Find = Callable[[str, Sequence[Field]], Route | None]
 
 
 class Connection(asyncio.Protocol):
-    """One connection, whose methods are called on the event loop only.
+    """One connection. Only the event loop uses it.
 
     Args:
-        find: the methods.
-        limits: what the client may take.
-        connections: where it is listed while it is open.
+        find: looks up the methods.
+        limits: limits of the connection and its messages.
+        connections: the open connections, including this one while it is open.
     """
 
     def __init__(self, find: Find, limits: Limits, connections: set[Connection]) -> None:
@@ -75,8 +75,8 @@ class Connection(asyncio.Protocol):
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by inheritance
+        """Start the connection, unless it exceeds the limits."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
         self._open = True
         self._time_limits = ConnectionLimits(self._limits, self._transport.abort, self.refuse)
         secured = self._transport.get_extra_info("ssl_object")
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Process bytes from the client."""
         if not self._open:
             return
         self._receiving = True
@@ -110,12 +110,12 @@ class Connection(asyncio.Protocol):
             return
         finally:
             self._receiving = False
-        # Not now: a client that is woken up by each answer of many takes more of the processor than they do.
+        # Later: waking the client for each of many responses would take more processor time than the responses.
         if self._http2.want_write or not self._http2.want_read:
             self._flush_soon()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Give up every call."""
+        """Cancel every call."""
         self._open = False
         self._time_limits.close()
         self._connections.discard(self)
@@ -125,11 +125,11 @@ class Connection(asyncio.Protocol):
         self._rpcs.clear()
 
     def pause_writing(self) -> None:
-        """Send nothing for now: the client does not read."""
+        """Stop sending: the client does not read."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Send on."""
+        """Continue sending."""
         self._paused = False
         self._flush()
 
@@ -137,23 +137,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no call is on its way."""
+        """Whether no call is open and no data is queued."""
         return all(rpc.done for rpc in self._rpcs.values()) and not self._http2.queued_body_size()
 
     def refuse_soon(self) -> None:
-        """Tell the client to begin no further call, and answer those that are on their way to here."""
-        with _whatever_is_gone:
+        """Announce the shutdown to the client, but accept the calls that are already on their way."""
+        with _if_open:
             self._http2.send_shutdown_notice()
             self._flush()
 
     def refuse(self) -> None:
-        """Take no further call."""
-        with _whatever_is_gone:
+        """Accept no further call."""
+        with _if_open:
             self._http2.send_goaway()
             self._flush()
 
     async def stop(self) -> None:
-        """Cancel every call, and close the connection when its status is sent."""
+        """Cancel every call, send the statuses, and close the connection."""
         await asyncio.gather(*(rpc.stop() for rpc in list(self._rpcs.values())))
         if self._open:
             self._flush()
@@ -163,17 +163,17 @@ class Connection(asyncio.Protocol):
         """Close the connection at once."""
         self._transport.abort()
 
-    # What calls ask for.
+    # Requests of calls.
 
     @cached_property
     def peer(self) -> str:
-        """The client's address as gRPC writes it."""
+        """The client's address in gRPC's notation."""
         host, port = self._transport.get_extra_info("peername")[:2]
         return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
     def acknowledge(self, stream_id: int, size: int) -> None:
-        """Let the client send so many bytes more."""
-        try:  # and no context manager, which would take longer than what it guards
+        """Let the client send this many more bytes."""
+        try:  # faster than the context manager
             self._http2.acknowledge_received_data(size, stream_id)
         except ngh2.NGH2Error:
             return
@@ -182,13 +182,13 @@ class Connection(asyncio.Protocol):
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Send a message."""
-        with _whatever_is_gone:
+        with _if_open:
             self._begin(stream_id)
             self._queue(stream_id, message)
             self._flush_soon()
 
     def respond(self, stream_id: int, message: bytes) -> None:
-        """Send the one message of a call, and that the call ended well."""
+        """Send the only message of a call and the status OK."""
         self._time_limits.response_sent()
         try:
             self._http2.send_response(stream_id, RESPONSE)
@@ -197,14 +197,14 @@ class Connection(asyncio.Protocol):
         except ngh2.NGH2Error:
             return
         if len(self._rpcs) == 1 and not self._receiving:
-            self._flush()  # there is no other call whose answer could go with it
+            self._flush()  # no other call's response can share the segment
         else:
             self._flush_soon()
 
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
-        """Send how a call ended."""
+        """Send the status of a call."""
         fields = OK_TRAILERS if code is grpc.StatusCode.OK else trailers(code, details, metadata)
-        with _whatever_is_gone:
+        with _if_open:
             if stream_id in self._begun:
                 self._http2.send_trailers(stream_id, fields)
             else:
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
             self._answered(stream_id)
 
     def room(self, stream_id: int) -> asyncio.Future[None] | None:
-        """Return what to wait for until there is room for another message; None if there is."""
+        """Return what to await before the next message; None if there is room."""
         if self._has_room(stream_id):
             return None
         return self._waiting.setdefault(stream_id, self._loop.create_future())
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
             return True
         return not self._paused and self._http2.queued_body_size(stream_id) < _WAITING_BYTES
 
-    # From frames to calls.
+    # Frames to calls.
 
     def _handle(self, events: list[ngh2.Event]) -> None:
         for event in events:
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
                 self._receive(event.stream_id, b"", True)
             elif isinstance(event, ngh2.PingReceived):
                 if self._time_limits.ping_received():
-                    with _whatever_is_gone:
+                    with _if_open:
                         self._http2.terminate_connection(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
             elif isinstance(event, ngh2.SettingsReceived):
                 self._time_limits.handshake_done()
@@ -251,11 +251,11 @@ class Connection(asyncio.Protocol):
             rpc.receive(data, ended)
 
     def _accept(self, stream_id: int, fields: tuple[Field, ...]) -> None:
-        context = copy_context()  # of the call; its caller's name is set in it
+        context = copy_context()  # of the call, for the name of its caller
         route: Route | None = None
         refused: Refused | NotGrpc | None = None
         try:
-            if fields != self._last_fields:  # most clients send the same with every call
+            if fields != self._last_fields:  # most clients send the same fields in each call
                 self._last_head, self._last_fields = read_head(fields, self._limits.max_metadata_bytes), fields
             head = self._last_head
             route = context.run(self._find, head.path, fields)
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         if isinstance(refused, Refused):
             self.finish(stream_id, refused.code, refused.details, ())
         elif refused:
-            with _whatever_is_gone:
+            with _if_open:
                 self._http2.send_response(stream_id, ((b":status", refused.status),), end_stream=True)
                 self._answered(stream_id)
 
@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
             self._time_limits.response_sent()
 
     def _answered(self, stream_id: int) -> None:
-        """Send the end of a response, and let the client send no more of its request."""
+        """Flush the end of a response, and reset the stream if the client has not ended its request."""
         rpc = self._rpcs.get(stream_id)
         if rpc and not rpc.request_ended:
             self._answered_early.add(stream_id)
@@ -308,16 +308,16 @@ class Connection(asyncio.Protocol):
         if waiting and not waiting.done():
             waiting.set_result(None)
 
-    # From calls to frames.
+    # Calls to frames.
 
     def _flush_soon(self) -> None:
-        """Send what there is, together with what others have to say in this turn of the event loop."""
+        """Flush at the end of this turn of the event loop, with the data of other calls."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flushing = True  # whatever is done in here, nobody needs to call it again
+        self._flushing = True  # nothing in here needs to flush again
         try:
             while self._open:
                 data = b"" if self._paused else self._http2.data_to_send(_CHUNK_BYTES)
@@ -337,11 +337,11 @@ class Connection(asyncio.Protocol):
             self._flushing = False
 
     def _reset_answered(self) -> bool:
-        """Tell clients that still send to answered calls to stop, once the whole answer is sent (RFC 9113, 8.1)."""
+        """Reset answered streams whose client still sends, once the response is sent (RFC 9113, 8.1)."""
         sent = [stream_id for stream_id in self._answered_early if not self._http2.queued_body_size(stream_id)]
         for stream_id in sent:
             self._answered_early.discard(stream_id)
-            with _whatever_is_gone:
+            with _if_open:
                 self._http2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
         return bool(sent)
 

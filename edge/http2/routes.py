@@ -11,12 +11,12 @@ from edge.http2.metadata import Field, Metadata, read_metadata
 
 
 class Direct(NamedTuple):
-    """A unary method that needs no coroutine.
+    """A unary method without a coroutine.
 
     Attributes:
-        start: called with the request, the context of the call, and what receives the response or the
-            :class:`edge.rpc.methods.Status`; returns what ``cancel`` takes, or None where the call has ended.
-        cancel: drops the call.
+        start: called with the request, the context of the call, and a callback for the response or the
+            :class:`edge.rpc.methods.Status`; returns the argument for ``cancel``, or None if the call has ended.
+        cancel: cancels the call.
     """
 
     start: Callable[[Any, Any, Callable[[Any], None]], Any]
@@ -31,26 +31,21 @@ class _Details(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What answers a call.
-
-    Attributes:
-        handler: a ``grpc.RpcMethodHandler``.
-        direct: answers in place of the handler; None where there is only the handler.
-    """
+    """A ``grpc.RpcMethodHandler``, and the direct method that replaces it if there is one."""
 
     handler: Any
     direct: Direct | None = None
 
 
 class Routes:
-    """The methods of a server. Generated code takes it for a ``grpc.aio.Server`` and registers its handlers here.
+    """The methods of a server. Generated code registers handlers here as it does at a ``grpc.aio.Server``.
 
     Args:
-        by_path: whether nothing but its path decides what answers a call, so that it needs to be looked up only once.
-        direct: by the ``unary_unary`` of a handler, what answers in its place.
+        by_path: whether the route depends on the path alone, so that one look-up is enough.
+        direct: the direct methods, by path.
     """
 
-    def __init__(self, by_path: bool, direct: Mapping[Any, Direct] | None = None) -> None:
+    def __init__(self, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
         self._by_path = by_path
         self._direct = direct or {}
         self._handlers: list[grpc.GenericRpcHandler] = []
@@ -61,15 +56,10 @@ class Routes:
         self._handlers.extend(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Do nothing, as grpc.aio's own; generated code calls it beside the other."""
+        """Do nothing, like grpc.aio; generated code calls this in addition."""
 
     def find(self, path: str, fields: Sequence[Field]) -> Route | None:
-        """Return what answers a call; None if there is no such method.
-
-        Args:
-            path: of the method.
-            fields: what the call begins with.
-        """
+        """Return the route of a call with this path and these header fields; None if there is no such method."""
         route = self._found.get(path)
         if route is None:
             details = _Details(path, read_metadata(fields))
@@ -77,7 +67,8 @@ class Routes:
             handler = next((handler for handler in found if handler is not None), None)
             if handler is None:
                 return None
-            route = Route(handler, self._direct.get(handler.unary_unary))
+            # A refusal is a handler of another kind, which nothing may replace.
+            route = Route(handler, self._direct.get(path) if handler.unary_unary else None)
             if self._by_path:
                 self._found[path] = route
         return route

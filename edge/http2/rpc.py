@@ -1,4 +1,4 @@
-"""One call: its messages in and out, how it ends, and the context that its handler sees."""
+"""One call on a stream: its messages, its end, and the context for its handler."""
 
 from __future__ import annotations
 
@@ -22,73 +22,59 @@ from edge.rpc.methods import UNPARSEABLE, Status
 
 log = logging.getLogger(__name__)
 
-#: What a request may hold of its connection's window until its call ends.
-_LATER_BYTES = 16 * 1024
+#: A request up to this size is acknowledged at the end of its call, with the response.
+_LATE_BYTES = 16 * 1024
 _OK = grpc.StatusCode.OK
 _INTERNAL = grpc.StatusCode.INTERNAL
 
 
 class Wire(Protocol):
-    """What a call needs of its connection. Nothing of it raises, not even when the connection is gone."""
+    """The connection as its calls see it. No method raises, even on a closed connection."""
 
     @property
     def peer(self) -> str:
-        """The client's address as gRPC writes it."""
+        """The client's address in gRPC's notation."""
 
     def acknowledge(self, stream_id: int, size: int) -> None:
-        """Let the client send so many bytes more."""
+        """Let the client send this many more bytes."""
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Send a message."""
 
     def respond(self, stream_id: int, message: bytes) -> None:
-        """Send the one message of a call, and that the call ended well."""
+        """Send the only message of a call and the status OK."""
 
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
-        """Send how the call ended."""
+        """Send the status of a call."""
 
     def room(self, stream_id: int) -> Awaitable[None] | None:
-        """Return what to wait for until the client has taken what was sent; None if it has."""
+        """Return what to await before the next message; None if there is room."""
 
 
 class Rpc:
-    """One call on one stream. Its handler is started once there is a request, and cancelled when nobody waits for it.
+    """One call. Its handler starts with the request, and is cancelled with the call.
 
-    To the handler it is the ``grpc.aio.ServicerContext``, as far as our servicers and those of health and reflection
-    use one.
+    For the handler, this is the part of ``grpc.aio.ServicerContext`` that our servicers and those of health and
+    reflection use.
 
     Args:
         wire: the connection.
-        stream_id: on it.
-        route: what answers; None for a call that is refused.
-        head: what it begins with.
+        stream_id: the stream of the call.
+        route: the handler; None for a refused call.
+        head: the parameters of the call.
         fields: its header fields.
-        max_message_bytes: the largest message that is read.
-        context: in which the handler runs.
+        max_message_bytes: the limit for a message.
+        context: the handler runs in it.
 
     Attributes:
-        held: bytes that were received and not yet acknowledged.
-        request_ended: whether the client has sent all that it will.
-        done: whether it has been said how the call ended, or nobody listens any more.
+        held: number of bytes received and not yet acknowledged.
+        request_ended: whether the client has ended its request.
+        done: whether the status is sent, or the stream is closed.
     """
 
     __slots__ = (
-        "_call",
-        "_context",
-        "_deadline",
-        "_direct",
-        "_fields",
-        "_handler",
-        "_inbox",
-        "_messages",
-        "_reader",
-        "_task",
-        "_timer",
-        "_wire",
-        "done",
-        "held",
-        "request_ended",
-        "stream_id",
+        *("_call", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages", "_reader"),
+        *("_task", "_timer", "_wire", "done", "held", "request_ended", "stream_id"),
     )
 
     def __init__(
@@ -119,15 +105,15 @@ class Rpc:
         if head.timeout and not self.done:
             self._timer = asyncio.get_running_loop().call_later(head.timeout, self.expire)
         if not self.done and self._handler.request_streaming:
-            self._start(self._streaming())
+            self._start(self)
 
     # Called by the connection.
 
     def receive(self, data: bytes, ended: bool) -> None:
-        """Take bytes of the request, and whether they are the last."""
+        """Process bytes of the request; ``ended`` says whether they are the last."""
         self.held += len(data)
         if self.done:
-            return  # not acknowledged, so that a client that sends on has to stop
+            return  # without acknowledgement, so that flow control stops a client that goes on
         try:
             if data:
                 self._inbox.extend(self._messages.feed(data))
@@ -145,27 +131,27 @@ class Rpc:
         if self._handler.request_streaming:
             if not self._inbox:
                 self._acknowledge()
-        elif not ended or self.held > _LATER_BYTES:
-            self._acknowledge()  # otherwise with the end of the call, which leaves the client waiting for nothing
+        elif not ended or self.held > _LATE_BYTES:
+            self._acknowledge()
         if ended and not self._handler.request_streaming:
             self._answer()
 
     def close(self) -> None:
-        """The stream is no more: nobody waits for the answer."""
+        """Cancel the call: its stream is closed."""
         self._acknowledge()
         self._cancel()
         self._end()
 
     async def stop(self) -> None:
-        """Cancel the call as the server goes down, and wait until its handler has ended."""
+        """Cancel the call for a shutdown, and wait for its handler."""
         self._cut(grpc.StatusCode.UNAVAILABLE, "the server is going down")
         if self._task:
             await asyncio.wait([self._task])
 
-    # Called by the handler, as on grpc.aio.ServicerContext.
+    # Methods of grpc.aio.ServicerContext, for the handler.
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until the deadline, at least 0; None without one."""
+        """Return the seconds until the deadline, at least 0; None without a deadline."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
     def invocation_metadata(self) -> Metadata:
@@ -201,7 +187,7 @@ class Rpc:
         return self._handler.request_deserializer(message)
 
     async def write(self, response: Any) -> None:
-        """Send a response, and wait until the client has taken it."""
+        """Send a response, and wait until there is room for the next."""
         self._wire.send(self.stream_id, self._handler.response_serializer(response))
         while not self.done and (room := self._wire.room(self.stream_id)):
             await room
@@ -215,21 +201,21 @@ class Rpc:
             raise StopAsyncIteration
         return request
 
-    # How a handler runs.
+    # Execution of the handler.
 
     def _answer(self) -> None:
-        """Answer the one request of a unary call."""
+        """Start the handler of a call with a single request."""
         try:
             request = self._handler.request_deserializer(self._inbox.popleft())
             if self._direct:
                 self._call = self._context.run(self._direct.start, request, self, self._respond_once)
             else:
-                self._start(self._unary(request))
+                self._start(request)
         except Exception as error:
             self._fail(error)
 
     def _respond_once(self, outcome: Any) -> None:
-        """End a call that needed no coroutine, with its response or its status."""
+        """End a direct call with its response or status."""
         self._call = None
         if self.done:
             return
@@ -244,10 +230,13 @@ class Rpc:
         self._end()
         self._wire.respond(self.stream_id, message)
 
-    async def _unary(self, request: Any) -> None:
+    async def _run(self, request: Any) -> None:
+        """Run the handler; ``request`` is this object for a stream of requests."""
         handler = self._handler
         try:
-            if handler.response_streaming:
+            if handler.request_streaming:
+                await self._respond(handler.stream_stream(request, self))
+            elif handler.response_streaming:
                 await self._respond(handler.unary_stream(request, self))
             else:
                 response = await handler.unary_unary(request, self)
@@ -259,16 +248,8 @@ class Rpc:
         else:
             self._finish(_OK, "")
 
-    async def _streaming(self) -> None:
-        try:
-            await self._respond(self._handler.stream_stream(self, self))
-        except (Exception, asyncio.CancelledError) as error:
-            self._fail(error)
-        else:
-            self._finish(_OK, "")
-
     async def _respond(self, answering: Any) -> None:
-        """Let a handler write, or write what it yields."""
+        """Await a handler that writes, or write the responses that it yields."""
         if not hasattr(answering, "__aiter__"):
             await answering
             return
@@ -276,8 +257,8 @@ class Rpc:
             async for response in responses:
                 await self.write(response)
 
-    def _start(self, coroutine: Any) -> None:
-        self._task = self._context.run(asyncio.get_running_loop().create_task, coroutine)
+    def _start(self, request: Any) -> None:
+        self._task = self._context.run(asyncio.get_running_loop().create_task, self._run(request))
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
@@ -289,12 +270,12 @@ class Rpc:
             self._finish(_INTERNAL, errors.INTERNAL)
 
     def expire(self) -> None:
-        """End the call because its deadline passed."""
+        """End the call at its deadline."""
         self._cut(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
     def _cut(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call, whatever its handler does."""
-        self._finish(code, details)  # first: a task that has not begun yet never gets to know that it was cancelled
+        """End the call and cancel its handler."""
+        self._finish(code, details)  # first, because a task that has not started does not see its cancellation
         self._cancel()
 
     def _cancel(self) -> None:

@@ -1,9 +1,14 @@
-"""The gRPC endpoint on nghttp2: which services, on which port, health, reflection, drain."""
+"""The gRPC endpoint on nghttp2: the listening socket, health and drain."""
 
 from __future__ import annotations
 
-from edge.http2.port import Port
+import asyncio
+import ssl
+import time
+
+from edge.http2.connection import Connection
 from edge.http2.routes import Direct, Routes
+from edge.protocol import INFERENCE
 from edge.rpc.endpoint import Endpoint, port_is_taken
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
@@ -11,19 +16,22 @@ from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 
+#: Between the first GOAWAY, which announces the shutdown, and the final one: calls already on their way still arrive.
+_NOTICE_SECONDS = 0.1
+_POLL_SECONDS = 0.01
+#: The limit for sending the statuses of cancelled calls.
+_FLUSH_SECONDS = 1.0
+
 
 class Http2Server(Endpoint):
     """The gRPC endpoint on nghttp2.
 
     Args:
-        inference: answers the RPCs of inference.
-        telemetry: those of telemetry.
-        limits: what a client may take.
-        access: who may call what; None lets everyone call everything.
-        certificates: for TLS; None serves without it.
-
-    Attributes:
-        port: where it listens, once :meth:`start` has returned.
+        inference: implements the inference service.
+        telemetry: implements the telemetry service.
+        limits: limits of connections and messages.
+        access: the tokens; None allows everyone everything.
+        certificates: for TLS; None serves plain text.
     """
 
     def __init__(
@@ -36,16 +44,16 @@ class Http2Server(Endpoint):
         certificates: ServerCertificates | None = None,
     ) -> None:
         direct = Direct(inference.start_model_infer, inference.cancel_model_infer)
-        routes = Routes(by_path=access is None, direct={inference.ModelInfer: direct})
+        routes = Routes(by_path=access is None, direct={f"/{INFERENCE}/ModelInfer": direct})
         super().__init__(routes, inference, telemetry, access)
         context = certificates.follow(lambda now: now.http2) if certificates else None
         self._port = Port(routes, limits, context)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen, with NOT_SERVING as the health of all but telemetry, which answers at once.
+        """Listen. Only telemetry is SERVING at first.
 
         Raises:
-            UsageError: the port cannot be taken.
+            UsageError: the port cannot be bound.
         """
         try:
             self.port = await self._port.open(host, port)
@@ -53,6 +61,58 @@ class Http2Server(Endpoint):
             raise port_is_taken(host, port, str(error)) from None
 
     async def drain(self, grace_seconds: float) -> None:
-        """Say NOT_SERVING, end the calls that only watch, refuse new ones, let the others end, then close the port."""
-        self._dismiss()
+        """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""
+        self._end_watches()
         await self._port.drain(grace_seconds)
+
+
+class Port:
+    """A listening port. It is opened, used and drained inside one running event loop.
+
+    Args:
+        routes: the methods.
+        limits: limits of connections and messages.
+        context: for TLS; None serves plain text.
+    """
+
+    def __init__(self, routes: Routes, limits: Limits, context: ssl.SSLContext | None = None) -> None:
+        self._routes = routes
+        self._limits = limits
+        self._context = context
+        self._connections: set[Connection] = set()
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen, and return the port number; port 0 takes any free one.
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        seconds = self._limits.handshake_seconds if self._context else None
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._routes.find, self._limits, self._connections),
+            host,
+            port,
+            ssl=self._context,
+            ssl_handshake_timeout=seconds,
+        )
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Refuse new calls, cancel the accepted ones that do not end within the grace, then close every connection."""
+        limit = time.monotonic() + grace_seconds
+        self._server.close()
+        for connection in list(self._connections):
+            connection.refuse_soon()
+        if self._connections:
+            await asyncio.sleep(min(_NOTICE_SECONDS, grace_seconds))
+        for connection in list(self._connections):
+            connection.refuse()
+        while not all(connection.idle for connection in self._connections) and time.monotonic() < limit:
+            await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.gather(*(connection.stop() for connection in list(self._connections)))
+        limit = time.monotonic() + _FLUSH_SECONDS
+        while self._connections and time.monotonic() < limit:
+            await asyncio.sleep(_POLL_SECONDS)
+        for connection in list(self._connections):
+            connection.abort()

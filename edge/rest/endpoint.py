@@ -1,4 +1,4 @@
-"""Steps common to all HTTP requests: authorization, the limit of the body, and the status of each error."""
+"""Authorization, the limit for bodies and the status of errors, common to all HTTP requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import Final, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -30,20 +31,20 @@ from edge.serving.statuses import STATUSES
 
 log = logging.getLogger(__name__)
 
-#: A status of nginx that no client ever sees: it went before there was an answer.
+#: The status, from nginx, of a client that disconnected before the response; nobody receives it.
 _GONE: Final = 499
 
 T = TypeVar("T")
-#: What a handler returns is sent as JSON, unless it is a response already.
-Handler = Callable[[Request], Awaitable[object]]
+#: Returns, possibly as an awaitable, a response or the value for a response of JSON.
+Handler = Callable[[Request], object]
 
 
 class Endpoints:
-    """Makes handlers into endpoints of the ASGI library.
+    """Turns handlers into endpoints for Starlette.
 
     Args:
-        access: who may call what; None lets everyone.
-        max_message_bytes: the largest body that is read.
+        access: the tokens; None allows everyone everything.
+        max_message_bytes: the limit for a body.
     """
 
     def __init__(self, access: Access | None, max_message_bytes: int) -> None:
@@ -51,23 +52,23 @@ class Endpoints:
         self._max_message_bytes = max_message_bytes
 
     def endpoint(self, handler: Handler, rpc: str) -> Callable[[Request], Awaitable[Response]]:
-        """End a request with the status of its error; an unforeseen one is logged and shows the client nothing.
+        """Return an endpoint that authorizes callers as for an RPC and sends the status of errors.
 
-        Args:
-            handler: answers it.
-            rpc: the gRPC path of the RPC that it stands for, which tells who may ask.
+        An unexpected error goes to the log and not to the client.
         """
 
         async def endpoint(request: Request) -> Response:
             try:
                 self._admit(request, rpc)
-                answer = await handler(request)
+                answer = handler(request)
+                if isawaitable(answer):
+                    answer = await answer
                 return answer if isinstance(answer, Response) else json_response(answer)
             except RequestError as error:
                 log.debug("%s: %s", request.url.path, error)
                 return json_response({"error": str(error)}, STATUSES[type(error)].http, _headers(error))
             except HTTPException:
-                raise  # http_error answers it
+                raise  # to http_error
             except ClientDisconnect:
                 return Response(status_code=_GONE)
             except Exception:
@@ -77,18 +78,18 @@ class Endpoints:
         return endpoint
 
     async def body(self, request: Request) -> bytes:
-        """Return the body, of which no more than the limit is ever held.
+        """Return the body, without buffering more than the limit.
 
         Raises:
-            HTTPException: it is larger.
-            Unsupported: it is compressed.
-            ClientDisconnect: the client went.
+            HTTPException: the body exceeds the limit.
+            Unsupported: the body is compressed.
+            ClientDisconnect: the client disconnected.
         """
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             fix = "Send the body as it is, or compress it over gRPC."
             raise Unsupported("Content-Encoding", given=encoding, expected="none", fix=fix)
-        announced = request.headers.get("content-length", "0")  # digits, or the HTTP library would have refused it
+        announced = request.headers.get("content-length", "0")  # h11 accepts digits only
         if int(announced) > self._max_message_bytes:
             raise self._too_large(f"{announced} bytes")
         chunks: list[bytes] = []
@@ -102,8 +103,8 @@ class Endpoints:
 
     def _admit(self, request: Request, rpc: str) -> None:
         if "origin" in request.headers:
-            # Whatever site the user of a browser visits could otherwise have it ask a server of this host.
-            given, fix = request.headers["origin"], "Ask from a program, or from the page's own server."
+            # Otherwise any web page could make its visitor's browser call a server on the visitor's host.
+            given, fix = request.headers["origin"], "Send requests from a program, or from the page's own server."
             raise HTTPException(403, str(InvalidRequest("Origin", given=given, expected="no web page", fix=fix)))
         caller = self._access.authorize(request.headers.get("authorization"), rpc) if self._access else ""
         CALLER.set(caller or client_of(request.client.host if request.client else ""))
@@ -115,10 +116,10 @@ class Endpoints:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Await some work, and cancel it when the client goes. The body has to have been read.
+    """Await some work, and cancel it if the client disconnects. Read the body first.
 
     Raises:
-        ClientDisconnect: it went.
+        ClientDisconnect: the client disconnected.
     """
     answer = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
@@ -130,7 +131,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     finally:
         gone.cancel()
         answer.cancel()
-        # The future holds the error, the error its traceback, and that this frame.
+        # The error's traceback refers to this frame, which must not refer to the error.
         del answer
 
 
@@ -140,7 +141,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Answer what there is no handler for, and what was refused with a status that only HTTP has."""
+    """Return the response for an unknown path or method, or for an error with a status of HTTP alone."""
     assert isinstance(error, HTTPException)
     text, path = error.detail, request.url.path
     headers = dict(error.headers or {})
@@ -161,7 +162,7 @@ def _headers(error: RequestError) -> dict[str, str]:
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, Overloaded) and error.retry_after_ms:
-        # HTTP knows whole seconds only; who comes too early would be refused again.
+        # HTTP has whole seconds only; after fewer the server would refuse the client again.
         seconds = math.ceil(error.retry_after_ms / 1000)
         return {"Retry-After": str(seconds), RETRY_AFTER_MS: str(error.retry_after_ms)}
     return {}

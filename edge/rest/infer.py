@@ -1,4 +1,4 @@
-"""Tensors over HTTP: as JSON, or as binary data behind it, to the messages of ModelInfer and back."""
+"""Conversion between bodies of HTTP, with tensors as JSON or as binary data behind it, and messages of ModelInfer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.rest.json_messages import MAX_JSON_BYTES, checked, encode, field, int64, kind_of, parse
-from edge.rest.messages import parameters_of, set_parameters
-from edge.serving.shared_tensors import is_shared
+from edge.rest.messages import set_parameters, values_of
+from edge.serving.shared_memory import is_shared
 from edge.serving.wire import from_raw, to_raw
 
-#: The header that says how many bytes of a body are JSON; binary data follows them.
+#: The header with the number of bytes of JSON in a body; binary data follows them.
 JSON_LENGTH: Final = "Inference-Header-Content-Length"
 _BINARY_SIZE, _BINARY = "binary_data_size", "binary_data"
-#: What JSON may hold for a datatype. FP16 and BF16 travel as binary data only.
+#: Python types of JSON elements by datatype. FP16 and BF16 are binary data only.
 _ELEMENTS: Final[dict[str, set[type]]] = {
     "BOOL": {bool},
     "BYTES": {str},
@@ -28,38 +28,33 @@ _ELEMENTS: Final[dict[str, set[type]]] = {
     "FP64": {int, float},
     **{datatype: {int} for datatype, dtype in NUMPY_TYPES.items() if dtype.kind in "iu"},
 }
-_MAX_RANK = 8  # of any input of a bundle
+_MAX_RANK = 8  # of inputs of bundles
 _MAX_DIGITS = 10
 
 
 class Wanted(NamedTuple):
-    """Which outputs a client wants as binary data.
-
-    Attributes:
-        default: whether those that it does not name are.
-        outputs: by name.
-    """
+    """Outputs that a client wants as binary data: by name, and the default for others."""
 
     default: bool
     outputs: dict[str, bool]
 
     def binary(self, name: str) -> bool:
-        """Say whether the client wants an output as binary data."""
+        """Return whether the client wants an output as binary data."""
         return self.outputs.get(name, self.default)
 
 
 def infer_request(
     model: str, version: str, body: bytes, json_length: str | None
 ) -> tuple[pb.ModelInferRequest, Wanted]:
-    """Return the message that a body asks for, its tensors raw, and the encoding of the outputs.
+    """Return the message of a body, its tensors raw, and the encoding of the outputs.
 
-    What contradicts the model's metadata is not seen here, but where the message is answered.
+    The inference service checks the message against the model's metadata.
 
     Args:
         model: from the path.
         version: from the path; empty for the highest.
-        body: of the HTTP request.
-        json_length: the header that says how much of it is JSON; None where all of it is.
+        body: the body of the HTTP request.
+        json_length: the value of the header :data:`JSON_LENGTH`; None if the whole body is JSON.
 
     Raises:
         InvalidRequest: the body is no inference request, or contradicts itself.
@@ -87,37 +82,37 @@ def infer_request(
 
 
 def check_outputs(request: pb.ModelInferRequest, wanted: Wanted, metadata: pb.ModelMetadataResponse) -> None:
-    """Refuse, before anything is computed, to send as JSON what cannot be.
+    """Check before the inference that every output can be sent as the client wants it.
 
     Raises:
-        InvalidRequest: an output that JSON cannot carry is not wanted as binary data.
+        InvalidRequest: the client wants an output as JSON whose datatype is binary only.
     """
-    asked = {output.name for output in request.outputs if not is_shared(output.parameters)}
+    requested = {output.name for output in request.outputs if not is_shared(output.parameters)}
     for output in metadata.outputs:
-        named = output.name in asked if request.outputs else True
+        named = output.name in requested if request.outputs else True
         if named and output.datatype not in _ELEMENTS and not wanted.binary(output.name):
             raise _binary_only(f"output {output.name!r}", output.datatype)
 
 
 def all_binary(request: pb.ModelInferRequest, wanted: Wanted) -> bool:
-    """Say whether the client wants every output as binary data."""
+    """Return whether the client wants every output as binary data."""
     if not request.outputs:
         return wanted.default
     return all(wanted.binary(output.name) or is_shared(output.parameters) for output in request.outputs)
 
 
 def infer_response(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
-    """Return the body of an answer, and how many bytes of it are JSON; None if all are.
+    """Return the body of a response, and the number of its bytes of JSON; None if all are.
 
     Raises:
-        InvalidRequest: an output is too large for JSON, or its bytes are no text, and it is not wanted as binary data.
+        InvalidRequest: the client wants an output as JSON that is too large, or whose bytes are not UTF-8.
     """
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if is_shared(tensor.parameters):
-            pass  # the client knows where; the stock one in C++ takes any parameter to mean binary data
+            pass  # without parameters, which the stock client in C++ takes for a sign of binary data
         elif wanted.binary(tensor.name):
             output["parameters"] = {_BINARY_SIZE: len(raw)}
             binary.append(raw)
@@ -128,7 +123,7 @@ def infer_response(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[byt
     if response.id:
         document["id"] = response.id
     if response.parameters:
-        document["parameters"] = parameters_of(response.parameters)
+        document["parameters"] = values_of(response.parameters)
     text = encode({**document, "outputs": outputs})
     return (b"".join([text, *binary]), len(text)) if binary else (text, None)
 
@@ -142,7 +137,7 @@ def _json_end(json_length: str, size: int) -> int:
 
 
 def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes, start: int) -> int:
-    """Add an input to the request, and return where in the body the binary data of the next one begins."""
+    """Add an input to the request, and return the offset of the next input's binary data in the body."""
     name = field(item, "name", str, "an input")
     subject = f"input {name!r}"
     shape = [int64(size, f"shape of {subject}") for size in field(item, "shape", list, subject)]
@@ -173,7 +168,7 @@ def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes,
 
 
 def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -> bytes:
-    """Return a tensor of JSON as raw contents; empty where datatype or shape will be refused anyway."""
+    """Return a tensor of JSON as raw contents; empty for an invalid datatype or shape, which the model reports."""
     if datatype not in NUMPY_TYPES or len(shape) > _MAX_RANK or any(size < 1 for size in shape):
         return b""
     if datatype not in _ELEMENTS:
@@ -189,7 +184,7 @@ def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:
-    """Return the elements of a tensor, which may be flat or nested as its shape is."""
+    """Return the elements of a list that is flat, or nested like the shape."""
     if not data or type(data[0]) is not list:
         if len(data) != prod(shape):
             given, expected = Literally(f"{len(data)} elements"), f"{prod(shape)} for shape {list(shape)}"
@@ -217,7 +212,7 @@ def _array(elements: list[Any], datatype: str, subject: str) -> Array:
             doubles: Array = np.array(elements, np.float64)
         except OverflowError:
             raise _too_large(max(elements, key=abs), datatype, -largest, largest, subject) from None
-        # What is infinite was meant to be; what would only become so was not.
+        # An infinite element is intended; an element that only becomes infinite is not.
         outside = doubles[(np.abs(doubles) > largest) & np.isfinite(doubles)]
         if outside.size:
             raise _too_large(float(outside[0]), datatype, -largest, largest, subject)
@@ -233,7 +228,7 @@ def _too_large(given: float, datatype: str, least: float, most: float, subject: 
 def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> list[Any]:
     if len(raw) > MAX_JSON_BYTES:
         given, expected = Literally(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
-        fix = f"Ask for it with {_BINARY} true."
+        fix = f"Request it with {_BINARY} true."
         raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
     elements: list[Any] = from_raw(raw, datatype, shape, subject).ravel().tolist()
     if datatype != "BYTES":
@@ -241,10 +236,10 @@ def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> li
     try:
         return [element.decode() for element in elements]
     except UnicodeDecodeError:
-        given, fix = Literally("bytes that are no UTF-8"), f"Ask for it with {_BINARY} true."
+        given, fix = Literally("bytes that are not UTF-8"), f"Request it with {_BINARY} true."
         raise InvalidRequest(f"{subject} as JSON", given=given, expected="text", fix=fix) from None
 
 
 def _binary_only(subject: str, datatype: str) -> InvalidRequest:
-    fix = f"Send inputs with {_BINARY_SIZE}, and ask for outputs with {_BINARY} true."
+    fix = f"Send inputs with {_BINARY_SIZE}, and request outputs with {_BINARY} true."
     return InvalidRequest(subject, given=Literally(f"{datatype} as JSON"), expected="binary data", fix=fix)

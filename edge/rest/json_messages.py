@@ -1,4 +1,4 @@
-"""JSON as clients send it and get it: bounded and checked before anything is made of it."""
+"""Parsing and encoding of JSON, with limits and type checks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edge.errors import InvalidRequest, Literally
 
 T = TypeVar("T")
 
-#: More JSON than this would keep the event loop, and everyone who waits for it, for a good part of a second.
+#: More JSON than this would block the event loop for a large part of a second.
 MAX_JSON_BYTES: Final = 4 * 1024**2
-#: The types that JSON has, to their names. A bool is no number here, although Python takes it for an int.
+#: Names of the types of JSON. A bool is no number here, although it is an int in Python.
 _KINDS: Final[dict[type, str]] = {
     dict: "an object",
     list: "a list",
@@ -32,12 +32,12 @@ _NO_DEFAULT: Final = object()
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the object that a body holds; an empty body is an empty object.
+    """Return the object in a body; an empty body is an empty object.
 
     As in Triton, ``NaN``, ``Infinity`` and ``-Infinity`` are numbers.
 
     Raises:
-        InvalidRequest: it is too large, no UTF-8, no JSON, no object, nested too deeply, or says something twice.
+        InvalidRequest: the body is too large, not UTF-8, no JSON object, nested too deeply, or repeats a name.
     """
     if len(data) > MAX_JSON_BYTES:
         given, expected = Literally(f"{len(data)} bytes"), f"at most {MAX_JSON_BYTES}"
@@ -49,11 +49,11 @@ def parse(data: bytes) -> dict[str, Any]:
         text = data.decode()
         value = _DECODER.decode(text)
         if _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode()  # no half of a pair may get any further
+            json.dumps(value, ensure_ascii=False).encode()  # fails on an unpaired surrogate
     except UnicodeError:
-        raise _not_json("text that is no UTF-8") from None
+        raise _not_json("text that is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _not_json(f"what is none at line {error.lineno}, column {error.colno}") from None
+        raise _not_json(f"a syntax error at line {error.lineno}, column {error.colno}") from None
     except ValueError:
         raise _not_json("a number of thousands of digits") from None
     except RecursionError:
@@ -62,25 +62,24 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def encode(value: object) -> bytes:
-    """Return JSON; what is not finite becomes ``NaN``, ``Infinity`` or ``-Infinity``, as in Triton."""
+    """Return JSON, in which numbers may be ``NaN``, ``Infinity`` or ``-Infinity``, as in Triton."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def checked(value: Any, kind: type[T], subject: str) -> T:
-    """Return a value of JSON that has to be of one type.
+    """Return a value after a check of its type.
 
     Raises:
-        InvalidRequest: it is of another type.
+        InvalidRequest: it has another type.
     """
     if type(value) is not kind:
-        # The value itself could be nested so deeply that it cannot be shown.
-        given = Literally(kind_of(value))
+        given = Literally(kind_of(value))  # not the value, whose nesting could be too deep for repr()
         raise InvalidRequest(subject, given=given, expected=_KINDS[kind], fix="Send it as the protocol says.")
     return value
 
 
 def kind_of(value: object) -> str:
-    """Return what JSON calls the type of a value."""
+    """Return the name of a value's type in JSON."""
     return _KINDS[type(value)]
 
 
@@ -90,7 +89,7 @@ def field(
     """Return a field of an object.
 
     Raises:
-        InvalidRequest: it is missing, and there is no default, or it is of another type.
+        InvalidRequest: it has another type, or is missing and has no default.
     """
     if name in document:
         return checked(document[name], kind, f"{name} of {subject}")
@@ -101,10 +100,10 @@ def field(
 
 
 def whole(value: Any, limits: tuple[int, int], subject: str) -> int:
-    """Return a whole number within limits.
+    """Return a whole number after a check of its limits.
 
     Raises:
-        InvalidRequest: it is none, or beyond them.
+        InvalidRequest: it has another type, or exceeds the limits.
     """
     number = checked(value, int, subject)
     if not limits[0] <= number <= limits[1]:
@@ -114,16 +113,12 @@ def whole(value: Any, limits: tuple[int, int], subject: str) -> int:
 
 
 def int64(value: Any, subject: str) -> int:
-    """Return a whole number that the protocol keeps in 64 bits.
-
-    Raises:
-        InvalidRequest: it is none, or too large.
-    """
+    """Return a whole number of 64 bits; errors are as of :func:`whole`."""
     return whole(value, INT64, subject)
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Return a message as JSON has it: names as in the ``.proto``, whole numbers as numbers, unset fields too."""
+    """Return a message for JSON, with the names of the ``.proto``, numbers for 64-bit integers, and empty fields."""
     result: dict[str, Any] = {}
     for descriptor in message.DESCRIPTOR.fields:
         value = getattr(message, descriptor.name)

@@ -1,9 +1,11 @@
-"""Paths of the protocol over HTTP and JSON. It only translates."""
+"""Routes of the protocol over HTTP and JSON, each with the part of the server that answers it."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
 
+from google.protobuf.message import Message
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,37 +13,37 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge.pb import inference_pb2 as pb
+from edge.protocol import INFERENCE
 from edge.rest.endpoint import Endpoints, Handler, http_error, json_response, unless_gone
 from edge.rest.infer import JSON_LENGTH, all_binary, check_outputs, infer_request, infer_response
 from edge.rest.json_messages import field, parse, plain
-from edge.rest.messages import load_parameters, log_settings, region, settings_of, trace_of, trace_setting
+from edge.rest.messages import load_parameters, log_settings, region, trace_of, trace_setting, values_of
 from edge.security.access import Access
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
 from edge.serving.traces import carry
 
-_INFERENCE: Final = "/inference.GRPCInferenceService/"
-#: Orchestrators have no place to keep a token, here as there.
+_M = TypeVar("_M", bound=Message)
+#: Methods, path, RPC whose scopes apply, handler.
+_Row = tuple[str, str, str, Handler]
+#: Orchestrators have no token, and gRPC's health check needs none either.
 _HEALTH: Final = "/grpc.health.v1.Health/Check"
 _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = _MODEL + "/versions/{version}"
-_SHARED: Final = "/v2/systemsharedmemory"
+_SYSTEM: Final = "/v2/systemsharedmemory"
 _CUDA: Final = "/v2/cudasharedmemory"
-
-#: The RPC that a path stands for, and what answers it.
-_Row = tuple[str, Handler]
 
 
 class RestApi:
-    """Answers the protocol over HTTP, by the same methods as gRPC.
+    """Answers the protocol over HTTP with the same methods as gRPC.
 
     Args:
         service: answers inference requests.
-        metadata: answers what clients ask about the server and its models.
-        extensions: control of models, shared memory and settings.
-        access: who may call what; None lets everyone.
-        max_message_bytes: the largest body that is read.
+        metadata: describes the server and its models.
+        extensions: model control, shared memory and settings.
+        access: the tokens; None allows everyone everything.
+        max_message_bytes: the limit for a body.
 
     Attributes:
         application: the ASGI application.
@@ -59,73 +61,51 @@ class RestApi:
         self._metadata = metadata
         self._extensions = extensions
         self._endpoints = Endpoints(access, max_message_bytes)
-        self.application = Starlette(
-            routes=[
-                Route(path, self._endpoints.endpoint(handler, rpc), methods=[method])
-                for method, rows in (("POST", self._posts()), ("GET", self._gets()))
-                for path, (rpc, handler) in rows.items()
-            ],
-            exception_handlers={HTTPException: http_error},
-        )
+        self.application = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: http_error})
         self.application.router.redirect_slashes = False
 
-    def _posts(self) -> dict[str, _Row]:
-        infer = (f"{_INFERENCE}ModelInfer", self._infer)
-        unregister = (f"{_INFERENCE}SystemSharedMemoryUnregister", self._unregister)
-        unregister_cuda = (f"{_INFERENCE}CudaSharedMemoryUnregister", self._unregister_cuda)
-        return {
-            f"{_MODEL}/infer": infer,
-            f"{_VERSION}/infer": infer,
-            "/v2/repository/index": (f"{_INFERENCE}RepositoryIndex", self._index),
-            "/v2/repository/models/{model}/load": (f"{_INFERENCE}RepositoryModelLoad", self._load),
-            "/v2/repository/models/{model}/unload": (f"{_INFERENCE}RepositoryModelUnload", self._unload),
-            f"{_SHARED}/region/{{region}}/register": (f"{_INFERENCE}SystemSharedMemoryRegister", self._register),
-            f"{_SHARED}/region/{{region}}/unregister": unregister,
-            f"{_SHARED}/unregister": unregister,
-            f"{_CUDA}/region/{{region}}/register": (f"{_INFERENCE}CudaSharedMemoryRegister", self._register_cuda),
-            f"{_CUDA}/region/{{region}}/unregister": unregister_cuda,
-            f"{_CUDA}/unregister": unregister_cuda,
-            **self._settings(),
-        }
+    def _routes(self) -> Iterator[Route]:
+        for methods, path, rpc, handler in self._rows():
+            rpc = rpc if rpc.startswith("/") else f"/{INFERENCE}/{rpc}"
+            yield Route(path, self._endpoints.endpoint(handler, rpc), methods=methods.split())
 
-    def _gets(self) -> dict[str, _Row]:
-        statistics = (f"{_INFERENCE}ModelStatistics", self._model_statistics)
-        shared = (f"{_INFERENCE}SystemSharedMemoryStatus", self._shared_memory)
-        cuda = (f"{_INFERENCE}CudaSharedMemoryStatus", self._cuda)
-        of_models: dict[str, _Row] = {
-            "": (f"{_INFERENCE}ModelMetadata", self._model_metadata),
-            "/ready": (f"{_INFERENCE}ModelReady", self._model_ready),
-            "/config": (f"{_INFERENCE}ModelConfig", self._model_config),
-            "/stats": statistics,
-        }
-        return {
-            "/v2": (f"{_INFERENCE}ServerMetadata", self._server_metadata),
-            "/v2/health/live": (_HEALTH, self._live),
-            "/v2/health/ready": (_HEALTH, self._ready),
-            "/v2/models/stats": statistics,  # before the models, as in Triton
-            **{f"{_MODEL}{path}": row for path, row in of_models.items()},
-            **{f"{_VERSION}{path}": row for path, row in of_models.items()},
-            f"{_SHARED}/status": shared,
-            f"{_SHARED}/region/{{region}}/status": shared,
-            f"{_CUDA}/status": cuda,
-            f"{_CUDA}/region/{{region}}/status": cuda,
-            **self._settings(),
-        }
-
-    def _settings(self) -> dict[str, _Row]:
-        """Paths that are read by GET and changed by POST: settings that are not given stay as they are."""
-        trace = (f"{_INFERENCE}TraceSetting", self._trace)
-        return {
-            "/v2/logging": (f"{_INFERENCE}LogSettings", self._logging),
-            "/v2/trace/setting": trace,
-            f"{_MODEL}/trace/setting": trace,
-        }
+    def _rows(self) -> list[_Row]:
+        metadata = self._metadata
+        versioned: list[_Row] = [
+            ("GET", "", "ModelMetadata", lambda r: plain(metadata.model_metadata(_named(pb.ModelMetadataRequest, r)))),
+            ("GET", "/config", "ModelConfig", self._model_config),
+            ("GET", "/ready", "ModelReady", self._model_ready),
+            ("GET", "/stats", "ModelStatistics", self._model_statistics),
+            ("POST", "/infer", "ModelInfer", self._infer),
+        ]
+        return [
+            ("GET", "/v2", "ServerMetadata", lambda r: plain(metadata.server_metadata())),
+            ("GET", "/v2/health/live", _HEALTH, lambda r: {"live": True}),
+            ("GET", "/v2/health/ready", _HEALTH, lambda r: _readiness({"ready": metadata.server_ready()})),
+            ("GET", "/v2/models/stats", "ModelStatistics", self._model_statistics),  # before the models, as in Triton
+            *((row[0], f"{prefix}{row[1]}", *row[2:]) for prefix in (_MODEL, _VERSION) for row in versioned),
+            ("POST", "/v2/repository/index", "RepositoryIndex", self._index),
+            ("POST", "/v2/repository/models/{model}/load", "RepositoryModelLoad", self._load),
+            ("POST", "/v2/repository/models/{model}/unload", "RepositoryModelUnload", self._unload),
+            ("GET", f"{_SYSTEM}/status", "SystemSharedMemoryStatus", self._shared_memory),
+            ("GET", f"{_SYSTEM}/region/{{region}}/status", "SystemSharedMemoryStatus", self._shared_memory),
+            ("POST", f"{_SYSTEM}/region/{{region}}/register", "SystemSharedMemoryRegister", self._register),
+            ("POST", f"{_SYSTEM}/region/{{region}}/unregister", "SystemSharedMemoryUnregister", self._unregister),
+            ("POST", f"{_SYSTEM}/unregister", "SystemSharedMemoryUnregister", self._unregister),
+            ("GET", f"{_CUDA}/status", "CudaSharedMemoryStatus", lambda r: []),
+            ("GET", f"{_CUDA}/region/{{region}}/status", "CudaSharedMemoryStatus", lambda r: []),
+            ("POST", f"{_CUDA}/region/{{region}}/register", "CudaSharedMemoryRegister", self._register_cuda),
+            ("POST", f"{_CUDA}/region/{{region}}/unregister", "CudaSharedMemoryUnregister", lambda r: {}),
+            ("POST", f"{_CUDA}/unregister", "CudaSharedMemoryUnregister", lambda r: {}),
+            ("GET POST", "/v2/logging", "LogSettings", self._logging),
+            ("GET POST", "/v2/trace/setting", "TraceSetting", self._trace),
+            ("GET POST", f"{_MODEL}/trace/setting", "TraceSetting", self._trace),
+        ]
 
     async def _infer(self, request: Request) -> object:
         body = await self._endpoints.body(request)
-        message, wanted = infer_request(
-            request.path_params["model"], _version(request), body, request.headers.get(JSON_LENGTH)
-        )
+        path, json_length = request.path_params, request.headers.get(JSON_LENGTH)
+        message, wanted = infer_request(path["model"], path.get("version", ""), body, json_length)
         del body  # the message has its own copy
         if not all_binary(message, wanted):
             metadata = pb.ModelMetadataRequest(name=message.model_name, version=message.model_version)
@@ -138,30 +118,15 @@ class RestApi:
             return Response(content, media_type="application/json")
         return Response(content, headers={JSON_LENGTH: str(json_bytes)}, media_type="application/octet-stream")
 
-    async def _live(self, request: Request) -> object:
-        return {"live": True}
-
-    async def _ready(self, request: Request) -> object:
-        return _readiness({"ready": self._metadata.server_ready()})
-
-    async def _model_ready(self, request: Request) -> object:
-        message = pb.ModelReadyRequest(name=request.path_params["model"], version=_version(request))
+    def _model_ready(self, request: Request) -> object:
+        message = _named(pb.ModelReadyRequest, request)
         return _readiness({"name": message.name, "ready": self._metadata.model_ready(message)})
 
-    async def _server_metadata(self, request: Request) -> object:
-        return plain(self._metadata.server_metadata())
+    def _model_config(self, request: Request) -> object:
+        return plain(self._metadata.model_config(_named(pb.ModelConfigRequest, request)).config)
 
-    async def _model_metadata(self, request: Request) -> object:
-        message = pb.ModelMetadataRequest(name=request.path_params["model"], version=_version(request))
-        return plain(self._metadata.model_metadata(message))
-
-    async def _model_config(self, request: Request) -> object:
-        message = pb.ModelConfigRequest(name=request.path_params["model"], version=_version(request))
-        return plain(self._metadata.model_config(message).config)
-
-    async def _model_statistics(self, request: Request) -> object:
-        message = pb.ModelStatisticsRequest(name=request.path_params.get("model", ""), version=_version(request))
-        return plain(self._metadata.model_statistics(message))
+    def _model_statistics(self, request: Request) -> object:
+        return plain(self._metadata.model_statistics(_named(pb.ModelStatisticsRequest, request)))
 
     async def _index(self, request: Request) -> object:
         ready = field(await self._document(request), "ready", bool, default=False)
@@ -170,44 +135,33 @@ class RestApi:
         return [plain(model) for model in index.models]
 
     async def _load(self, request: Request) -> object:
-        parameters = load_parameters(await self._document(request))
-        model = request.path_params["model"]
-        await self._extensions.load_model(pb.RepositoryModelLoadRequest(model_name=model, parameters=parameters))
-        return {}
+        parameters, model = load_parameters(await self._document(request)), request.path_params["model"]
+        message = pb.RepositoryModelLoadRequest(model_name=model, parameters=parameters)
+        return plain(await self._extensions.load_model(message))
 
     async def _unload(self, request: Request) -> object:
-        parameters = load_parameters(await self._document(request))
-        model = request.path_params["model"]
-        await self._extensions.unload_model(pb.RepositoryModelUnloadRequest(model_name=model, parameters=parameters))
-        return {}
+        parameters, model = load_parameters(await self._document(request)), request.path_params["model"]
+        message = pb.RepositoryModelUnloadRequest(model_name=model, parameters=parameters)
+        return plain(await self._extensions.unload_model(message))
 
-    async def _shared_memory(self, request: Request) -> object:
+    def _shared_memory(self, request: Request) -> object:
         message = pb.SystemSharedMemoryStatusRequest(name=request.path_params.get("region", ""))
         regions = self._extensions.shared_memory_status(message).regions
         return [plain(regions[name]) for name in sorted(regions)]
 
     async def _register(self, request: Request) -> object:
         message = region(request.path_params["region"], await self._document(request))
-        self._extensions.register_shared_memory(message)
-        return {}
+        return plain(self._extensions.register_shared_memory(message))
 
-    async def _unregister(self, request: Request) -> object:
-        name = request.path_params.get("region", "")
-        self._extensions.unregister_shared_memory(pb.SystemSharedMemoryUnregisterRequest(name=name))
-        return {}
+    def _unregister(self, request: Request) -> object:
+        message = pb.SystemSharedMemoryUnregisterRequest(name=request.path_params.get("region", ""))
+        return plain(self._extensions.unregister_shared_memory(message))
 
-    async def _cuda(self, request: Request) -> object:
-        return []
-
-    async def _register_cuda(self, request: Request) -> object:
+    def _register_cuda(self, request: Request) -> object:
         self._extensions.refuse_cuda_shared_memory()
-        return {}
-
-    async def _unregister_cuda(self, request: Request) -> object:
-        return {}
 
     async def _logging(self, request: Request) -> object:
-        return settings_of(self._extensions.log_settings(log_settings(await self._document(request))))
+        return values_of(self._extensions.log_settings(log_settings(await self._document(request))).settings)
 
     async def _trace(self, request: Request) -> object:
         message = trace_setting(request.path_params.get("model", ""), await self._document(request))
@@ -217,8 +171,9 @@ class RestApi:
         return parse(await self._endpoints.body(request))
 
 
-def _version(request: Request) -> str:
-    return str(request.path_params.get("version", ""))
+def _named(kind: type[_M], request: Request) -> _M:
+    """Return a message with the model and the version of a path."""
+    return kind(name=request.path_params.get("model", ""), version=request.path_params.get("version", ""))
 
 
 def _readiness(answer: dict[str, Any]) -> Response:

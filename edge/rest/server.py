@@ -1,4 +1,4 @@
-"""The HTTP port of the protocol: it listens, bounds what is read of a request's head, and drains."""
+"""The HTTP port of the protocol, with its limit for request heads and its drain."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from edge.rest.paths import RestApi
 if TYPE_CHECKING:
     from edge.security.credentials import ServerCertificates
 
-#: Of the request line and all headers together.
+#: The limit for the request line and all headers together.
 _MAX_HEAD_BYTES: Final = 32 * 1024
-#: Idle clients keep their connection so long. Stock clients reuse theirs, and many proxies allow a minute.
+#: An idle connection closes after this time. Stock clients reuse connections, and many proxies do for a minute.
 _KEEP_ALIVE_SECONDS: Final = 75
 _BACKLOG: Final = 1024
 
 
 class RestServer:
-    """The HTTP endpoint of the protocol. It must be made, used and closed inside one running event loop.
+    """The HTTP endpoint of the protocol. It is created, used and drained inside one running event loop.
 
     Args:
         api: answers the requests.
-        certificates: for TLS; None serves without it.
+        certificates: for TLS; None serves plain text.
 
     Attributes:
-        port: where it listens, once :meth:`start` has returned.
+        port: the port number; 0 until the server listens.
     """
 
     def __init__(self, api: RestApi, certificates: ServerCertificates | None = None) -> None:
@@ -40,7 +40,7 @@ class RestServer:
         self._server = _Server(
             uvicorn.Config(
                 api.application,
-                # The parser in C would be quicker, but bounds no head.
+                # The parser in C is faster, but has no limit for heads.
                 http="h11",
                 h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -51,7 +51,7 @@ class RestServer:
                 server_header=False,
                 access_log=False,
                 log_config=None,
-                # It warns of each request that is no HTTP, and any scanner sends many.
+                # uvicorn warns of each request that is not HTTP, and scanners send many.
                 log_level="error",
                 ssl_context_factory=(lambda *_: certificates.follow(lambda now: now.http)) if certificates else None,
             )
@@ -61,13 +61,13 @@ class RestServer:
         """Listen.
 
         Raises:
-            UsageError: the port cannot be taken.
+            UsageError: the port cannot be bound.
         """
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-            # Inherited by every connection. Head and body of an answer are two packets, and clients acknowledge the$
-            # first of them only after 40 ms.
+            # Connections inherit it. Head and body of a response are two packets, and clients delay the acknowledgement
+            # of the first by 40 ms.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             fix = "Give another --http-port, or 0 for any free one."
@@ -82,7 +82,7 @@ class RestServer:
                 self._serving.result()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Accept no further request, let the accepted ones end, then close the port. Twice is once."""
+        """Accept no further request, and close the port after the accepted ones end. A second call has no effect."""
         if self._serving:
             self._server.config.timeout_graceful_shutdown = grace_seconds  # type: ignore[assignment]
             self._server.should_exit = True
@@ -92,5 +92,5 @@ class RestServer:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the composition root."""
+        """Leave signals to the composition root."""
         yield

@@ -1,1 +1,1 @@
-"""gRPC's side of the server, whatever library carries it: services, statuses, authorization, limits."""
+"""The gRPC services of every transport, with their statuses, authorization and limits."""

@@ -1,4 +1,4 @@
-"""The caller of an RPC: its name, its token, its deadline."""
+"""Identity of the caller of an RPC: its token and its address."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edge.security.rate import client_of
 
 
 def name_caller(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Name the caller by its address, unless its token has named it already."""
+    """Set the caller's name to its address, unless its token has set it."""
     if not CALLER.get():
-        CALLER.set(_client(context.peer()))
+        CALLER.set(_address_of(context.peer()))
 
 
 @lru_cache
-def _client(peer: str) -> str:
-    """Return the address of a peer from how gRPC writes it."""
+def _address_of(peer: str) -> str:
+    """Return the address in gRPC's notation of a peer, such as ``ipv6:%5B::1%5D:50051``."""
     _, _, address = peer.partition(":")
     return client_of(unquote(address).rpartition(":")[0].strip("[]"))
 
 
 def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """Return the header that holds a caller's token; None if there is none."""
+    """Return the header with the caller's token; None without one."""
     for name, value in metadata:
         if name == "authorization":
             return value if isinstance(value, str) else ""
@@ -35,7 +35,7 @@ def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def authorize_again(access: Access | None, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Check that a call that goes on may do so, for its token may have been revoked meanwhile.
+    """Check the token of a long-lived call again, in case it has been revoked.
 
     Raises:
         RequestError: as :meth:`edge.security.access.Access.authorize`.

@@ -19,21 +19,9 @@ from edge.rpc.methods import STATUS_CODES, handlers
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
 
-# Reflection describes what is in the pool, so the two services that are not ours have to be in it too.
+# Reflection describes what is in our pool; these two services register themselves in the default one.
 for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
     POOL.AddSerializedFile(_file.serialized_pb)
-
-
-def add_services(
-    server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, health_servicer: HealthServicer
-) -> None:
-    """Add every service to a ``grpc.aio.Server``, or to what collects handlers like one."""
-    server.add_generic_rpc_handlers((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-        reflection.aio.ReflectionServicer(names, pool=POOL), server
-    )
 
 
 def port_is_taken(host: str, port: int, reason: str) -> UsageError:
@@ -44,16 +32,16 @@ def port_is_taken(host: str, port: int, reason: str) -> UsageError:
 
 
 class Endpoint:
-    """Every service, each call of which is authorized where there are tokens, and their health.
+    """All services and their health; with tokens, every call is authorized.
 
     Args:
-        server: a ``grpc.aio.Server``, or what collects handlers like one.
-        inference: answers the RPCs of inference.
-        telemetry: those of telemetry.
-        access: who may call what; None lets everyone call everything.
+        server: a ``grpc.aio.Server``, or an object that collects handlers like one.
+        inference: implements the inference service.
+        telemetry: implements the telemetry service.
+        access: the tokens; None allows everyone everything.
 
     Attributes:
-        port: where it listens, once it does.
+        port: the port number; 0 until the server listens.
     """
 
     def __init__(
@@ -62,27 +50,29 @@ class Endpoint:
         self.port = 0
         self._telemetry = telemetry
         self._health = HealthServicer()
-        for name in ("", INFERENCE, TELEMETRY):  # telemetry serves at once, the others once they are set to
+        for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
-        add_services(AuthorizedRegistrar(server, access) if access else server, inference, telemetry, self._health)
+        if access:
+            server = AuthorizedRegistrar(server, access)
+        server.add_generic_rpc_handlers((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            reflection.aio.ReflectionServicer(names, pool=POOL), server
+        )
 
     def set_health(self, name: str, serving: bool) -> None:
         """Set the health of a service or model; the empty name is the whole server."""
         self._health.set(name, serving)
 
-    def _dismiss(self) -> None:
-        """Say NOT_SERVING, and end the calls that only watch."""
+    def _end_watches(self) -> None:
+        """Set the health to NOT_SERVING, and end calls that only watch."""
         self._health.drain()
         self._telemetry.drain()
 
 
 class AuthorizedRegistrar:
-    """Registers services so that only authorized callers reach them.
-
-    Args:
-        server: a ``grpc.aio.Server``, or what collects handlers like one.
-        access: who may call what.
-    """
+    """Registers services at a server so that only authorized callers reach them."""
 
     def __init__(self, server: Any, access: Access) -> None:
         self._server = server
@@ -90,14 +80,14 @@ class AuthorizedRegistrar:
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Register handlers that authorize each call."""
-        self._server.add_generic_rpc_handlers([_Guarded(handler, self._access) for handler in handlers])
+        self._server.add_generic_rpc_handlers([_Authorizing(handler, self._access) for handler in handlers])
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
-        """Do nothing, as grpc.aio's own; generated code calls it beside the other."""
+        """Do nothing, like grpc.aio; generated code calls this in addition."""
 
 
-class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Decides before a call's message is read; an interceptor would be one more coroutine for every call."""
+class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Authorizes a call before its message is read, without the additional coroutine of an interceptor."""
 
     def __init__(self, handler: grpc.GenericRpcHandler, access: Access) -> None:
         self._handler = handler
@@ -105,7 +95,7 @@ class _Guarded(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         found = self._handler.service(handler_call_details)
-        if found is None:  # another service's
+        if found is None:  # a method of another service
             return None
         header = authorization(handler_call_details.invocation_metadata)
         try:
@@ -119,5 +109,5 @@ def _refusal(code: grpc.StatusCode, details: str) -> grpc.RpcMethodHandler:
     async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
         await context.abort(code, details)
 
-    # Of this kind whatever was called: the others would read the message first.
+    # For any kind of method: handlers of the other kinds would read the message first.
     return grpc.stream_stream_rpc_method_handler(refuse)

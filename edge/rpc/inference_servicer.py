@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeAlias
 
 import grpc
 
 from edge.pb import inference_pb2 as pb
 from edge.rpc.caller import authorize_again, name_caller
-from edge.rpc.methods import UNPARSEABLE, Status, rpc, status_of
+from edge.rpc.methods import UNPARSEABLE, Status, status_of
 from edge.security.access import Access
 from edge.security.scopes import INFER_STREAM
 from edge.serving.call import Call
@@ -20,16 +21,28 @@ from edge.serving.metadata import Metadata
 from edge.serving.streams import DRAINING, Draining, Streams, Unparseable
 from edge.serving.traces import carry
 
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+def _unary(respond: Callable[[Any, Any], Any]) -> Callable[[Any, Any, _Context], Awaitable[Any]]:
+    """Make an RPC of a function from the servicer and the request to the response."""
+
+    @wraps(respond)
+    async def method(self: Any, request: Any, context: _Context) -> Any:
+        return respond(self, request)
+
+    return method
+
 
 class InferenceServicer:
-    """``inference.GRPCInferenceService``: each method asks the service and passes the answer on.
+    """``inference.GRPCInferenceService``.
 
     Args:
         service: answers inference requests.
-        metadata: answers what clients ask about the server and its models.
+        metadata: describes the server and its models.
         streams: answers streams.
         extensions: answers Triton's extensions.
-        access: asked again for each request of a stream; None lets everyone call everything.
+        access: checked again for each request of a stream; None allows everyone everything.
     """
 
     def __init__(
@@ -46,68 +59,51 @@ class InferenceServicer:
         self._streams = streams
         self._extensions = extensions
 
-    def _introduce(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Name the caller and, where requests are traced, keep its trace context."""
-        if self._service.limited:
-            name_caller(context)
-        if self._service.traced:
-            carry(context.invocation_metadata())
+    ServerLive = _unary(lambda self, _: pb.ServerLiveResponse(live=True))
+    ServerReady = _unary(lambda self, _: pb.ServerReadyResponse(ready=self._metadata.server_ready()))
+    ModelReady = _unary(lambda self, request: pb.ModelReadyResponse(ready=self._metadata.model_ready(request)))
+    ServerMetadata = _unary(lambda self, _: self._metadata.server_metadata())
+    ModelMetadata = _unary(lambda self, request: self._metadata.model_metadata(request))
+    ModelConfig = _unary(lambda self, request: self._metadata.model_config(request))
+    ModelStatistics = _unary(lambda self, request: self._metadata.model_statistics(request))
+    SystemSharedMemoryStatus = _unary(lambda self, request: self._extensions.shared_memory_status(request))
+    SystemSharedMemoryRegister = _unary(lambda self, request: self._extensions.register_shared_memory(request))
+    SystemSharedMemoryUnregister = _unary(lambda self, request: self._extensions.unregister_shared_memory(request))
+    CudaSharedMemoryStatus = _unary(lambda self, _: pb.CudaSharedMemoryStatusResponse())
+    CudaSharedMemoryRegister = _unary(lambda self, _: self._extensions.refuse_cuda_shared_memory())
+    CudaSharedMemoryUnregister = _unary(lambda self, _: pb.CudaSharedMemoryUnregisterResponse())
+    TraceSetting = _unary(lambda self, request: self._extensions.trace_setting(request))
+    LogSettings = _unary(lambda self, request: self._extensions.log_settings(request))
 
-    @rpc
-    async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
-        return pb.ServerLiveResponse(live=True)
-
-    @rpc
-    async def ServerReady(self, request: pb.ServerReadyRequest, context: Any) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._metadata.server_ready())
-
-    @rpc
-    async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
-        return pb.ModelReadyResponse(ready=self._metadata.model_ready(request))
-
-    @rpc
-    async def ServerMetadata(self, request: Any, context: Any) -> pb.ServerMetadataResponse:
-        return self._metadata.server_metadata()
-
-    @rpc
-    async def ModelMetadata(self, request: Any, context: Any) -> pb.ModelMetadataResponse:
-        return self._metadata.model_metadata(request)
-
-    @rpc
-    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Any) -> pb.ModelConfigResponse:
-        return self._metadata.model_config(request)
-
-    @rpc
-    async def ModelStatistics(self, request: Any, context: Any) -> pb.ModelStatisticsResponse:
-        return self._metadata.model_statistics(request)
-
-    @rpc
-    async def RepositoryIndex(self, request: Any, context: Any) -> pb.RepositoryIndexResponse:
+    async def RepositoryIndex(self, request: Any, context: _Context) -> pb.RepositoryIndexResponse:
         await self._extensions.list_unloaded(request.repository_name)
         return self._metadata.repository_index(request)
 
-    @rpc
-    async def ModelInfer(
-        self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ModelInferResponse:
+    async def RepositoryModelLoad(self, request: Any, context: _Context) -> pb.RepositoryModelLoadResponse:
+        return await self._extensions.load_model(request)
+
+    async def RepositoryModelUnload(self, request: Any, context: _Context) -> pb.RepositoryModelUnloadResponse:
+        return await self._extensions.unload_model(request)
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: _Context) -> pb.ModelInferResponse:
         self._introduce(context)
         return await self._service.infer(request, _deadline(context))
 
     def start_model_infer(
         self,
         request: pb.ModelInferRequest | None,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: _Context,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
-        """Do what ModelInfer does, for a transport that needs no coroutine for it.
+        """Start ModelInfer without a coroutine.
 
         Args:
-            request: the client's message; None where it is not the protobuf of the method.
-            context: of the call.
-            end: receives the response or the status, once, maybe before this returns.
+            request: the client's message; None if it does not parse.
+            context: the context of the call.
+            end: receives the response or the status, once, possibly before this returns.
 
         Returns:
-            What :meth:`cancel_model_infer` takes; None where the call has ended.
+            The argument for :meth:`cancel_model_infer`; None if the call has ended.
         """
         if request is None:
             end(Status(grpc.StatusCode.INTERNAL, UNPARSEABLE))
@@ -120,11 +116,10 @@ class InferenceServicer:
         return self._service.start(request, _deadline(context), reply)
 
     def cancel_model_infer(self, call: Call) -> None:
-        """Drop a call whose answer nobody waits for any more."""
+        """Cancel a call; it gets no response."""
         self._service.cancel(call)
 
-    @rpc
-    async def ModelStreamInfer(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def ModelStreamInfer(self, requests: Any, context: _Context) -> None:
         self._introduce(context)
 
         async def read() -> pb.ModelInferRequest | None:
@@ -141,51 +136,17 @@ class InferenceServicer:
             code, details = grpc.StatusCode.INTERNAL, UNPARSEABLE
         except Draining:
             code, details = grpc.StatusCode.UNAVAILABLE, DRAINING
-        await context.abort(code, details)  # not in the block above, for the reason in rpc()
+        await context.abort(code, details)  # outside of the except clause, so that no cycle holds the request
 
-    @rpc
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> pb.RepositoryModelLoadResponse:
-        return await self._extensions.load_model(request)
-
-    @rpc
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> pb.RepositoryModelUnloadResponse:
-        return await self._extensions.unload_model(request)
-
-    @rpc
-    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> pb.SystemSharedMemoryStatusResponse:
-        return self._extensions.shared_memory_status(request)
-
-    @rpc
-    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> pb.SystemSharedMemoryRegisterResponse:
-        return self._extensions.register_shared_memory(request)
-
-    @rpc
-    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> pb.SystemSharedMemoryUnregisterResponse:
-        return self._extensions.unregister_shared_memory(request)
-
-    @rpc
-    async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> pb.CudaSharedMemoryStatusResponse:
-        return pb.CudaSharedMemoryStatusResponse()
-
-    @rpc
-    async def CudaSharedMemoryRegister(self, request: Any, context: Any) -> pb.CudaSharedMemoryRegisterResponse:
-        self._extensions.refuse_cuda_shared_memory()
-        return pb.CudaSharedMemoryRegisterResponse()
-
-    @rpc
-    async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> pb.CudaSharedMemoryUnregisterResponse:
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    @rpc
-    async def TraceSetting(self, request: Any, context: Any) -> pb.TraceSettingResponse:
-        return self._extensions.trace_setting(request)
-
-    @rpc
-    async def LogSettings(self, request: Any, context: Any) -> pb.LogSettingsResponse:
-        return self._extensions.log_settings(request)
+    def _introduce(self, context: _Context) -> None:
+        """Name the caller for its rate limit, and keep its trace context for traces."""
+        if self._service.limited:
+            name_caller(context)
+        if self._service.traced:
+            carry(context.invocation_metadata())
 
 
-def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """Return the ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever."""
+def _deadline(context: _Context) -> float | None:
+    """Return the client's deadline in ``time.monotonic()`` seconds; None without one."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining

@@ -1,4 +1,4 @@
-"""Registers the methods of a servicer, and turns what they raise into the status of the call."""
+"""Registers the methods of a servicer, and turns the errors that they raise into the status of the call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -19,7 +19,6 @@ from edge.serving.statuses import STATUSES
 
 log = logging.getLogger(__name__)
 
-#: Errors to the status codes of gRPC.
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
     kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
@@ -27,19 +26,17 @@ UNPARSEABLE = (
     "request message: got bytes that do not parse, expected the protobuf of this method. "
     "Send the type that the .proto file names for it."
 )
-#: Whether the client streams and whether the server does, to what makes a handler of that kind.
+#: Makes a handler, by whether the client streams and whether the server does.
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-
-R = TypeVar("R")
-Method = Callable[[Any, Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[R]]
+_Method = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
 
 
 class Status(NamedTuple):
-    """The end of a call that failed: its code, what the client reads, and trailing metadata."""
+    """The end of a failed call: code, message and trailing metadata."""
 
     code: grpc.StatusCode
     details: str
@@ -47,7 +44,7 @@ class Status(NamedTuple):
 
 
 def status_of(error: BaseException, method: str) -> Status:
-    """Return the status of a call whose method raised an error; an unforeseen one is logged and shows nothing."""
+    """Return the status for an error of a method; an unexpected one goes to the log and not to the client."""
     if isinstance(error, RequestError):
         log.debug("%s: %s", method, error)
         trailers: tuple[tuple[str, str], ...] = ()
@@ -58,37 +55,16 @@ def status_of(error: BaseException, method: str) -> Status:
     return Status(grpc.StatusCode.INTERNAL, INTERNAL)
 
 
-def rpc(method: Method[R]) -> Method[R]:
-    """Make a method of a servicer end its call with the status of what it raises."""
-
-    @wraps(method)
-    async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        if request is None:
-            return await context.abort(grpc.StatusCode.INTERNAL, UNPARSEABLE)
-        try:
-            return await method(self, request, context)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            status = status_of(error, method.__name__)
-        # gRPC ties the exception that aborts a call into a circle with the call. Nothing of the request may hang on it,
-        # neither here nor as the context of that exception, or it would stay until Python's collector comes by.
-        del request
-        return await context.abort(*status)
-
-    return handler
-
-
 def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
-    """Register a servicer's methods as its ``.proto`` describes them.
+    """Register a servicer's methods, coroutines with the names in the ``.proto``.
 
-    The generated registration would let grpc.aio answer an unparseable message with UNKNOWN and an exception's text.
+    The generated registration would report an unparseable message as UNKNOWN, with the text of the exception.
     """
     return grpc.method_handlers_generic_handler(
         service,
         {
             method.name: _MAKERS[method.client_streaming, method.server_streaming](
-                getattr(servicer, method.name),
+                _with_status(getattr(servicer, method.name), method.name),
                 request_deserializer=_parser(GetMessageClass(method.input_type)),
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
@@ -97,11 +73,32 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
     )
 
 
+def _with_status(method: _Method, name: str) -> _Method:
+    """Return a method that ends its call with the status of an error."""
+
+    @wraps(method)
+    async def handler(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if request is None:
+            return await context.abort(grpc.StatusCode.INTERNAL, UNPARSEABLE)
+        try:
+            return await method(request, context)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            status = status_of(error, name)
+        # The exception that aborts a call and the call refer to each other. If that cycle also held the request, here
+        # or as the exception's context, the request would stay until the garbage collector runs.
+        del request
+        return await context.abort(*status)
+
+    return handler
+
+
 def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
     def parse(data: bytes) -> Message | None:
         try:
             return message.FromString(data)
         except DecodeError:
-            return None  # rpc() turns it into a status; raising here would not
+            return None  # the handler ends the call; an error here would be UNKNOWN
 
     return parse

@@ -11,7 +11,6 @@ import grpc
 from edge.errors import InvalidRequest
 from edge.pb import telemetry_pb2
 from edge.rpc.caller import authorize_again
-from edge.rpc.methods import rpc
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_WATCH
 from edge.serving.streams import DRAINING
@@ -26,7 +25,7 @@ class TelemetryServicer:
 
     Args:
         telemetry: takes the readings.
-        access: asked again for each reading of a call that goes on; None lets everyone read.
+        access: checked again before each further reading of a watch; None allows everyone everything.
     """
 
     def __init__(self, telemetry: Telemetry, access: Access | None = None) -> None:
@@ -35,14 +34,12 @@ class TelemetryServicer:
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """End the calls that watch: they would go on for as long as the server lets them."""
+        """End all watches."""
         self._draining.set()
 
-    @rpc
     async def Get(self, request: telemetry_pb2.GetRequest, context: Any) -> telemetry_pb2.Reading:
         return await asyncio.to_thread(self._telemetry.reading)
 
-    @rpc
     async def Watch(self, request: telemetry_pb2.WatchRequest, context: Any) -> None:
         interval_ms = request.interval_ms or _DEFAULT_WATCH_MS
         if interval_ms < _MIN_WATCH_MS:

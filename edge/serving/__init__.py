@@ -1,1 +1,1 @@
-"""The protocol, without a transport: messages to tensors, requests to answers, streams, extensions."""
+"""The protocol without a transport: inference, streams, descriptions of models, and extensions."""

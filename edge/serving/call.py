@@ -1,4 +1,4 @@
-"""One ModelInfer on its way: the job, and what its response needs."""
+"""One ModelInfer in progress: the job and the data for its response."""
 
 from __future__ import annotations
 
@@ -21,31 +21,18 @@ class Call(Job):
     """A job of the scheduler that answers a client.
 
     Attributes:
-        request_id: the client's.
-        entry: the bundle that it was sent to.
-        model: what answers it.
         output_names: the outputs to send, in this order.
-        parameters: what the request's parameters ask for.
-        windows: the shared memory of those outputs that go there.
-        started_ns: when the request arrived, by ``time.perf_counter_ns()``.
-        tier_reason: why it was this tier.
-        reply: receives the response or the error; None once it has, or once the call was cancelled.
-        timer: ends the call where the server limits its time; None where the client's deadline comes first.
-        trace_context: the caller's trace, where requests are traced.
+        windows: the shared memory of the outputs that go there, by name.
+        started_ns: arrival of the request, by ``time.perf_counter_ns()``.
+        tier_reason: why the scheduler chose the tier.
+        reply: receives the response or the error; None after that, or after a cancellation.
+        timer: ends the call at the server's time limit; None where the client's deadline comes first.
+        trace_context: the caller's trace, if requests are traced.
     """
 
     __slots__ = (
-        "entry",
-        "model",
-        "output_names",
-        "parameters",
-        "reply",
-        "request_id",
-        "started_ns",
-        "tier_reason",
-        "timer",
-        "trace_context",
-        "windows",
+        *("entry", "model", "output_names", "parameters", "reply", "request_id", "started_ns", "tier_reason"),
+        *("timer", "trace_context", "windows"),
     )
 
     request_id: str

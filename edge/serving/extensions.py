@@ -1,19 +1,18 @@
-"""Triton's extensions of the protocol: control of models, shared memory, and the settings of log and trace."""
+"""Triton's extensions of the protocol: model control, shared memory, and the settings of log and trace."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.instruments.logs import Logs
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
 from edge.repository.repository import Repository
-from edge.serving.shared_memory import SharedMemory
-from edge.serving.shared_tensors import no_shared_memory
+from edge.serving.shared_memory import SharedMemory, no_shared_memory
 from edge.serving.traces import Traces
 
-#: Triton's trace settings, as they are where nothing is traced, and where something is.
+#: Triton's trace settings without tracing, and those that tracing changes.
 _NOT_TRACED: Final[dict[str, tuple[str, ...]]] = {
     "trace_file": ("",),
     "trace_level": ("OFF",),
@@ -26,7 +25,7 @@ _TRACED: Final = {"trace_level": ("TIMESTAMPS",), "trace_mode": ("opentelemetry"
 
 
 def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[str, ...]:
-    """Return the names of the extensions that are on, as ServerMetadata lists them."""
+    """Return the names of the enabled extensions, as ServerMetadata lists them."""
     control = ("model_repository",) if control_mode == "explicit" else ()
     return ("logging", *control, *(("system_shared_memory",) if shared_memory else ()))
 
@@ -37,10 +36,10 @@ class Extensions:
     Args:
         repository: the models.
         control: loads and unloads them.
-        shared_memory: the registered regions; None where shared memory is not allowed.
+        shared_memory: the registered regions; None if the server does not allow shared memory.
         logs: the log.
         allow_log_settings: whether clients may change it.
-        traces: where requests are traced; None traces none.
+        traces: the collector; None without tracing.
     """
 
     def __init__(
@@ -64,24 +63,21 @@ class Extensions:
             self._trace_settings |= {**_TRACED, "trace_rate": (str(rate),)}
 
     async def list_unloaded(self, repository_name: str = "") -> None:
-        """Bring the list of what could be loaded up to date, where models are loaded on request.
-
-        Args:
-            repository_name: of the repository that is asked for.
+        """Update the list of models that clients can load.
 
         Raises:
-            Unsupported: it is another one.
+            Unsupported: the request names a repository.
         """
         _check_repository(repository_name)
         await self._control.list_unloaded()
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Load every version of a model, or load it again.
+        """Load or reload every version of a model.
 
         Raises:
-            Unsupported: models are not loaded on request here, or the request wants another configuration or files.
+            Unsupported: clients may not load models, or the request has another configuration or files.
             NotFound: no bundle has that name.
-            LoadFailed: a bundle is broken, or does not reproduce its golden outputs. What was served is served still.
+            LoadFailed: a bundle is broken, or does not reproduce its golden outputs. The old versions keep serving.
         """
         self._control.check_explicit("RepositoryModelLoad")
         _check_repository(request.repository_name)
@@ -93,11 +89,11 @@ class Extensions:
         return pb.RepositoryModelLoadResponse()
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        """Unload every version of a model when its last request is answered. An unknown model is no error.
+        """Unload every version of a model after its last request. An unknown model is no error.
 
         Raises:
-            InvalidRequest: a parameter is of the wrong type.
-            Unsupported: models are not unloaded on request here, or the parameter is unknown.
+            InvalidRequest: a parameter has the wrong type.
+            Unsupported: clients may not unload models, or the parameter is unknown.
         """
         self._control.check_explicit("RepositoryModelUnload")
         _check_repository(request.repository_name)
@@ -112,11 +108,11 @@ class Extensions:
         return pb.RepositoryModelUnloadResponse()
 
     def shared_memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
-        """Return a registered region, or all of them.
+        """Return a registered region, or all of them without a name.
 
         Raises:
-            NotFound: there is none of that name.
-            Unsupported: shared memory is not allowed.
+            NotFound: there is no region of that name.
+            Unsupported: the server does not allow shared memory.
         """
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._allowed().regions(request.name):
@@ -132,7 +128,7 @@ class Extensions:
 
         Raises:
             RequestError: as :meth:`edge.serving.shared_memory.SharedMemory.register`.
-            Unsupported: shared memory is not allowed.
+            Unsupported: the server does not allow shared memory.
         """
         self._allowed().register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
@@ -140,16 +136,16 @@ class Extensions:
     def unregister_shared_memory(
         self, request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Unregister a region, or all of them. An unknown one is no error.
+        """Unregister a region, or all of them without a name. An unknown one is no error.
 
         Raises:
-            Unsupported: shared memory is not allowed.
+            Unsupported: the server does not allow shared memory.
         """
         self._allowed().unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    def refuse_cuda_shared_memory(self) -> None:
-        """Refuse to register a region in the memory of a GPU.
+    def refuse_cuda_shared_memory(self) -> NoReturn:
+        """Refuse a region in GPU memory.
 
         Raises:
             Unsupported: always.
@@ -159,12 +155,12 @@ class Extensions:
         raise Unsupported("shared memory", given=Literally("a CUDA IPC handle"), expected=expected, fix=fix)
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Return the trace settings. Clients change none, so a setting can only be set to what it is, or cleared.
+        """Return the trace settings. A request may repeat or clear a setting, but not change it.
 
         Raises:
             NotFound: there is no such model.
             InvalidRequest: there is no such setting.
-            Unsupported: a setting that would trace something else.
+            Unsupported: the request changes a setting.
         """
         if request.model_name:
             self._repository.find(request.model_name, "")
@@ -173,7 +169,7 @@ class Extensions:
                 expected = f"one of {', '.join(self._trace_settings)}"
                 raise InvalidRequest("trace setting", given=name, expected=expected, fix="Choose one of these.")
             if setting.value and tuple(setting.value) != self._trace_settings[name]:
-                fix = "Start it with `fewheads serve --trace-endpoint URL`, or ask for the parameter timings."
+                fix = "Start it with `fewheads serve --trace-endpoint URL`, or send the parameter timings."
                 given, expected = list(setting.value), f"{list(self._trace_settings[name])}, as the server was started"
                 raise Unsupported(f"trace setting {name!r}", given=given, expected=expected, fix=fix)
         response = pb.TraceSettingResponse()
@@ -182,26 +178,27 @@ class Extensions:
         return response
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change log settings, and return all of them; :class:`edge.instruments.logs.Logs` says what each does.
+        """Change log settings, and return all of them; :class:`edge.instruments.logs.Logs` describes each.
 
         Raises:
-            InvalidRequest: there is no such setting, or it cannot have such a value.
-            Unsupported: clients may not change any, or another log file.
+            InvalidRequest: there is no such setting, or the value is invalid.
+            Unsupported: clients may not change settings, or the request names another log file.
         """
         if request.settings and not self._allow_log_settings:
-            given, expected = Literally("a server whose log clients may only look at"), "--allow-log-settings"
+            given, expected = Literally("a change of the server's log"), "--allow-log-settings"
             fix = "Start it with `fewheads serve --allow-log-settings`."
             raise Unsupported("LogSettings", given=given, expected=expected, fix=fix)
         self._logs.change({name: _value(setting) for name, setting in request.settings.items()})
         response = pb.LogSettingsResponse()
         for name, value in self._logs.settings.items():
-            setting = response.settings[name]
-            if isinstance(value, bool):
-                setting.bool_param = value
-            elif isinstance(value, int):
-                setting.uint32_param = value
-            else:
-                setting.string_param = value
+            kind = (
+                "bool_param"
+                if isinstance(value, bool)
+                else "uint32_param"
+                if isinstance(value, int)
+                else "string_param"
+            )
+            setattr(response.settings[name], kind, value)
         return response
 
     def _allowed(self) -> SharedMemory:

@@ -1,7 +1,7 @@
-"""A cache of validated request forms: clients repeat themselves in everything but ids and values.
+"""Cache of validated request forms.
 
-Of a request that was checked once, all but its id and the values of its tensors is remembered: names, datatypes,
-shapes, parameters and requested outputs. A request of the same form needs none of its checks again.
+Clients send similar requests. The form of a request is everything but its id and its tensor values: names, datatypes,
+shapes, parameters and requested outputs. A request whose form is in the cache skips validation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.serving.parameters import Parameters
 
-#: Forms that are remembered; one more starts the cache anew.
+#: A further form empties the cache.
 _MAX_FORMS: Final = 256
-#: Of a form; a client that fills its parameters with data is not worth the memory.
+#: Forms that are larger, such as those with data in parameters, are not kept.
 _MAX_FORM_BYTES: Final = 4096
 
 
 class _Tensor(NamedTuple):
-    """One input: its name, how NumPy reads its raw contents, its shape, and the size of these contents."""
+    """One input; ``dtype`` and ``size_bytes`` are those of its raw contents."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -36,15 +36,12 @@ class Form(NamedTuple):
     """An accepted request without its id and values.
 
     Attributes:
-        entry: the bundle that answers.
-        model: its model.
         tensors: its inputs, in the request's order.
-        parameters: what its parameters ask for.
         output_names: the outputs to send.
-        rows: of its batch.
+        rows: rows of its batch.
         size: what the time of its run grows with.
-        size_bytes: of its inputs.
-        shapes: what its inputs must have in common with others to be joined.
+        size_bytes: size of its inputs.
+        shapes: the key that requests of one run share.
     """
 
     entry: Entry
@@ -58,7 +55,7 @@ class Form(NamedTuple):
     shapes: Hashable
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
-        """Return the inputs in raw contents, without a copy; None where the sizes are not those of the form."""
+        """Return the inputs in raw contents, without a copy; None if their sizes differ from the form's."""
         if len(contents) != len(self.tensors):
             return None
         inputs = {}
@@ -70,26 +67,21 @@ class Form(NamedTuple):
 
 
 class Forms:
-    """The forms of the requests that were accepted last. It belongs to the event loop."""
+    """The cache. Only the event loop uses it."""
 
     def __init__(self) -> None:
         self._forms: dict[bytes, Form] = {}
         self._generation = -1
 
     def find(self, key: bytes, generation: int) -> Form | None:
-        """Return the form of a request.
-
-        Args:
-            key: from :func:`take_apart`.
-            generation: of the repository; when it changes, every form is forgotten.
-        """
+        """Return the form of a key from :func:`take_apart`; a new generation of the repository empties the cache."""
         if generation != self._generation:
             self._generation = generation
             self._forms.clear()
         return self._forms.get(key)
 
     def remember(self, key: bytes, form: Form) -> None:
-        """Keep a form for the next request like it."""
+        """Add a form."""
         if len(key) <= _MAX_FORM_BYTES:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
@@ -97,9 +89,9 @@ class Forms:
 
 
 def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
-    """Take the id and the raw contents out of a request; return both, and the rest as bytes, which is its form.
+    """Remove id and raw contents from a request, and return both and the serialized rest, the key of its form.
 
-    The form is empty where there are no raw contents: what is left may be large then, and says more than the form.
+    The key is empty without raw contents: then the rest holds values, and may be large.
     """
     request_id, contents = request.id, list(request.raw_input_contents)
     request.ClearField("raw_input_contents")
@@ -110,12 +102,12 @@ def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
 def tensors_of(
     request: pb.ModelInferRequest, contents: Sequence[bytes], inputs: Mapping[str, Array]
 ) -> tuple[_Tensor, ...] | None:
-    """Return how to read the inputs of a request again; None where its form does not say everything about them.
+    """Return how to read the inputs of further requests of a form; None if each of them needs validation.
 
     Args:
         request: without its raw contents.
-        contents: these.
-        inputs: of the graph, as they were decoded and preprocessed.
+        contents: the raw contents.
+        inputs: inputs of the graph, decoded and preprocessed.
     """
     if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != inputs.keys():
         return None  # typed contents, shared memory, or a text that became other inputs

@@ -1,4 +1,4 @@
-"""The one path of an inference request, whatever transport it came by: check, queue, respond, account."""
+"""The path of an inference request, the same for all transports: check, queue, respond, count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import TIER as TIER_FACT
 from edge.repository.entry import Entry
-from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.batching import byte_size
 from edge.scheduling.job import Answer, Job, expired
@@ -28,28 +27,27 @@ from edge.serving.call import Call, Reply
 from edge.serving.forms import Form, Forms, take_apart, tensors_of
 from edge.serving.parameters import TIER, TIER_REASON, parse
 from edge.serving.responses import ResponseBuilder
-from edge.serving.shared_memory import SharedMemory, Window
-from edge.serving.shared_tensors import output_windows
+from edge.serving.shared_memory import SharedMemory, Window, output_windows
 from edge.serving.traces import CARRIER, Traces
 from edge.serving.wire import decode_inputs, requested_outputs
 
 log = logging.getLogger(__name__)
 
-#: A transport's timer may be this early.
+#: A transport's timer may fire this much too early.
 _CLOCK_SECONDS: Final = 0.005
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
 class InferenceService:
-    """Answers inference requests. It belongs to one event loop, in which it must be made.
+    """Answers inference requests. It belongs to the event loop in which it is created.
 
     Args:
         repository: the models.
-        scheduler: where they compute.
-        default_timeout_seconds: for requests that bring no deadline of their own; None lets them wait for ever.
-        shared_memory: where tensors may be; None where that is not allowed.
-        limit: how often each caller may send a request; None sets no limit.
-        traces: where requests are traced; None traces none.
+        scheduler: runs them.
+        default_timeout_seconds: the limit for requests without a deadline; None sets none.
+        shared_memory: the registered regions; None if the server does not allow shared memory.
+        limit: the rate limit of each caller; None sets none.
+        traces: the collector; None without tracing.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class InferenceService:
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit for each caller, so that callers have to be named."""
+        """Whether callers have a rate limit, so that transports must name them."""
         return self._limit is not None
 
     @property
@@ -86,19 +84,19 @@ class InferenceService:
         return self._traces is not None
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
-        """Answer one request. Cancelling this drops it wherever it waits.
+        """Answer one request. Cancelling this cancels the request.
 
         Args:
-            request: the client's message; parts of it are taken out.
-            deadline: ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever.
+            request: the client's message; this removes parts of it.
+            deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
 
         Raises:
-            RequestError: it cannot be answered. It is counted already.
+            RequestError: the request failed, and is counted.
         """
         outcome: asyncio.Future[pb.ModelInferResponse | Exception] = self._loop.create_future()
 
         def reply(end: pb.ModelInferResponse | Exception) -> None:
-            if not outcome.done():  # the task was cancelled in this turn of the loop
+            if not outcome.done():  # it is when the task was cancelled in this turn of the loop
                 outcome.set_result(end)
 
         ABOUT.set(About(request.model_name, request.id))  # of the task, in which the transport logs
@@ -115,21 +113,21 @@ class InferenceService:
             try:
                 raise response
             finally:
-                # The error holds its traceback, that this frame, and this frame must not hold the error in turn: such
-                # a circle would keep the request's tensors until Python's collector came by.
+                # The error's traceback refers to this frame. If the frame also referred to the error, the cycle would
+                # keep the request's tensors until the garbage collector runs.
                 del response, outcome, reply
         return response
 
     def start(self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply) -> Call | None:
-        """Check a request, preprocess it and queue it.
+        """Check, preprocess and queue a request.
 
         Args:
-            request: the client's message; parts of it are taken out.
-            deadline: ``time.monotonic()`` seconds at which the client stops waiting; None if it waits for ever.
-            reply: receives the response or the error, once, on the event loop, maybe before this returns.
+            request: the client's message; this removes parts of it.
+            deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
+            reply: receives the response or the error, once, on the event loop, possibly before this returns.
 
         Returns:
-            What :meth:`cancel` takes; None where the reply was given already.
+            The argument for :meth:`cancel`; None if the reply has been given.
         """
         request_id = request.id
         try:
@@ -148,7 +146,7 @@ class InferenceService:
             _fail(reply, error, request.model_name, request_id)
             return None
         finally:
-            del reply  # which may hold an error, and that this frame by its traceback
+            del reply  # it may hold an error, whose traceback refers to this frame
         if ended:
             self._finish(call)
             return None
@@ -157,16 +155,12 @@ class InferenceService:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Drop a call whose answer nobody waits for any more; it gets no reply."""
+        """Cancel a call; it gets no reply."""
         if call.reply is not None:
             self._end(call, "Cancelled")
 
     def _call(self, request: pb.ModelInferRequest) -> Call:
-        """Return the call of a request that has passed all checks.
-
-        Raises:
-            RequestError: the request cannot be answered. It is counted already.
-        """
+        """Return the call of a request that passes all checks; count a request that does not."""
         started_ns = time.perf_counter_ns()
         request_id, contents, key = take_apart(request)
         windows: Mapping[str, Window] = {}
@@ -196,12 +190,16 @@ class InferenceService:
     def _checked(
         self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
     ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
-        """Check a request of a form that is not known yet, and remember its form where that says everything.
+        """Validate a request of an unknown form, and cache the form if it determines everything but the values.
 
         Returns:
-            The form, the inputs of the graph, and the shared memory of its outputs. The model is in use.
+            The form, the inputs of the graph, and the shared memory of its outputs. The caller gives back the use of
+            the model.
         """
-        entry, model = self._taken(request)
+        entry, model = self._repository.ready(request.model_name, request.model_version)
+        if not model.use.take():
+            fix = "Send the request again later."
+            raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
         try:
             parameters = parse(request)
             names = requested_outputs(request, model.outputs)
@@ -219,19 +217,11 @@ class InferenceService:
             self._forms.remember(key, form)
         return form, inputs, windows
 
-    def _taken(self, request: pb.ModelInferRequest) -> tuple[Entry, Model]:
-        """Return the model of a request, which is not closed until its use is given back."""
-        entry, model = self._repository.ready(request.model_name, request.model_version)
-        if not model.use.take():
-            fix = "Send the request again later."
-            raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
-        return entry, model
-
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
-        """Set when a call ends: at the client's deadline, or at the server's limit where that comes first.
+        """Set a call's deadline: the client's, or the server's time limit if that is earlier.
 
         Returns:
-            The seconds after which the server has to end it; None where the client does so.
+            The time limit in seconds if the server must enforce it; None if the client ends the call.
         """
         call.deadline = deadline
         limit = call.parameters.timeout_seconds
@@ -245,7 +235,7 @@ class InferenceService:
         return None
 
     def _submit(self, call: Call) -> bool:
-        """Choose the tier of a call and give it to the scheduler; return whether it has ended already."""
+        """Choose the tier of a call and submit it to the scheduler; return whether it has ended."""
         parameters = call.parameters
         if len(call.model.executors) > 1 or parameters.tier or parameters.policy:
             choice = call.model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
@@ -265,30 +255,30 @@ class InferenceService:
         return Demand(now, call.size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
 
     def _delivered(self, calls: Sequence[Job]) -> None:
-        """Take calls that have ended, on the thread that ended them, and wake the event loop once for all of them."""
+        """Accept ended calls on the thread that ended them, and wake the event loop once for all of them."""
         self._ended.extend(calls)  # type: ignore[arg-type]  # this service makes no other jobs
         if not self._waking:
             self._waking = True
             try:
                 self._loop.call_soon_threadsafe(self._finish_all)
-            except RuntimeError:  # the loop is closed, and nobody waits any more
+            except RuntimeError:  # the loop is closed
                 log.debug("%d answers came after the end of the event loop", len(calls))
 
     def _finish_all(self) -> None:
-        self._waking = False  # before the first is taken: what comes after the last wakes the loop again
+        self._waking = False  # first, so that a later call wakes the loop again
         call = None
         while self._ended:
             call = self._ended.popleft()
             if call.reply is not None:
                 try:
                     self._finish(call)
-                except Exception:  # it must harm no other call
-                    log.exception("an answer could not be given")
-        if call and call.computed_ns:  # the last of them waited longest
+                except Exception:  # must not affect other calls
+                    log.exception("a reply failed")
+        if call and call.computed_ns:  # the last call waited longest
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 
     def _finish(self, call: Call) -> None:
-        """Give a call its reply, and count it."""
+        """Reply to a call, and count it."""
         answer, reply = call.answer, call.reply
         assert reply is not None
         error = call.take_error()
@@ -296,13 +286,9 @@ class InferenceService:
             begun_ns = time.perf_counter_ns()
             try:
                 tier = _answering_tiers(call, answer) if len(call.model.tiers) > 1 else ""
+                used, identity = tier or call.executor.tier, call.request_id
                 response = self._responses.build(
-                    call.model,
-                    answer,
-                    call.output_names,
-                    request_id=call.request_id,
-                    tier=tier or call.executor.tier,
-                    windows=call.windows,
+                    call.model, answer, call.output_names, request_id=identity, tier=used, windows=call.windows
                 )
             except Exception as wrong:
                 error = wrong
@@ -311,17 +297,19 @@ class InferenceService:
                 try:
                     reply(response)
                 finally:
-                    self._account(call, tier)  # what reads these numbers comes after this on the same thread
+                    call.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
+                    if self._traces:
+                        self._traces.answered(call, tier)
                 return
         assert error is not None
         self._end(call, type(error).__name__)
-        if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime, say, ends no event loop
+        if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime must not end the event loop
             error = RuntimeError(f"{type(error).__name__} in a run")
         _fail(reply, error, call.model.name, call.request_id)
-        del error, reply  # its traceback may lead to this frame, which must not hold it in turn
+        del error, reply  # the error's traceback may refer to this frame
 
     def _measure(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
-        """Take the times of an answered call, and add those that it requested to its response."""
+        """Complete the timings of an answered call, and add its tier and the requested timings to the response."""
         if call.timer:
             call.timer.cancel()
         call.reply = None
@@ -336,25 +324,17 @@ class InferenceService:
             for stage in _STAGES:
                 response.parameters[stage].int64_param = getattr(timings, stage)
 
-    def _account(self, call: Call, tier: str) -> None:
-        """Count an answered call."""
-        call.entry.statistics.succeeded(call, tier)
-        if self._traces:
-            self._traces.answered(call, tier)
-
     def _timed_out(self, call: Call) -> None:
         reply = call.reply
-        if reply is not None:
-            self._end(call, DeadlineExceeded.__name__)
-            _fail(reply, expired(time.perf_counter_ns() - call.started_ns), call.model.name, call.request_id)
+        assert reply is not None  # the end of a call cancels its timer
+        self._end(call, DeadlineExceeded.__name__)
+        _fail(reply, expired(time.perf_counter_ns() - call.started_ns), call.model.name, call.request_id)
 
     def _end(self, call: Call, reason: str) -> None:
-        """Count a call that ends without an answer, and drop it if it waits still.
+        """Count a failed call, and remove it from the queue.
 
-        Args:
-            call: the call.
-            reason: the class of its error, or ``Cancelled``. A transport cancels what runs out of time too; that counts
-                as DeadlineExceeded.
+        ``reason`` is the class of its error, or ``Cancelled``. Transports also cancel calls at their deadline; those
+        count as DeadlineExceeded.
         """
         call.reply = None
         if call.timer:
@@ -373,16 +353,17 @@ class InferenceService:
             self._traces.failed(call.model.name, call.request_id, call.started_ns, reason, call.trace_context)
 
     def _refused(self, entry: Entry, error: BaseException, name: str, request_id: str, started_ns: int) -> None:
-        """Count a request that is refused before it is queued."""
+        """Count a request that fails before the queue."""
         if isinstance(error, Exception):
-            place = error.cause if isinstance(error, Overloaded) else _refused_at(error)
+            place = "refused" if isinstance(error, DeadlineExceeded) else ""
+            place = error.cause if isinstance(error, Overloaded) else place
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
 
 
 def _answering_tiers(call: Call, answer: Answer) -> str:
-    """Return the tier that answered, or with a comma between them those that answered some rows, the leaner first."""
+    """Return the tier that answered; if several answered rows, their names with commas, the leanest first."""
     rows = answer.facts.get(TIER_FACT)
     if rows is None:
         return call.executor.tier
@@ -391,13 +372,9 @@ def _answering_tiers(call: Call, answer: Answer) -> str:
 
 
 def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:
-    """Give an error to the client; what is logged of it names the request."""
+    """Send an error to the client, in a context that adds the request to log lines."""
     token = ABOUT.set(About(model, request_id))
     try:
         reply(error)
     finally:
         ABOUT.reset(token)
-
-
-def _refused_at(error: Exception) -> str:
-    return "refused" if isinstance(error, DeadlineExceeded) else ""

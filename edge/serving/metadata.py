@@ -16,19 +16,18 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedu
 
 
 class Metadata:
-    """Answers what clients ask about the server and its models.
+    """Answers the RPCs that describe the server and its models.
 
     Args:
         repository: the models.
         scheduler: where they compute.
         health: the state of the server and of each model.
-        strict_readiness: whether the server is ready only when every bundle is.
-        default_timeout_seconds: of requests without a deadline of their own; None lets them wait for ever.
-        extensions: names of protocol extensions that are on beside :data:`EXTENSIONS`.
+        strict_readiness: whether the server is ready only if every bundle is.
+        default_timeout_seconds: the limit for requests without a deadline; None sets none.
+        extensions: names of enabled protocol extensions, in addition to :data:`EXTENSIONS`.
 
     Attributes:
-        accepting: whether the server takes requests: it is set when all bundles were tried, and cleared when the
-            server begins to drain.
+        accepting: whether the server takes requests: True from the end of the first load to the start of the drain.
     """
 
     def __init__(
@@ -50,12 +49,12 @@ class Metadata:
         self.accepting = False
 
     def server_ready(self) -> bool:
-        """Whether the server takes requests, its device computes and, if strict, every bundle is ready."""
+        """Return whether the server takes requests, its device works and, if strict, every bundle is ready."""
         models_ready = self._health.models_ready() or not self._strict_readiness
         return self.accepting and self._health.server_sound() and models_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
-        """Whether a model serves requests and is sound; False for an unknown one.
+        """Return whether a model answers requests and is healthy; False for an unknown one.
 
         Raises:
             InvalidRequest: the version is not a positive integer.
@@ -69,7 +68,7 @@ class Metadata:
         return self.accepting and self._health.state(entry)[0] == "READY"
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
-        """Return the server's name, version and the protocol extensions that it offers."""
+        """Return the server's name, version and protocol extensions."""
         return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
@@ -79,15 +78,13 @@ class Metadata:
             RequestError: there is no such model, or it is not ready.
         """
         _, model = self._repository.ready(request.name, request.version)
-        tensor = pb.ModelMetadataResponse.TensorMetadata
-        versions = [entry.version for entry in self._repository if entry.name == model.name and entry.state == "READY"]
-        return pb.ModelMetadataResponse(
-            name=model.name,
-            versions=versions,
-            platform=model.runner.platform,
-            inputs=[tensor(name=s.name, datatype=s.datatype, shape=s.shape) for s in model.inputs.values()],
-            outputs=[tensor(name=s.name, datatype=s.datatype, shape=s.shape) for s in model.outputs.values()],
-        )
+        response = pb.ModelMetadataResponse(name=model.name, platform=model.runner.platform)
+        ready = (entry for entry in self._repository if entry.name == model.name and entry.state == "READY")
+        response.versions.extend(entry.version for entry in ready)
+        for tensors, specs in ((response.inputs, model.inputs), (response.outputs, model.outputs)):
+            for spec in specs.values():
+                tensors.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+        return response
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         """Return a model's configuration in Triton's terms; dims are without the batch dimension.
@@ -128,7 +125,7 @@ class Metadata:
         return pb.ModelConfigResponse(config=config)
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Return the counters of one version, or of all of a model, or of all models.
+        """Return the counters of one version, of all versions of a model, or of all models.
 
         Raises:
             RequestError: there is no such model.
@@ -140,7 +137,7 @@ class Metadata:
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """Return every bundle with its state, and the reason if it is not ready."""
+        """Return the state of every bundle, or only of the ready ones, with the reason if it is not ready."""
         response = pb.RepositoryIndexResponse()
         for entry in self._repository:
             state, reason = self._health.state(entry)
@@ -164,11 +161,10 @@ def _statistics(entry: Entry) -> pb.ModelStatistics:
         execution_count=now.execution_count,
     )
     durations = message.inference_stats
-    durations.success.count, durations.success.ns = stages["request"].count, stages["request"].total
     durations.fail.count, durations.fail.ns = now.fail, now.fail_ns
-    for name in ("queue", "compute_input", "compute_infer", "compute_output"):
-        duration = getattr(durations, name)
-        duration.count, duration.ns = stages[name].count, stages[name].total
+    for stage, measured in stages.items():
+        duration = getattr(durations, "success" if stage == "request" else stage)
+        duration.count, duration.ns = measured.count, measured.total
     for rows, totals in sorted(now.batches.items()):
         batch = message.batch_stats.add(batch_size=rows)
         for name in ("compute_input", "compute_infer", "compute_output"):

@@ -1,4 +1,4 @@
-"""The parameters of a ModelInfer request: those with a meaning, their types and their bounds."""
+"""Parameters of a ModelInfer request: names, types and bounds."""
 
 from __future__ import annotations
 
@@ -9,38 +9,33 @@ from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 
-_TIMINGS = "timings"
-#: Also names the parameter of the response that says which tier answered.
-TIER = "tier"
-#: The parameter of the response that says why it was that tier.
-TIER_REASON = "tier_reason"
-_POLICY = "policy"
-#: Request parameters with a meaning, and the kinds of value that each may have. Others are the client's own business.
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "timeout": ("int64_param", "uint64_param"),
-    "priority": ("int64_param", "uint64_param"),
-    "sequence_id": ("int64_param", "uint64_param", "string_param"),
+#: Also the parameters of the response that name the tier that answered, and the reason for its choice.
+TIER, TIER_REASON = "tier", "tier_reason"
+_INTEGERS = ("int64_param", "uint64_param")
+#: Parameters that the server reads, and the kinds of value that each accepts. Clients may add others.
+_KINDS: dict[str, tuple[str, ...]] = {
+    "timeout": _INTEGERS,
+    "priority": _INTEGERS,
+    "sequence_id": (*_INTEGERS, "string_param"),
     "sequence_start": ("bool_param",),
     "sequence_end": ("bool_param",),
     "triton_enable_empty_final_response": ("bool_param",),
     "binary_data_output": ("bool_param",),
-    _TIMINGS: ("bool_param",),
+    "timings": ("bool_param",),
     TIER: ("string_param",),
-    _POLICY: ("string_param",),
+    "policy": ("string_param",),
 }
-
-_OURS: tuple[str, ...] = tuple(name for name in _PARAMETERS if not name.startswith("triton_"))
-#: Names that clients of other servers, or of our own command line, might try.
+_OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
+#: Names from other servers and from our own command line.
 _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
-#: What a name that is corrected needs beside.
-_UNITS = {"timeout": "Correct or rename it; timeout is in microseconds."}
-#: Of the characters of two names, how many have to agree for one to be taken for a misspelling of the other.
+_FIXES = {"timeout": "Correct or rename it; timeout is in microseconds."}
+#: The share of characters that two names have in common if one is a misspelling of the other.
 _LIKENESS = 0.8
-_LONGEST = 32
+_MAX_COMPARED_LENGTH = 32
 
 
 class Parameters(NamedTuple):
-    """What a request's parameters ask for; None and False where they do not."""
+    """The values that a request sets; ``timeout_seconds``, ``tier`` and ``policy`` are None if it does not."""
 
     timeout_seconds: float | None = None
     timings: bool = False
@@ -49,48 +44,23 @@ class Parameters(NamedTuple):
     priority: int = DEFAULT_PRIORITY
 
 
-def _meant(name: str) -> str | None:
-    """Return the parameter of ours that a name is likely to mean; None for a client's own business."""
-    if len(name) > _LONGEST:  # comparing takes time, which grows with the length
-        return None
-    plain = name.lower().replace("-", "_")
-    if plain in _ALIASES:
-        return _ALIASES[plain]
-    for ours in _OURS:
-        transposed = len(plain) > 2 and sorted(plain) == sorted(ours)
-        if plain == ours or transposed or plain.startswith(f"{ours}_"):
-            return ours
-    close = get_close_matches(plain, _OURS, 1, _LIKENESS)
-    return close[0] if close else None
-
-
 def parse(request: pb.ModelInferRequest) -> Parameters:
-    """Check a request's parameters and return those that matter.
+    """Validate and return a request's parameters.
 
     Raises:
-        InvalidRequest: one is misspelt, of the wrong type, out of range or reserved, or it asks for state that no
-            model keeps.
+        InvalidRequest: a parameter is misspelt, of the wrong type, out of range or reserved, or belongs to a sequence.
     """
     if not request.parameters:
         return Parameters()
     values: dict[str, object] = {}
     for name, parameter in request.parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        allowed = _PARAMETERS.get(name)
-        subject = f"parameter {name!r}"
-        if allowed is None:
-            if name.startswith("triton_"):
-                fix = "Names that start with triton_ are the protocol's; choose another one."
-                raise InvalidRequest(subject, given="a reserved name", expected="a known one", fix=fix)
-            meant = _meant(name)
-            if meant:
-                expected = f"{meant!r}, or a name that is not like any of {', '.join(_OURS)}"
-                fix = _UNITS.get(meant, "Correct or rename it.")
-                raise InvalidRequest("parameter name", given=name, expected=expected, fix=fix)
+        if name not in _KINDS:
+            _check_unknown(name)
             continue
-        if kind not in allowed:
-            fix = "Send it with that type."
-            raise InvalidRequest(subject, given=kind, expected=" or ".join(allowed), fix=fix)
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind not in _KINDS[name]:
+            expected = " or ".join(_KINDS[name])
+            raise InvalidRequest(f"parameter {name!r}", given=kind, expected=expected, fix="Send it with that type.")
         values[name] = getattr(parameter, kind)
     for name in ("timeout", "priority"):
         value = values.get(name, 0)
@@ -104,11 +74,38 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     if not isinstance(priority, int) or priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
-    timeout_us, tier, policy = values.get("timeout"), values.get(TIER), values.get(_POLICY)
+    timeout_us, tier, policy = values.get("timeout"), values.get(TIER), values.get("policy")
     return Parameters(
         timeout_seconds=timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us else None,
-        timings=bool(values.get(_TIMINGS)),
+        timings=bool(values.get("timings")),
         tier=tier if isinstance(tier, str) else None,
         policy=policy if isinstance(policy, str) else None,
         priority=priority,
     )
+
+
+def _check_unknown(name: str) -> None:
+    """Raise an error for a reserved or misspelt name."""
+    if name.startswith("triton_"):
+        fix = "Names that start with triton_ are the protocol's; choose another one."
+        raise InvalidRequest(f"parameter {name!r}", given="a reserved name", expected="a known one", fix=fix)
+    known = _similar(name)
+    if known:
+        expected = f"{known!r}, or a name that is not like any of {', '.join(_OURS)}"
+        fix = _FIXES.get(known, "Correct or rename it.")
+        raise InvalidRequest("parameter name", given=name, expected=expected, fix=fix)
+
+
+def _similar(name: str) -> str | None:
+    """Return the parameter that a name probably misspells; None for a client's own."""
+    if len(name) > _MAX_COMPARED_LENGTH:  # the time of a comparison grows with the length
+        return None
+    plain = name.lower().replace("-", "_")
+    if plain in _ALIASES:
+        return _ALIASES[plain]
+    for ours in _OURS:
+        transposed = sorted(plain) == sorted(ours)
+        if transposed or plain.startswith(f"{ours}_"):
+            return ours
+    close = get_close_matches(plain, _OURS, 1, _LIKENESS)
+    return close[0] if close else None

@@ -10,8 +10,7 @@ from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
 from edge.scheduling.job import Answer
-from edge.serving.shared_memory import Window
-from edge.serving.shared_tensors import tell
+from edge.serving.shared_memory import Window, describe
 from edge.serving.wire import to_raw
 
 
@@ -35,20 +34,19 @@ class ResponseBuilder:
 
         Args:
             model: the model that answered.
-            answer: of the job.
-            names: the outputs that the client requested.
+            answer: the answer of the job.
+            names: the outputs to send.
             request_id: the client's.
             tier: the tier that answered, for the log.
-            windows: the shared memory of those outputs that go there.
+            windows: the shared memory of the outputs that go there, by name.
 
         Raises:
             InvalidRequest: an output does not fit into its shared memory.
-            RunnerError: a label was requested, and the logits hold a NaN or an infinity.
+            RunnerError: the client requested a label, and the logits hold a NaN or an infinity.
         """
         response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
         outputs, made = answer.outputs, model.made
-        if answer.nonfinite:
-            # All outputs of the graph count: a label may be made from one that is not sent.
+        if answer.nonfinite:  # in any output of the graph: the logits of a label may not be sent
             self._warnings.found(model.name, tier, answer.nonfinite)
         if made and made.output.name in names:
             if made.reads in answer.nonfinite and made.output.datatype == "BYTES":
@@ -69,16 +67,9 @@ def encode_outputs(
     names: Iterable[str],
     windows: Mapping[str, Window] | None = None,
 ) -> None:
-    """Add the outputs to a response, always with exactly one raw entry each.
+    """Add the named outputs to a response, each with exactly one raw entry.
 
-    C++ clients index ``raw_output_contents`` without a check, so one entry less would crash them: an output in shared
-    memory has an empty one.
-
-    Args:
-        response: the message to fill.
-        outputs: by name.
-        names: which of them, in their order.
-        windows: shared memory by output name, for the outputs that go there.
+    C++ clients index ``raw_output_contents`` without a check, so an output in shared memory has an empty entry.
 
     Raises:
         InvalidRequest: an output does not fit into its shared memory.
@@ -95,5 +86,5 @@ def encode_outputs(
         window = windows.get(name) if windows else None
         if window:
             window.write(raw)
-            tell(tensor, window, len(raw))
+            describe(tensor, window, len(raw))
         response.raw_output_contents.append(b"" if window else raw)

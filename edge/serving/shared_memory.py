@@ -1,8 +1,8 @@
-"""Tensors in POSIX shared memory: a client of this host names a region once, and requests point into it.
+"""Tensors in POSIX shared memory: a client on this host registers a region once, and its requests refer to it.
 
-Regions are read and written through their file, not mapped: who shrank a mapped object would end the server by SIGBUS,
-and who changed an input after it was checked could make the runtime read what was never checked. What is read is a
-copy, which costs no more than the one that every raw tensor of a message is.
+The server reads and writes regions through their file and does not map them. A client that shrinks a mapped object
+would end the server with SIGBUS, and one that changes an input after its check could make the runtime read unchecked
+data. A read is a copy, which costs no more than the copy of a raw tensor in a message.
 """
 
 from __future__ import annotations
@@ -11,122 +11,110 @@ import errno
 import os
 import stat
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edge.errors import AlreadyThere, InvalidRequest, Literally, NotFound, Overloaded
+from edge.errors import AlreadyThere, InvalidRequest, Literally, NotFound, Overloaded, Unsupported
+from edge.pb import inference_pb2 as pb
 
 #: Where Linux keeps POSIX shared memory objects.
 DIRECTORY = Path("/dev/shm")
-#: A client needs a few; each costs the server a file descriptor.
+#: Clients need a few; each costs the server a file descriptor.
 MAX_REGIONS = 256
 _MAX_NAME_BYTES = 255
-#: Semaphores live in the same directory, and Triton's Python backend keeps its own objects there.
+#: Semaphores are in the same directory, and so are the objects of Triton's Python backend.
 _RESERVED = ("sem.", "triton_python_backend_shm_region")
-_REGISTER_FIX = "Register the region again, as large as the object is."
+_REGION, _BYTE_SIZE, _OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
+_INTEGERS = ("int64_param", "uint64_param")
+_KINDS: dict[str, tuple[str, ...]] = {_REGION: ("string_param",), _BYTE_SIZE: _INTEGERS, _OFFSET: _INTEGERS}
 
 
+@dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a shared memory object. Its file is closed when nobody holds it any more.
+    """A part of a shared memory object. Its file is closed once neither the registry nor a window refers to it.
 
     Attributes:
-        name: what requests call it.
+        name: the name in requests.
         key: the name of the object.
-        offset: where in the object it begins, in bytes.
-        byte_size: its size.
-        writable: whether outputs may go there.
+        offset: the start in the object, in bytes.
+        byte_size: the size of the part.
+        file: the open file of the object.
+        writable: whether outputs may be written to it.
     """
 
-    def __init__(self, name: str, key: str, offset: int, byte_size: int, *, file: int, writable: bool) -> None:
-        self.name = name
-        self.key = key
-        self.offset = offset
-        self.byte_size = byte_size
-        self.writable = writable
-        self._file = file
-        weakref.finalize(self, os.close, file)
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    file: int
+    writable: bool
 
-    def read(self, offset: int, byte_size: int) -> bytearray:
-        """Return a copy of a part; fewer bytes where the object has shrunk since."""
-        data = bytearray(byte_size)
-        done = 0
-        while done < byte_size:
-            count = os.preadv(self._file, [memoryview(data)[done:]], self.offset + offset + done)
-            if not count:
-                return data[:done]
-            done += count
-        return data
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Write into a part.
-
-        Raises:
-            OSError: the machine has no memory for it.
-        """
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file, memoryview(data)[done:], self.offset + offset + done)
-
-    def object_bytes(self) -> int:
-        """Return how large the object is now."""
-        return os.fstat(self._file).st_size
+    def __post_init__(self) -> None:
+        weakref.finalize(self, os.close, self.file)
 
 
+@dataclass(frozen=True)
 class Window:
-    """The part of a region that holds one tensor of a request or response.
+    """The part of a region that holds one tensor; it keeps an unregistered region open until the request ends.
 
-    Args:
-        region: which one; the window holds it, so an unregistered region lives until its last request has ended.
-        offset: where in it, in bytes.
-        byte_size: how large the part is.
-        subject: how errors call the tensor.
+    Attributes:
+        region: the region.
+        offset: the start in the region, in bytes.
+        byte_size: the size of the part.
+        subject: the tensor's name in error messages.
     """
 
-    def __init__(self, region: Region, offset: int, byte_size: int, subject: str) -> None:
-        self.region = region
-        self.offset = offset
-        self.byte_size = byte_size
-        self._subject = f"{subject} in shared memory region {region.name!r}"
+    region: Region
+    offset: int
+    byte_size: int
+    subject: str
 
-    def read(self) -> bytearray:
+    def read(self) -> bytes:
         """Return a copy of the tensor's bytes.
 
         Raises:
-            InvalidRequest: the object has become too small.
+            InvalidRequest: the object has shrunk since its registration.
         """
-        data = self.region.read(self.offset, self.byte_size)
-        if len(data) != self.byte_size:
-            raise self._shrunk(f"{len(data)} bytes that are there")
+        data = os.pread(self.region.file, self.byte_size, self.region.offset + self.offset)
+        if len(data) < self.byte_size:
+            raise self._shrunk(f"{len(data)} bytes in the object")
         return data
 
     def write(self, data: bytes) -> None:
         """Write a tensor's bytes.
 
         Raises:
-            InvalidRequest: they do not fit, or the object has become too small, or cannot be written.
+            InvalidRequest: they do not fit, the object has shrunk since its registration, or the host lacks memory.
         """
         if len(data) > self.byte_size:
             given, expected = Literally(f"{self.byte_size} bytes"), f"at least {len(data)}"
-            raise InvalidRequest(self._subject, given=given, expected=expected, fix="Give the output more room.")
-        # Writing would make a shrunk object grow again.
-        if self.region.object_bytes() < self.region.offset + self.offset + len(data):
-            raise self._shrunk(f"an object of {self.region.object_bytes()} bytes")
+            raise self._invalid(given, expected, "Give the output more room.")
+        size, start = os.fstat(self.region.file).st_size, self.region.offset + self.offset
+        if size < start + len(data):  # a write would make the object grow again
+            raise self._shrunk(f"an object of {size} bytes")
         try:
-            self.region.write(self.offset, data)
+            if os.pwrite(self.region.file, data, start) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            fix = "Make room in /dev/shm."
-            raise InvalidRequest(self._subject, given=Literally(error), expected="room for it", fix=fix) from None
+            raise self._invalid(Literally(error), "room for it", "Free memory in /dev/shm.") from None
 
     def _shrunk(self, given: str) -> InvalidRequest:
         expected = f"{self.byte_size} bytes, as when it was registered"
-        return InvalidRequest(self._subject, given=Literally(given), expected=expected, fix=_REGISTER_FIX)
+        return self._invalid(Literally(given), expected, "Register the region again, with the object's present size.")
+
+    def _invalid(self, given: Literally, expected: str, fix: str) -> InvalidRequest:
+        subject = f"{self.subject} in shared memory region {self.region.name!r}"
+        return InvalidRequest(subject, given=given, expected=expected, fix=fix)
 
 
 class SharedMemory:
-    """The regions that clients have registered. Used by the event loop alone.
+    """The regions that clients have registered. Only the event loop uses it.
 
     Args:
-        max_bytes: how large all regions may be together.
-        max_tensor_bytes: how large the part of one tensor may be.
+        max_bytes: the limit for all regions together.
+        max_tensor_bytes: the limit for one tensor.
         directory: where the objects are.
     """
 
@@ -137,19 +125,19 @@ class SharedMemory:
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Make a part of a shared memory object known under a name.
+        """Register a part of a shared memory object as a region.
 
         Args:
-            name: for requests.
+            name: the name in requests.
             key: the object's name, with or without its leading slash.
-            offset: in bytes; it need not be a multiple of anything.
-            byte_size: in bytes.
+            offset: the start in bytes; it needs no alignment.
+            byte_size: the size in bytes.
 
         Raises:
-            InvalidRequest: a name that is none or is reserved, an object that is none, or a part that it does not have.
+            InvalidRequest: a name is invalid or reserved, the key is no shared memory object, or the part exceeds it.
             NotFound: there is no such object.
-            AlreadyThere: the name is taken; as with Triton, the old region has to be unregistered first.
-            Overloaded: too many regions, or too large ones.
+            AlreadyThere: the name is taken; as with Triton, unregister the old region first.
+            Overloaded: there are too many regions, or they are too large.
         """
         subject = f"shared memory region {name!r}"
         if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
@@ -161,26 +149,25 @@ class SharedMemory:
         if not byte_size:
             raise InvalidRequest(subject, given=Literally("0 bytes"), expected="1 or more", fix="Give its size.")
         self._check_room(subject, byte_size)
-        file, writable = self._open(subject, key)
+        file, writable = self._open(f"{subject} key", key)
         try:
-            size = _regular_size(file)
-            if size is None:
-                fix = "Give the key of a shared memory object."
-                given = Literally("something that is no regular file")
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                given, fix = Literally("something other than a regular file"), "Give the key of a shared memory object."
                 raise InvalidRequest(f"{subject} key", given=given, expected="a shared memory object", fix=fix)
-            if offset + byte_size > size:
-                given = Literally(f"{byte_size} bytes from {offset} on")
-                fix = "Make the object larger, or register less of it."
-                raise InvalidRequest(subject, given=given, expected=f"at most the object's {size} bytes", fix=fix)
+            if offset + byte_size > status.st_size:
+                given, expected = _part(byte_size, offset), f"at most the object's {status.st_size} bytes"
+                fix = "Make the object larger, or register a smaller part."
+                raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
         except BaseException:
             os.close(file)
             raise
-        self._regions[name] = Region(name, key, offset, byte_size, file=file, writable=writable)
+        self._regions[name] = Region(name, key, offset, byte_size, file, writable)
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all of them if the name is empty; an unknown one is no error, as with Triton.
+        """Remove a region, or all of them without a name; an unknown name is no error, as with Triton.
 
-        Requests on their way keep what they hold until they end.
+        Requests in progress keep their regions until they end.
         """
         if name:
             self._regions.pop(name, None)
@@ -188,41 +175,41 @@ class SharedMemory:
             self._regions.clear()
 
     def regions(self, name: str = "") -> list[Region]:
-        """Return a region, or all of them if the name is empty.
+        """Return a region, or all of them without a name.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no region of that name.
         """
         return [self._region(name)] if name else list(self._regions.values())
 
-    def window(self, name: str, offset: int, byte_size: int, subject: str, *, write: bool = False) -> Window:
-        """Return a part of a region for one tensor.
+    def window(self, name: str, offset: int, byte_size: int, subject: str, *, write: bool) -> Window:
+        """Return the part of a region for one tensor.
 
         Args:
             name: of the region.
-            offset: in it, in bytes.
-            byte_size: of the part.
-            subject: how errors call the tensor.
-            write: whether it is an output.
+            offset: the start in the region, in bytes.
+            byte_size: the size in bytes.
+            subject: the tensor's name in error messages.
+            write: whether the tensor is an output.
 
         Raises:
             NotFound: there is no such region.
-            InvalidRequest: the part is not inside it, larger than a tensor may be, or not to be written.
+            InvalidRequest: the part exceeds the region or the limit for a tensor, or the object is read-only.
         """
         region = self._region(name)
         if write and not region.writable:
             given = Literally(f"region {name!r}, which the server may only read")
             fix = "Let the server's user write the object, and register it again."
             raise InvalidRequest(subject, given=given, expected="one that it may write", fix=fix)
+        subject_there = f"{subject} in shared memory"
         if offset < 0 or byte_size < 1 or offset + byte_size > region.byte_size:
-            given = Literally(f"{byte_size} bytes from {offset} on")
             expected = f"a part of the {region.byte_size} bytes of region {name!r}"
-            raise InvalidRequest(f"{subject} in shared memory", given=given, expected=expected, fix="Stay inside it.")
+            fix = "Choose an offset and a size inside the region."
+            raise InvalidRequest(subject_there, given=_part(byte_size, offset), expected=expected, fix=fix)
         if byte_size > self._max_tensor_bytes:
-            given = Literally(f"{byte_size} bytes")
+            given, expected = Literally(f"{byte_size} bytes"), f"at most {self._max_tensor_bytes}"
             fix = "Split the request, or start the server with a larger --max-message-bytes."
-            expected = f"at most {self._max_tensor_bytes}"
-            raise InvalidRequest(f"{subject} in shared memory", given=given, expected=expected, fix=fix)
+            raise InvalidRequest(subject_there, given=given, expected=expected, fix=fix)
         return Window(region, offset, byte_size, subject)
 
     def _region(self, name: str) -> Region:
@@ -233,46 +220,97 @@ class SharedMemory:
         return self._regions[name]
 
     def _check_room(self, subject: str, byte_size: int) -> None:
-        used = sum(region.byte_size for region in self._regions.values())
         if len(self._regions) >= MAX_REGIONS:
             given = Literally(f"one more than {MAX_REGIONS} regions")
             raise Overloaded(subject, given=given, expected=f"at most {MAX_REGIONS}", fix="Unregister one.")
+        used = sum(region.byte_size for region in self._regions.values())
         if used + byte_size > self._max_bytes:
             given = Literally(f"{byte_size} bytes beside {used}")
             fix = "Unregister a region, or start the server with a larger --max-shared-memory-bytes."
             raise Overloaded(subject, given=given, expected=f"at most {self._max_bytes} in all regions", fix=fix)
 
     def _open(self, subject: str, key: str) -> tuple[int, bool]:
-        """Open an object and say whether it may be written."""
-        subject = f"{subject} key"
+        """Open an object, and return its file and whether it is writable."""
         base = key.removeprefix("/")
         if not 0 < len(base.encode()) <= _MAX_NAME_BYTES or base in (".", "..") or set(base) & {"/", "\0"}:
-            fix = "Give the name that the object was made with."
+            fix = "Give the name that the object was created with."
             raise InvalidRequest(subject, given=key, expected="the name of an object, without a path", fix=fix)
         if base.startswith(_RESERVED):
             expected = f"a key that does not begin with {' or '.join(_RESERVED)}"
             raise InvalidRequest(subject, given=key, expected=expected, fix="Choose another key.")
-        for access in (os.O_RDWR, os.O_RDONLY):
+        path = os.fsencode(self._directory) + b"/" + base.encode()
+        # A link could lead out of the directory, and opening a pipe would wait for its other end.
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
             try:
-                # A link could lead out of the directory, and a pipe would wait for its other end.
-                file = os.open(
-                    os.fsencode(self._directory) + b"/" + base.encode(),
-                    access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-                )
+                return os.open(path, os.O_RDWR | flags), True
             except OSError as error:
-                if error.errno in (errno.EACCES, errno.EROFS) and access == os.O_RDWR:
-                    continue  # inputs can be read from it still
-                kind = NotFound if error.errno == errno.ENOENT else InvalidRequest
-                fix = "Make the object first, where the server's user may open it."
-                expected = f"an object in {self._directory} of this host"
-                raise kind(
-                    subject, given=Literally(f"{base!r}: {error.strerror}"), expected=expected, fix=fix
-                ) from None
-            return file, access == os.O_RDWR
-        raise AssertionError("the loop has returned or raised")
+                if error.errno not in (errno.EACCES, errno.EROFS):
+                    raise
+                return os.open(path, os.O_RDONLY | flags), False  # enough for inputs
+        except OSError as error:
+            kind = NotFound if error.errno == errno.ENOENT else InvalidRequest
+            given, expected = Literally(f"{base!r}: {error.strerror}"), f"an object in {self._directory} of this host"
+            fix = "Create the object first, and let the server's user open it."
+            raise kind(subject, given=given, expected=expected, fix=fix) from None
 
 
-def _regular_size(file: int) -> int | None:
-    """Return the size of an open regular file; None if it is anything else."""
-    status = os.fstat(file)
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+def is_shared(parameters: Mapping[str, pb.InferParameter]) -> bool:
+    """Return whether the parameters of a tensor refer to shared memory."""
+    return bool(parameters) and any(name in parameters for name in _KINDS)  # most tensors have no parameters
+
+
+def window_of(
+    parameters: Mapping[str, pb.InferParameter], shared_memory: SharedMemory | None, subject: str, *, write: bool
+) -> Window:
+    """Return the part of a region that the parameters of a tensor refer to.
+
+    Raises:
+        InvalidRequest: the parameters contradict the region or each other.
+        NotFound: there is no such region.
+        Unsupported: the server does not allow shared memory.
+    """
+    if shared_memory is None:
+        raise no_shared_memory(subject)
+    values: dict[str, Any] = {_OFFSET: 0}
+    for name, allowed in _KINDS.items():
+        kind = parameters[name].WhichOneof("parameter_choice") if name in parameters else None
+        if kind in allowed:
+            values[name] = getattr(parameters[name], kind)
+        elif name in parameters or name != _OFFSET:
+            given, expected = Literally(f"{name} as {kind or 'nothing'}"), " or ".join(allowed)
+            fix = f"Send {_REGION} and {_BYTE_SIZE}, and {_OFFSET} unless it is 0."
+            raise InvalidRequest(f"{subject} in shared memory", given=given, expected=expected, fix=fix)
+    return shared_memory.window(values[_REGION], values[_OFFSET], values[_BYTE_SIZE], subject, write=write)
+
+
+def output_windows(request: pb.ModelInferRequest, shared_memory: SharedMemory | None) -> dict[str, Window]:
+    """Return the shared memory of the outputs that a request sends there, by output name.
+
+    Raises:
+        RequestError: as :func:`window_of`.
+    """
+    return {
+        output.name: window_of(output.parameters, shared_memory, f"output {output.name!r}", write=True)
+        for output in request.outputs
+        if is_shared(output.parameters)
+    }
+
+
+def describe(tensor: pb.ModelInferResponse.InferOutputTensor, window: Window, byte_size: int) -> None:
+    """Add the region, the offset and the size of an output in shared memory to its parameters."""
+    tensor.parameters[_REGION].string_param = window.region.name
+    tensor.parameters[_BYTE_SIZE].int64_param = byte_size
+    if window.offset:
+        tensor.parameters[_OFFSET].int64_param = window.offset
+
+
+def no_shared_memory(subject: str) -> Unsupported:
+    """Return the error for shared memory on a server that does not allow it."""
+    expected = "none, because the server runs without --allow-shared-memory"
+    fix = "Send the tensor in the message, or start the server with that option."
+    return Unsupported(subject, given=Literally("shared memory"), expected=expected, fix=fix)
+
+
+def _part(byte_size: int, offset: int) -> Literally:
+    return Literally(f"{byte_size} bytes from {offset} on")

@@ -1,26 +1,20 @@
-"""The one place where errors become status codes, of gRPC and of HTTP."""
+"""Status codes of errors in gRPC and HTTP."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 from edge import errors
-from edge.errors import RequestError
 
 
 class Status(NamedTuple):
-    """What a transport says of an error.
-
-    Attributes:
-        grpc: the name of gRPC's status code.
-        http: HTTP's; where Triton has a like error, Triton's.
-    """
+    """The name of gRPC's status code, and the HTTP status: Triton's where Triton has a similar error."""
 
     grpc: str
     http: int
 
 
-STATUSES: Final[dict[type[RequestError], Status]] = {
+STATUSES: Final[dict[type[errors.RequestError], Status]] = {
     errors.InvalidRequest: Status("INVALID_ARGUMENT", 400),
     errors.NotFound: Status("NOT_FOUND", 404),
     errors.AlreadyThere: Status("ALREADY_EXISTS", 409),

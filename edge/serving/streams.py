@@ -1,4 +1,4 @@
-"""Streams of requests: many on one connection, each answered in its turn."""
+"""ModelStreamInfer: many requests on one stream, answered in their order."""
 
 from __future__ import annotations
 
@@ -16,36 +16,33 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Requests of one stream that are on their way: read, and their answers not yet taken by the client. While they are so
-#: many nothing more is read, and the transport's flow control makes the client wait. So a client that does not read
-#: costs this much and no more.
+#: Requests of one stream that were read and whose responses the client has not taken yet. At this limit the server
+#: reads no more, and flow control makes the client wait, so a client that does not read costs no more than this.
 MAX_IN_FLIGHT: Final = 32
-#: What clients read of a call that the end of the server cuts short.
+#: The status message of calls that the shutdown ends.
 DRAINING: Final = "the server is going down and takes no further request"
 
 _Answer = asyncio.Task[pb.ModelStreamInferResponse]
-#: Returns the next request; None when there will be no other. Raises :class:`Unparseable`.
+#: Returns the next request, or None at the end. Raises :class:`Unparseable`.
 Read = Callable[[], Awaitable[pb.ModelInferRequest | None]]
+#: Sends a response, and waits while the client cannot take more.
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
 class Unparseable(Exception):
-    """A message is not the protobuf of the method. Nothing that follows it can be trusted to belong to it."""
+    """A message is not a ModelInferRequest, so the rest of its stream cannot be trusted."""
 
 
 class Draining(Exception):
-    """The server is going down and takes no further request."""
+    """The server is shutting down and reads no further request."""
 
 
 class Streams:
     """Answers streams.
 
-    Args:
-        service: answers the single requests.
-
     Attributes:
-        open: how many streams there are.
-        in_flight: how many of their requests are on their way.
+        open: number of open streams.
+        in_flight: number of their requests in progress.
     """
 
     def __init__(self, service: InferenceService) -> None:
@@ -55,24 +52,24 @@ class Streams:
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Read no further request from any stream; each ends when those that were read are answered."""
+        """Stop reading; each stream ends once its requests so far are answered."""
         self._draining.set()
 
     async def answer(self, read: Read, write: Write, deadline: float | None) -> None:
-        """Answer one stream, in the order of its requests. Cancelling this drops all of them.
+        """Answer one stream, in the order of its requests. Cancelling this cancels all of them.
 
         An error affects only its own request and is returned in the response to it.
 
         Args:
-            read: gives the requests.
-            write: takes the responses, and waits while the client cannot take more.
-            deadline: of the whole stream, in ``time.monotonic()`` seconds; None if it may stay for ever.
+            read: returns the next request.
+            write: sends a response.
+            deadline: of the whole stream, in ``time.monotonic()`` seconds; None without one.
 
         Raises:
-            Unparseable: a message was none, and the requests before it have been answered.
-            Draining: the server goes down, and the requests that were read have been answered.
+            Unparseable: a message does not parse; the requests before it have been answered.
+            Draining: the server shuts down; the requests so far have been answered.
         """
-        # The one that is being written and the one that waits for room in the queue are on their way too.
+        # Two more are in flight: the response being written, and the request that waits for room in the queue.
         turns: asyncio.Queue[_Answer | None] = asyncio.Queue(MAX_IN_FLIGHT - 2)
         running: set[_Answer] = set()
         reader = asyncio.create_task(self._read(read, deadline, turns, running))
@@ -82,7 +79,7 @@ class Streams:
                 await write(await answer)
                 running.discard(answer)
                 self.in_flight -= 1
-            await reader  # raises why the stream ended, unless the client ended it
+            await reader  # raises the reason for the end, unless the client ended the stream
         finally:
             self.in_flight -= len(running)
             try:
@@ -101,7 +98,7 @@ class Streams:
                 running.add(answer)
                 self.in_flight += 1
                 await turns.put(answer)
-        except Exception as error:  # not when it is cancelled: nobody would make room for the end then
+        except Exception as error:  # not a cancellation, after which nobody would make room for the end
             ended = error
         finally:
             draining.cancel()
@@ -131,7 +128,7 @@ class Streams:
 
 
 async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]) -> T:
-    if draining.done():  # the next request of a client that never pauses is here at once, every time
+    if draining.done():  # a client that never pauses always has a next request
         raise Draining
     reading = asyncio.ensure_future(read())
     try:

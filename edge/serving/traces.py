@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span for each request, in it one for each stage, and a collector that takes them.
+"""OpenTelemetry traces: a span for each request, and child spans for its stages.
 
-A request that comes with a W3C trace context (``traceparent``) continues the caller's trace, and its sampling decides;
-of the others a share is sampled. Spans are made when a request has ended, from the times that are taken anyway.
+A request with a W3C trace context (``traceparent``) continues the caller's trace and follows its sampling decision; a
+share of the others is sampled. Spans are created at the end of a request, from times that the server takes anyway.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from edge import __version__
 from edge.errors import Literally, UsageError
 from edge.serving.call import Call
 
-#: The trace context headers that came with a call. A transport sets it, and the tasks of a call inherit it.
+#: The trace context headers of a call. A transport sets it, and the tasks of the call inherit it.
 Carrier = dict[str, str]
 CARRIER: ContextVar[Carrier | None] = ContextVar("carrier", default=None)
 _HEADERS: Final = ("traceparent", "tracestate")
-#: Seconds that an export may take, and the end of the server may wait for the last one.
-_PATIENCE_SECONDS: Final = 2.0
-#: Of names and ids, which clients choose.
+#: The limit for an export, and so for how long one delays the shutdown.
+_EXPORT_SECONDS: Final = 2
+#: The limit for names and ids, which clients choose.
 _MAX_ATTRIBUTE_LENGTH: Final = 256
 
 
 def carry(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Keep the trace context of a call's metadata for what is done for the call."""
+    """Set the trace context of the current call from its metadata."""
     CARRIER.set({key: value for key, value in metadata if key in _HEADERS and isinstance(value, str)} or None)
 
 
 class Traces:
-    """Sends spans to a collector in the background; what it cannot take is dropped, and harms no request.
+    """Sends spans to a collector in the background, and drops those that it cannot take; requests never wait for it.
 
     Args:
-        endpoint: of a collector that speaks OTLP over gRPC: ``http://host:port``, or ``https``.
-        ratio: the share of requests without a context of their own that is sampled, 0 to 1.
+        endpoint: a collector for OTLP over gRPC, ``http://host:port`` or ``https://host:port``.
+        ratio: the sampled share of requests without a trace context, 0 to 1.
 
     Raises:
         UsageError: the OpenTelemetry SDK is not installed.
@@ -60,24 +60,18 @@ class Traces:
             span_limits=SpanLimits(max_span_attribute_length=_MAX_ATTRIBUTE_LENGTH),
             shutdown_on_exit=False,
         )
-        exporter = OTLPSpanExporter(
-            endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_PATIENCE_SECONDS
-        )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1e3 * _PATIENCE_SECONDS))
+        insecure = not endpoint.startswith("https://")
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=insecure, timeout=_EXPORT_SECONDS)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("fewheads", __version__)
         self._extract = TraceContextTextMapPropagator().extract
         self._inside, self._server = set_span_in_context, SpanKind.SERVER
         self._error: Callable[[str], Any] = partial(Status, StatusCode.ERROR)
-        # Spans want the time since the epoch, and stages are timed by a clock that never jumps.
+        # Spans have times since the epoch; stages are timed by a monotonic clock.
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
 
     def answered(self, call: Call, tier: str) -> None:
-        """Trace a request that was answered just now.
-
-        Args:
-            call: the request, with its times.
-            tier: which answered; empty for a model of one.
-        """
+        """Trace a request that was just answered, by this tier; empty for a model with one tier."""
         timings = call.timings
         end_ns = time.perf_counter_ns()
         span = self._begin(call.model.name, call.request_id, call.started_ns, call.trace_context)
@@ -97,14 +91,13 @@ class Traces:
         span.end(self._epoch_ns + end_ns)
 
     def failed(self, model: str, request_id: str, started_ns: int, reason: str, carrier: Carrier | None) -> None:
-        """Trace a request that ended without an answer just now, by the class of its error."""
+        """Trace a request that just failed; ``reason`` is the class of its error."""
         span = self._begin(model, request_id, started_ns, carrier)
         span.set_status(self._error(reason))
         span.end(self._epoch_ns + time.perf_counter_ns())
 
     def close(self) -> None:
-        """Send what is left, if the collector takes it within two seconds."""
-        self._provider.force_flush(int(1e3 * _PATIENCE_SECONDS))
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     def _begin(self, model: str, request_id: str, started_ns: int, carrier: Carrier | None) -> Any:

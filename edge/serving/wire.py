@@ -1,4 +1,4 @@
-"""Protobuf tensors to NumPy, and arrays to raw contents. Sizes are checked first; raw contents are not copied."""
+"""Conversion of protobuf tensors to NumPy arrays and back. Sizes are checked first; raw contents are not copied."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.pb import inference_pb2 as pb
-from edge.serving.shared_memory import SharedMemory
-from edge.serving.shared_tensors import input_window, is_shared, no_shared_memory
+from edge.serving.shared_memory import SharedMemory, is_shared, no_shared_memory, window_of
 
-#: Datatype to the field of InferTensorContents that carries it. FP16 and BF16 travel raw only.
+#: Datatype to its field of InferTensorContents. FP16 and BF16 are raw only.
 CONTENTS_FIELDS: dict[str, str] = {
     "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-
-_METADATA_FIX = "Ask ModelMetadata for the names, datatypes and shapes."
+_METADATA_FIX = "ModelMetadata returns the names, datatypes and shapes."
 
 
 def decode_inputs(
@@ -40,44 +34,39 @@ def decode_inputs(
     specs: Mapping[str, TensorSpec],
     shared_memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
-    """Return the request's tensors by name.
+    """Return the request's tensors by name, after checks of names, datatypes, ranks, fixed dimensions and sizes.
 
-    Names, datatypes, ranks, fixed dimensions and sizes are checked here. Which inputs must be there, and the limits of
-    batch and profile, are the model's to check.
+    The model checks which inputs are required, and the limits of batch and profile.
 
     Args:
         request: the client's message.
         raw: its raw contents.
         specs: the model's inputs.
-        shared_memory: regions that inputs may refer to; None where that is not allowed.
+        shared_memory: the registered regions; None if the server does not allow shared memory.
 
     Raises:
         InvalidRequest: the request contradicts the specs or itself.
-        NotFound: it points to an unknown region of shared memory.
-        Unsupported: it points to shared memory, which is not allowed.
+        NotFound: it refers to an unknown region of shared memory.
+        Unsupported: it refers to shared memory, which the server does not allow.
     """
     sent = sum(not is_shared(tensor.parameters) for tensor in request.inputs)
     if sent != len(request.inputs) and shared_memory is None:
         raise no_shared_memory("inputs")
     if raw and len(raw) != sent:
-        raise InvalidRequest(
-            "raw_input_contents",
-            given=Literally(f"{len(raw)} entries"),
-            expected=f"{sent}, one for each input that is not in shared memory",
-            fix="Send each input raw and in order, or all of them typed.",
-        )
+        given, expected = Literally(f"{len(raw)} entries"), f"{sent}, one for each input that is not in shared memory"
+        fix = "Send each input raw and in order, or all of them typed."
+        raise InvalidRequest("raw_input_contents", given=given, expected=expected, fix=fix)
     contents = iter(raw)
     arrays: dict[str, Array] = {}
     for tensor in request.inputs:
-        spec = specs.get(tensor.name)
+        spec, subject = specs.get(tensor.name), f"input {tensor.name!r}"
         if spec is None:
             raise InvalidRequest("input name", given=tensor.name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
-        subject = f"input {tensor.name!r}"
         if tensor.name in arrays:
-            raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+            raise _repeated(subject)
         if tensor.datatype != spec.datatype:
-            given = tensor.datatype
-            raise InvalidRequest(f"{subject} datatype", given=given, expected=spec.datatype, fix=_METADATA_FIX)
+            expected = spec.datatype
+            raise InvalidRequest(f"{subject} datatype", given=tensor.datatype, expected=expected, fix=_METADATA_FIX)
         shape = tuple(tensor.shape)
         if any(size < 1 for size in shape) or not spec.accepts(shape):
             expected = f"{list(spec.shape)}, where -1 is any size above 0"
@@ -88,7 +77,7 @@ def decode_inputs(
             given = Literally(f"{'shared memory' if shared else 'raw'} and typed contents")
             raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
         if shared:
-            window = input_window(tensor.parameters, shared_memory, subject)
+            window = window_of(tensor.parameters, shared_memory, subject, write=False)
             _check_size(window.byte_size, spec.datatype, shape, subject)
             arrays[tensor.name] = from_raw(window.read(), spec.datatype, shape, subject)
         elif raw:
@@ -98,38 +87,40 @@ def decode_inputs(
     return arrays
 
 
-def from_raw(data: bytes | bytearray, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
-    """Return a tensor that shares memory with its raw contents.
+def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    """Return a tensor that shares memory with its raw contents; only BYTES and BOOL are copied.
 
     Raises:
-        InvalidRequest: the bytes are more or fewer than datatype and shape say.
+        InvalidRequest: the number of bytes does not fit datatype and shape.
     """
     if datatype == "BYTES":
-        return _split_bytes(bytes(data), shape, subject)  # no copy unless they come from shared memory
+        return _split_bytes(data, shape, subject)
     _check_size(len(data), datatype, shape, subject)
     if datatype == "BOOL":
-        flags: Array = np.frombuffer(data, np.uint8) != 0  # a bool of another bit pattern would be undefined
+        flags: Array = np.frombuffer(data, np.uint8) != 0  # NumPy's bool has only the bit patterns 0 and 1
         return flags.reshape(shape)
     return np.frombuffer(data, WIRE_TYPES[datatype]).reshape(shape)
 
 
 def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) -> None:
-    """Check the raw bytes of a tensor, before they are copied; those of BYTES are counted as they are split."""
-    wanted = size if datatype == "BYTES" else byte_size(datatype, shape)
-    if size != wanted:
-        given = Literally(f"{size} raw bytes")
-        expected = f"{wanted} for {datatype} {list(shape)}"
-        raise InvalidRequest(subject, given=given, expected=expected, fix="Send every element, row-major, unpadded.")
+    """Check the raw bytes of a tensor before a copy; :func:`_split_bytes` checks those of BYTES."""
+    expected = size if datatype == "BYTES" else byte_size(datatype, shape)
+    if size != expected:
+        raise InvalidRequest(
+            subject,
+            given=Literally(f"{size} raw bytes"),
+            expected=f"{expected} for {datatype} {list(shape)}",
+            fix="Send every element, row-major, unpadded.",
+        )
 
 
 def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
     """Split BYTES: each element is 4 bytes of little-endian length, then the element."""
     count = prod(shape)
     fix = "Write 4 bytes of little-endian length before each element."
-    # Each element takes 4 bytes at least, so a huge shape is refused before anything is allocated for it.
-    if count * 4 > len(data):
-        given = Literally(f"{len(data)} raw bytes")
-        raise InvalidRequest(subject, given=given, expected=f"at least {count * 4} for {count} elements", fix=fix)
+    if count * 4 > len(data):  # before anything is allocated for a huge shape
+        given, expected = Literally(f"{len(data)} raw bytes"), f"at least {count * 4} for {count} elements"
+        raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
     elements: list[bytes] = []
     position = 0
     while position + 4 <= len(data) and len(elements) < count:
@@ -143,7 +134,7 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
 
 
 def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
-    """Return a tensor of typed contents, copied.
+    """Return a copy of a tensor's typed contents.
 
     Raises:
         InvalidRequest: they are in the wrong field, too many, too few, or too large for the datatype.
@@ -158,14 +149,12 @@ def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int
         raise InvalidRequest(f"{subject} contents", given=others[0], expected=field, fix=fix)
     values: Sequence[Any] = getattr(contents, field)
     if len(values) != prod(shape):
-        given = Literally(f"{len(values)} elements in {field}")
-        expected = f"{prod(shape)} for shape {list(shape)}"
+        given, expected = Literally(f"{len(values)} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
         raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many elements as the shape says.")
     if datatype == "BYTES":
         return _bytes_array(values, shape)
     dtype = NUMPY_TYPES[datatype]
-    # The wire knows only 32-bit integers below 64, so a value can be too large for its datatype.
-    if dtype.itemsize < 4 and dtype.kind in "iu":
+    if dtype.itemsize < 4 and dtype.kind in "iu":  # their field has 32 bits, so a value can be too large
         limits = np.iinfo(dtype)
         outside = [value for value in values if not limits.min <= value <= limits.max]
         if outside:
@@ -181,11 +170,11 @@ def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return the names of the outputs to send, in the request's order; all of them when it names none.
+    """Return the names of the outputs to send, in the request's order; all of them if it names none.
 
     Raises:
-        InvalidRequest: an unknown or repeated name.
-        Unsupported: classification is asked for.
+        InvalidRequest: a name is unknown or repeated.
+        Unsupported: the request wants a classification.
     """
     names: list[str] = []
     for output in request.outputs:
@@ -194,12 +183,16 @@ def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
             expected = f"one of {sorted(specs)}"
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
-            raise InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+            raise _repeated(subject)
         if "classification" in output.parameters:
-            fix = "Ask for the output itself and rank it on the client."
+            fix = "Request the output itself and rank it on the client."
             raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
         names.append(output.name)
     return names or list(specs)
+
+
+def _repeated(subject: str) -> InvalidRequest:
+    return InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
 
 
 def to_raw(array: Array, datatype: str) -> bytes:

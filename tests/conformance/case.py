@@ -1,30 +1,38 @@
-"""What a case is."""
+"""One case of conformance, and reasons that several of them share."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.conformance.peer import Ask
+from tests.conformance.peer import Action
+
+AS_ELSEWHERE = "As in every other RPC, Triton's included."
+CLIENTS_ERROR = "It is the client's error."
+NO_TYPING_ERROR = "A typing error should not pass for a success."
+OTHER_RUNTIME = "Another runtime."
+STARTED_SO = "Tracing is set where the server is started."
 
 
 class Case(NamedTuple):
-    """One thing to ask both servers.
+    """Something to do with both servers.
 
     Attributes:
-        name: what is asked.
-        ask: asks it, and leaves the server as it was.
-        triton: what Triton answers: a status, and what of the response matters.
-        ours: what this server answers, where that is something else.
-        reason: why it does.
+        name: what the client does.
+        action: does it, and leaves the server as it was.
+        triton: Triton's outcome: a status, and the part of the response that matters.
+        ours: this server's outcome if it differs.
+        reason: why it differs.
+        text: part of this server's error message.
     """
 
     name: str
-    ask: Ask
+    action: Action
     triton: str
     ours: str = ""
     reason: str = ""
+    text: str = ""
 
     @property
     def expected(self) -> str:
-        """What this server answers."""
+        """This server's outcome."""
         return self.ours or self.triton

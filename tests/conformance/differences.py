@@ -1,4 +1,4 @@
-"""Where this server answers otherwise than Triton, as a page: ``python -m tests.conformance.differences`` writes it."""
+"""The differences from Triton as a page: ``python -m tests.conformance.differences`` writes it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from tests.conformance.table import TABLE
 
 PAGE = Path(__file__).with_name("DIFFERENCES.md")
-_HEAD = """# Where Fewheads answers otherwise than Triton
+_HEAD = """# Where Fewheads differs from Triton
 
-{cases} cases were asked of a real Triton 2.51 (the binary of the `nvidia-pytriton` 0.7.0 wheel, with its Python backend
-on a CPU) and of Fewheads on each of its transports, over models of the same inputs, outputs and bounds. {same} have the
-same answer; here are the other {others}, with the reason. `make conformance` asks Triton again, once
-`deploy/peers/install.sh triton` has installed it; `make test` asks Fewheads, and checks that this page is the table's.
+{cases} cases, run against a real Triton 2.51 (the binary of the `nvidia-pytriton` 0.7.0 wheel, with its Python backend
+on a CPU) and against each gRPC transport of Fewheads, with models of the same inputs, outputs and bounds. In {same} the
+outcome is the same; these are the other {others}. `make conformance` runs the cases against Triton again, once
+`deploy/peers/install.sh triton` has installed it; `make test` runs them against Fewheads, and checks this page.
 
-Fewheads is started with `--model-control explicit --allow-shared-memory --allow-log-settings --no-admission`, because
-Triton has those doors open unless told otherwise. In Fewheads they are closed, and then the answer is UNIMPLEMENTED.
+Fewheads runs with `--model-control explicit --allow-shared-memory --allow-log-settings --no-admission`, because Triton
+allows all of this by default. Without these options, Fewheads returns UNIMPLEMENTED.
 """
 
 

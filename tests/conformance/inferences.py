@@ -18,32 +18,22 @@ from tests.conformance.peer import (
     flat,
     infer,
     mixed,
+    outcome,
     parameter,
     request,
     shaped,
     slow,
-    told,
     typed,
     values,
 )
 
-#: Seconds after which a request that was sent is being computed.
+#: Seconds until a request is in its run.
 _BEGUN = 0.03
-#: A good request to ``mixed`` typed throughout.
-_CONTENTS: dict[int, dict[str, list[Any]]] = {
-    0: {"fp32_contents": [1.5] * 4},
-    1: {"int64_contents": [7, 7]},
-    2: {"bytes_contents": [b"a"]},
-}
 
 
-def _typed_mixed(**others: list[Any]) -> pb.ModelInferRequest:
-    message = mixed()
-    for index, contents in _CONTENTS.items():
-        typed(message, index, **contents)
-    for name, items in others.items():
-        getattr(message.inputs[0].contents, name).extend(items)
-    return message
+def _typed_mixed() -> pb.ModelInferRequest:
+    message = typed(mixed(), 0, fp32_contents=[1.5] * 4)
+    return typed(typed(message, 1, int64_contents=[7, 7]), 2, bytes_contents=[b"a"])
 
 
 def _changed(change: Callable[[pb.ModelInferRequest], object], message: pb.ModelInferRequest) -> pb.ModelInferRequest:
@@ -59,11 +49,14 @@ def _outputs(*names: str, message: pb.ModelInferRequest | None = None) -> pb.Mod
     return _changed(lambda r: [r.outputs.add(name=name) for name in names], message or mixed())
 
 
-def _twice(index: int) -> pb.ModelInferRequest:
-    message = mixed()
-    message.inputs.append(message.inputs[index])
-    message.raw_input_contents.append(message.raw_input_contents[index])
-    return message
+def _twice(message: pb.ModelInferRequest) -> None:
+    message.inputs.append(message.inputs[0])
+    message.raw_input_contents.append(message.raw_input_contents[0])
+
+
+def _without_last(message: pb.ModelInferRequest) -> None:
+    message.inputs.pop()
+    message.raw_input_contents.pop()
 
 
 def _classified() -> pb.ModelInferRequest:
@@ -92,41 +85,41 @@ def _parameters(response: pb.ModelInferResponse) -> str:
 
 def _goes_on(bad: pb.ModelInferRequest | bytes) -> Callable[[Peer], str]:
     def ask(peer: Peer) -> str:
-        first = told(lambda: peer.send("ModelInfer", bad))
-        return f"{first}, then {told(lambda: peer.send('ModelInfer', flat()), values)}"
+        first = outcome(lambda: peer.send("ModelInfer", bad))
+        return f"{first}, then {outcome(lambda: peer.send('ModelInfer', flat()), values)}"
 
     return ask
 
 
 def _deadline_computing(peer: Peer) -> str:
-    """A deadline that passes while the model computes ends the call, and nobody after it suffers."""
-    first = told(lambda: peer.send("ModelInfer", slow(400), timeout=0.03))
-    return f"{first}, then {told(lambda: peer.send('ModelInfer', slow(1)), values)}"
+    """A deadline that passes during the run, and the next call."""
+    first = outcome(lambda: peer.send("ModelInfer", slow(400), timeout=0.03))
+    return f"{first}, then {outcome(lambda: peer.send('ModelInfer', slow(1)), values)}"
 
 
 def _behind(late: pb.ModelInferRequest, timeout: float = 30) -> Callable[[Peer], str]:
-    """What becomes of a request behind one that takes long, and whether it was computed."""
+    """The outcome of a request behind a long one, and the number of its runs."""
 
     def ask(peer: Peer) -> str:
         before = peer.executions("slow")
         first = peer.infer(slow(600))
         time.sleep(_BEGUN)
-        behind = told(lambda: peer.send("ModelInfer", late, timeout))
-        status = told(first.result)
-        told(lambda: peer.send("ModelInfer", slow(1)))
+        behind = outcome(lambda: peer.send("ModelInfer", late, timeout))
+        status = outcome(first.result)
+        outcome(lambda: peer.send("ModelInfer", slow(1)))
         return f"{behind}, the one before {status}, runs {peer.executions('slow') - before - 1}"
 
     return ask
 
 
 def _cancelled(peer: Peer) -> str:
-    """Calls that are cancelled in the queue and at work; how many runs that made, and whether the next is answered."""
+    """Calls that are cancelled in the queue and in their run: the number of runs, and the next call."""
     before = peer.executions("slow")
     working, *waiting = [peer.infer(slow(400)) for _ in range(4)]
     time.sleep(_BEGUN)
     for one in (*waiting, working):
         one.cancel()
-    answer = told(lambda: peer.send("ModelInfer", slow(1)), values)
+    answer = outcome(lambda: peer.send("ModelInfer", slow(1)), values)
     return f"{answer}, runs of the cancelled at most 1: {peer.executions('slow') - before <= 2}"
 
 
@@ -134,12 +127,12 @@ def _full_queue(peer: Peer) -> str:
     first = peer.infer(slow(600))
     time.sleep(_BEGUN)
     others = [peer.infer(slow(1)) for _ in range(QUEUE_SIZE + 10)]
-    statuses = {told(other.result) for other in others}
-    return f"{' and '.join(sorted(statuses))}, the first {told(first.result)}"
+    statuses = {outcome(other.result) for other in others}
+    return f"{' and '.join(sorted(statuses))}, the first {outcome(first.result)}"
 
 
 def _by_priority(peer: Peer) -> str:
-    """In which order requests of three priorities are answered that waited for a fourth."""
+    """The order of the responses to waiting requests of three priorities."""
     first = peer.infer(slow(400))
     time.sleep(_BEGUN)
     done: list[str] = []
@@ -151,12 +144,12 @@ def _by_priority(peer: Peer) -> str:
         one.add_done_callback(lambda _, name=name: done.append(name))
         calls.append(one)
     for one in (first, *calls):
-        told(one.result)
+        outcome(one.result)
     return " ".join(done)
 
 
 def _large(peer: Peer) -> str:
-    return told(lambda: peer.send("ModelInfer", parameter("mine", string_param="x" * 2_000_000)))
+    return outcome(lambda: peer.send("ModelInfer", parameter("mine", string_param="x" * 2_000_000)))
 
 
 def _concurrent(peer: Peer) -> str:
@@ -168,20 +161,38 @@ def _concurrent(peer: Peer) -> str:
 def _compressed(peer: Peer) -> str:
     call = peer.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     data = flat(*[1.0] * 1000).SerializeToString()
-    return told(lambda: call(data, timeout=10, compression=grpc.Compression.Gzip))
+    return outcome(lambda: call(data, timeout=10, compression=grpc.Compression.Gzip))
 
 
+INVALID = "INVALID_ARGUMENT"
+_X = np.ones(1, np.float32)
+
+
+def _invalid(name: str, message: pb.ModelInferRequest, text: str) -> Case:
+    return Case(name, infer(message), INVALID, text=text)
+
+
+def _set(message: pb.ModelInferRequest | None = None, **fields: Any) -> pb.ModelInferRequest:
+    """A request with other fields in its first input."""
+    message = message or flat()
+    for name, value in fields.items():
+        setattr(message.inputs[0], name, value)
+    return message
+
+
+def _of(version: str, model: str = "flat") -> pb.ModelInferRequest:
+    return request(model, version=version, x=_X)
+
+
+def _rows(real: int, whole: int, text: int) -> pb.ModelInferRequest:
+    empty = np.full((text, 1), b"a", np.object_)
+    return request("mixed", real=np.ones((real, 4), np.float32), whole=np.ones((whole, 2), np.int64), text=empty)
+
+
+_ECHOED = "OK: real_out=[[1.5, 1.5, 1.5, 1.5]]; whole_out=[[7, 7]]; text_out=[[b'a']]"
 CASES = [
-    Case(
-        "a good raw request",
-        infer(mixed(), values),
-        "OK: real_out=[[1.5, 1.5, 1.5, 1.5]]; whole_out=[[7, 7]]; text_out=[[b'a']]",
-    ),
-    Case(
-        "a good typed request",
-        infer(_typed_mixed(), values),
-        "OK: real_out=[[1.5, 1.5, 1.5, 1.5]]; whole_out=[[7, 7]]; text_out=[[b'a']]",
-    ),
+    Case("a good raw request", infer(mixed(), values), _ECHOED),
+    Case("a good typed request", infer(_typed_mixed(), values), _ECHOED),
     Case(
         "datatypes, shapes and one raw entry for each output",
         infer(mixed(2), _kinds),
@@ -192,78 +203,56 @@ CASES = [
     Case("compressed by gzip", _compressed, "OK"),
     Case(
         "id, name and version come back",
-        infer(request("versioned", identity="a\n7", x=np.ones(1, np.float32)), _head),
+        infer(request("versioned", identity="a\n7", x=_X), _head),
         "OK: id='a\\n7' model=versioned version=3",
     ),
     Case("parameters of a plain response", infer(flat(), _parameters), "OK: none"),
     # Models and versions.
-    Case("unknown model", infer(flat(model="zz")), "NOT_FOUND"),
-    Case("no model name", call("ModelInfer"), "NOT_FOUND"),
-    Case("a model's name with a slash", infer(flat(model="../flat")), "NOT_FOUND"),
+    Case("unknown model", infer(flat(model="zz")), "NOT_FOUND", text="model 'zz'"),
+    Case("no model name", call("ModelInfer"), "NOT_FOUND", text="model ''"),
+    Case("a model's name with a slash", infer(flat(model="../flat")), "NOT_FOUND", text="model '../flat'"),
     Case("a broken model", infer(flat(model="broken")), "NOT_FOUND"),
-    Case(
-        "version 1",
-        infer(request("versioned", version="1", x=np.ones(1, np.float32)), _head),
-        "OK: id='' model=versioned version=1",
-    ),
-    Case("version 2 of 1 and 3", infer(request("versioned", version="2", x=np.ones(1, np.float32))), "NOT_FOUND"),
-    Case("version abc", infer(request("flat", version="abc", x=np.ones(1, np.float32))), "INVALID_ARGUMENT"),
+    Case("version 1", infer(_of("1", "versioned"), _head), "OK: id='' model=versioned version=1"),
+    Case("version 2 of 1 and 3", infer(_of("2", "versioned")), "NOT_FOUND", text="1, 3"),
+    _invalid("version abc", _of("abc"), "'abc'"),
     Case(
         "version 0",
-        infer(request("flat", version="0", x=np.ones(1, np.float32))),
+        infer(_of("0")),
         "NOT_FOUND",
-        "INVALID_ARGUMENT",
+        INVALID,
         "Versions are positive, so this is no version at all.",
+        "positive integer",
     ),
-    Case(
-        "version 1.0",
-        infer(request("flat", version="1.0", x=np.ones(1, np.float32))),
-        "OK",
-        "INVALID_ARGUMENT",
-        "Triton reads the 1 and leaves the rest.",
-    ),
-    Case(
-        "version of 5000 digits",
-        infer(request("flat", version="9" * 5000, x=np.ones(1, np.float32))),
-        "INVALID_ARGUMENT",
-    ),
-    Case(
-        "version of 30 digits", infer(request("flat", version="9" * 30, x=np.ones(1, np.float32))), "INVALID_ARGUMENT"
-    ),
+    Case("version 1.0", infer(_of("1.0")), "OK", INVALID, "Triton reads the 1 and ignores the rest.", "'1.0'"),
+    _invalid("version of 5000 digits", _of("9" * 5000), "…"),
+    _invalid("version of 30 digits", _of("9" * 30), "9" * 30),
     # Contents.
-    Case(
+    _invalid(
         "raw and typed",
-        infer(_changed(lambda r: r.inputs[0].contents.fp32_contents.extend([1.0, 2.0]), flat())),
-        "INVALID_ARGUMENT",
+        _changed(lambda r: r.inputs[0].contents.fp32_contents.extend([1.0, 2.0]), flat()),
+        "raw and typed",
     ),
-    Case(
-        "neither raw nor typed",
-        infer(_changed(lambda r: r.ClearField("raw_input_contents"), flat())),
-        "INVALID_ARGUMENT",
+    _invalid("neither raw nor typed", _changed(lambda r: r.ClearField("raw_input_contents"), flat()), "0 elements"),
+    _invalid("raw too short", _raw(0, b"1234"), "got 4 raw bytes, expected 16 for FP32 [1, 4]"),
+    _invalid("raw too long", _raw(0, b"1" * 17), "got 17 raw bytes, expected 16"),
+    _invalid("raw empty", _raw(0, b""), "got 0 raw bytes, expected 16"),
+    _invalid("typed too short", typed(flat(), 0, fp32_contents=[1.0]), "1 elements in fp32_contents, expected 2"),
+    _invalid("typed too long", typed(flat(), 0, fp32_contents=[1.0, 2.0, 3.0]), "3 elements"),
+    _invalid(
+        "typed in the wrong field", typed(flat(), 0, int64_contents=[1, 2]), "'int64_contents', expected fp32_contents"
     ),
-    Case("raw too short", infer(_raw(0, b"1234")), "INVALID_ARGUMENT"),
-    Case("raw too long", infer(_raw(0, b"1" * 17)), "INVALID_ARGUMENT"),
-    Case("raw empty", infer(_raw(0, b"")), "INVALID_ARGUMENT"),
-    Case("typed too short", infer(typed(flat(), 0, fp32_contents=[1.0])), "INVALID_ARGUMENT"),
-    Case("typed too long", infer(typed(flat(), 0, fp32_contents=[1.0, 2.0, 3.0])), "INVALID_ARGUMENT"),
-    Case("typed in the wrong field", infer(typed(flat(), 0, int64_contents=[1, 2])), "INVALID_ARGUMENT"),
-    Case(
-        "typed in two fields",
-        infer(typed(flat(), 0, fp32_contents=[1.0, 2.0], int64_contents=[1, 2])),
-        "INVALID_ARGUMENT",
+    _invalid(
+        "typed in two fields", typed(flat(), 0, fp32_contents=[1.0, 2.0], int64_contents=[1, 2]), "'int64_contents'"
     ),
     Case(
         "more raw entries than inputs",
         infer(_changed(lambda r: r.raw_input_contents.append(b"1"), flat())),
         "OK",
-        "INVALID_ARGUMENT",
-        "Triton leaves the surplus out; who counts wrong may have sent something else than meant.",
+        INVALID,
+        "Triton ignores the surplus; a client that miscounts may have sent something else than it meant.",
+        "got 2 entries, expected 1, one for each input",
     ),
-    Case(
-        "fewer raw entries than inputs",
-        infer(_changed(lambda r: r.raw_input_contents.pop(), mixed())),
-        "INVALID_ARGUMENT",
-    ),
+    _invalid("fewer raw entries than inputs", _changed(lambda r: r.raw_input_contents.pop(), mixed()), "got 2 entries"),
     Case("NaN and infinity", infer(flat(float("nan"), float("inf")), values), "OK: x_out=[nan, inf]"),
     # BYTES.
     *(
@@ -274,103 +263,66 @@ CASES = [
         "BYTES: no UTF-8",
         infer(mixed(text=b"\xff\xfe"), lambda r: r.raw_output_contents[2][4:]),
         r"OK: b'\xff\xfe'",
-        "INVALID_ARGUMENT",
+        INVALID,
         "The strings of ONNX are text.",
     ),
     Case("BYTES of 100 kB", infer(mixed(text=b"x" * 100_000), lambda r: len(r.raw_output_contents[2])), "OK: 100004"),
-    Case("BYTES without room for its length", infer(_raw(2, b"\1")), "INVALID_ARGUMENT"),
-    Case("BYTES whose length lies", infer(_raw(2, b"\xff\xff\xff\xffa")), "INVALID_ARGUMENT"),
-    Case("BYTES shorter than its length", infer(_raw(2, b"\5\0\0\0a")), "INVALID_ARGUMENT"),
-    Case("BYTES longer than its length", infer(_raw(2, b"\1\0\0\0ab")), "INVALID_ARGUMENT"),
-    Case("BYTES with one element too many", infer(_raw(2, b"\1\0\0\0a\1\0\0\0b")), "INVALID_ARGUMENT"),
-    Case("BYTES with no element", infer(_raw(2, b"")), "INVALID_ARGUMENT"),
+    _invalid(
+        "BYTES without room for its length", _raw(2, b"\1"), "got 1 raw bytes, expected at least 4 for 1 elements"
+    ),
+    _invalid("BYTES whose length lies", _raw(2, b"\xff\xff\xff\xffa"), "hold 1 elements in 4294967299 bytes"),
+    _invalid("BYTES shorter than its length", _raw(2, b"\5\0\0\0a"), "hold 1 elements in 9 bytes"),
+    _invalid("BYTES longer than its length", _raw(2, b"\1\0\0\0ab"), "6 raw bytes that hold 1 elements in 5 bytes"),
+    _invalid(
+        "BYTES with one element too many", _raw(2, b"\1\0\0\0a\1\0\0\0b"), "10 raw bytes that hold 1 elements in 5"
+    ),
+    _invalid("BYTES with no element", _raw(2, b""), "got 0 raw bytes, expected at least 4"),
     # Inputs.
-    Case(
-        "datatype FLOAT",
-        infer(_changed(lambda r: setattr(r.inputs[0], "datatype", "FLOAT"), flat())),
-        "INVALID_ARGUMENT",
-    ),
-    Case(
-        "datatype FP64", infer(_changed(lambda r: setattr(r.inputs[0], "datatype", "FP64"), flat())), "INVALID_ARGUMENT"
-    ),
-    Case("no datatype", infer(_changed(lambda r: setattr(r.inputs[0], "datatype", ""), flat())), "INVALID_ARGUMENT"),
-    Case("unknown input", infer(_changed(lambda r: setattr(r.inputs[0], "name", "X"), flat())), "INVALID_ARGUMENT"),
-    Case(
-        "an input too much",
-        infer(request("flat", x=np.ones(2, np.float32), y=np.ones(2, np.float32))),
-        "INVALID_ARGUMENT",
-    ),
-    Case(
-        "an input missing",
-        infer(_changed(lambda r: (r.inputs.pop(), r.raw_input_contents.pop()), mixed())),
-        "INVALID_ARGUMENT",
-    ),
-    Case("no input", infer(pb.ModelInferRequest(model_name="flat")), "INVALID_ARGUMENT"),
-    Case("an input twice", infer(_twice(0)), "INVALID_ARGUMENT"),
+    _invalid("datatype FLOAT", _set(datatype="FLOAT"), "got 'FLOAT', expected FP32"),
+    _invalid("datatype FP64", _set(datatype="FP64"), "got 'FP64', expected FP32"),
+    _invalid("no datatype", _set(datatype=""), "got '', expected FP32"),
+    _invalid("unknown input", _set(name="X"), "got 'X', expected one of ['x']"),
+    _invalid("an input too much", request("flat", x=np.ones(2, np.float32), y=np.ones(2, np.float32)), "got 'y'"),
+    _invalid("an input missing", _changed(_without_last, mixed()), "'text'"),
+    _invalid("no input", pb.ModelInferRequest(model_name="flat"), "'x'"),
+    _invalid("an input twice", _changed(_twice, mixed()), "input 'real': got it twice, expected it once"),
     Case(
         "inputs in another order",
-        infer(
-            request(
-                "mixed",
-                text=np.array([[b"a"]], np.object_),
-                whole=np.ones((1, 2), np.int64),
-                real=np.ones((1, 4), np.float32),
-            ),
-            values,
-        ),
-        "OK: real_out=[[1.0, 1.0, 1.0, 1.0]]; whole_out=[[1, 1]]; text_out=[[b'a']]",
+        infer(_changed(lambda r: (r.inputs.reverse(), r.raw_input_contents.reverse()), mixed()), values),
+        _ECHOED,
     ),
-    Case("wrong shape", infer(shaped(mixed(), 0, 2, 2)), "INVALID_ARGUMENT"),
-    Case("one dimension too many", infer(shaped(mixed(), 0, 1, 1, 4)), "INVALID_ARGUMENT"),
-    Case("missing batch dimension", infer(shaped(mixed(), 0, 4)), "INVALID_ARGUMENT"),
-    Case("negative dimension", infer(shaped(flat(), 0, -1)), "INVALID_ARGUMENT"),
-    Case("no dimension", infer(shaped(flat(), 0)), "INVALID_ARGUMENT"),
+    _invalid("wrong shape", shaped(mixed(), 0, 2, 2), "got [2, 2], expected [-1, 4]"),
+    _invalid("one dimension too many", shaped(mixed(), 0, 1, 1, 4), "got [1, 1, 4]"),
+    _invalid("missing batch dimension", shaped(mixed(), 0, 4), "got [4], expected [-1, 4]"),
+    _invalid("negative dimension", shaped(flat(), 0, -1), "got [-1]"),
+    _invalid("no dimension", shaped(flat(), 0), "got []"),
     Case(
         "a dimension of 0, and no bytes",
         infer(shaped(_raw(0, b"", flat()), 0, 0)),
         "OK",
-        "INVALID_ARGUMENT",
-        "Neither TensorRT's profiles nor most models know empty tensors.",
+        INVALID,
+        "Neither TensorRT's profiles nor most models support empty tensors.",
+        "got [0]",
     ),
-    Case(
-        "0 rows",
-        infer(
-            request(
-                "mixed",
-                real=np.ones((0, 4), np.float32),
-                whole=np.ones((0, 2), np.int64),
-                text=np.empty((0, 1), np.object_),
-            )
-        ),
-        "INVALID_ARGUMENT",
-    ),
-    Case("dimensions that overflow 64 bits", infer(shaped(mixed(), 0, 2**62, 4)), "INVALID_ARGUMENT"),
+    _invalid("0 rows", _rows(0, 0, 0), "got [0, 4]"),
+    _invalid("dimensions that overflow 64 bits", shaped(mixed(), 0, 2**62, 4), str(2**62 * 16)),
     Case(
         "dimensions that overflow, BYTES",
         infer(shaped(mixed(), 2, 2**62, 1)),
         "OK",
-        "INVALID_ARGUMENT",
+        INVALID,
         "The product overflows, and Triton's check with it.",
+        f"at least {2**64} for {2**62} elements",
     ),
-    Case("a row too many", infer(mixed(9)), "INVALID_ARGUMENT"),
-    Case(
-        "inputs of different batches",
-        infer(
-            request(
-                "mixed",
-                real=np.ones((2, 4), np.float32),
-                whole=np.ones((1, 2), np.int64),
-                text=np.array([[b"a"]], np.object_),
-            )
-        ),
-        "INVALID_ARGUMENT",
-    ),
+    _invalid("a row too many", mixed(9), "got 9 rows"),
+    _invalid("inputs of different batches", _rows(2, 1, 1), "'real': 2"),
     Case(
         "more elements than the profile allows",
         infer(flat(*[1.0] * 5000), lambda r: list(r.outputs[0].shape)),
         "OK: [5000]",
-        "INVALID_ARGUMENT",
-        "A bundle bounds each dimension, which bounds the memory of a request.",
+        INVALID,
+        "A bundle limits each dimension, and with it the memory of a request.",
+        "got [5000]",
     ),
     # Outputs.
     Case("all outputs", infer(mixed(), _names), "OK: real_out whole_out text_out"),
@@ -382,96 +334,90 @@ CASES = [
         "OK: text_out real_out",
         "The order of the request; Triton leaves it to the backend.",
     ),
-    Case("unknown output", infer(_outputs("zz")), "INVALID_ARGUMENT"),
+    _invalid("unknown output", _outputs("zz"), "got 'zz', expected one of ['real_out', 'text_out', 'whole_out']"),
     Case(
         "an output twice",
         infer(_outputs("real_out", "real_out"), _names),
         "OK: real_out",
-        "INVALID_ARGUMENT",
+        INVALID,
         "Later versions of Triton refuse it too.",
+        "output 'real_out': got it twice",
     ),
     Case(
         "classification",
         infer(_classified(), lambda r: r.outputs[0].datatype),
         "OK: BYTES",
         "UNIMPLEMENTED",
-        "A client can rank by itself.",
+        "A client can rank the outputs.",
+        "'classification'",
     ),
     # Parameters.
     *(
         Case(f"a parameter of the client's own: {kind}", infer(parameter("mine", **{kind: value})), "OK")
-        for kind, value in (
-            ("bool_param", True),
-            ("int64_param", -1),
-            ("string_param", "é"),
-            ("double_param", 0.5),
-        )
+        for kind, value in (("bool_param", True), ("int64_param", -1), ("string_param", "é"), ("double_param", 0.5))
     ),
     Case(
         "a parameter of the client's own: uint64_param",
         infer(parameter("mine", uint64_param=2**64 - 1)),
-        "INVALID_ARGUMENT",
+        INVALID,
         "OK",
         "It is a kind of parameter like the others.",
     ),
     Case(
         "a parameter without a value",
         infer(parameter("mine")),
-        "INVALID_ARGUMENT",
+        INVALID,
         "OK",
-        "It is the client's own, and means nothing here.",
+        "It is the client's own, and has no meaning here.",
     ),
     Case(
         "triton_enable_empty_final_response",
         infer(parameter("triton_enable_empty_final_response", bool_param=True)),
         "OK",
     ),
-    Case("another parameter triton_…", infer(parameter("triton_zz", bool_param=True)), "INVALID_ARGUMENT"),
+    _invalid("another parameter triton_…", parameter("triton_zz", bool_param=True), "'triton_zz'"),
     Case("priority 1", infer(parameter("priority", mixed(), uint64_param=1)), "OK"),
     Case("priority 1 as int64", infer(parameter("priority", mixed(), int64_param=1)), "OK"),
     Case(
         "priority 99",
         infer(parameter("priority", mixed(), uint64_param=99)),
         "OK",
-        "INVALID_ARGUMENT",
-        "There are ten levels; Triton takes one that does not exist for the default.",
+        INVALID,
+        "There are ten levels; Triton uses the default for one that does not exist.",
+        "got 99, expected 1, the highest, to 10, or 0",
     ),
-    Case("priority below 0", infer(parameter("priority", mixed(), int64_param=-1)), "INVALID_ARGUMENT"),
-    Case("priority as text", infer(parameter("priority", mixed(), string_param="1")), "INVALID_ARGUMENT"),
+    _invalid("priority below 0", parameter("priority", mixed(), int64_param=-1), "got -1, expected 0 or more"),
+    _invalid("priority as text", parameter("priority", mixed(), string_param="1"), "int64_param or uint64_param"),
     Case("timeout of a minute", infer(parameter("timeout", mixed(), int64_param=60_000_000)), "OK"),
     Case(
         "timeout of a minute as uint64",
         infer(parameter("timeout", mixed(), uint64_param=60_000_000)),
-        "INVALID_ARGUMENT",
+        INVALID,
         "OK",
-        "It is what the number means that matters.",
+        "The number matters, not its type.",
     ),
     Case(
         "timeout below 0",
         infer(parameter("timeout", mixed(), int64_param=-1)),
         "OK",
-        "INVALID_ARGUMENT",
-        "It cannot be meant.",
+        INVALID,
+        "No client can mean it.",
+        "got -1, expected 0 or more",
     ),
-    Case("timeout as text", infer(parameter("timeout", mixed(), string_param="1")), "INVALID_ARGUMENT"),
-    Case("sequence_id to a model without state", infer(parameter("sequence_id", uint64_param=7)), "INVALID_ARGUMENT"),
-    Case(
-        "sequence_id 0",
-        infer(parameter("sequence_id", uint64_param=0)),
-        "INVALID_ARGUMENT",
-        "OK",
-        "0 means no sequence.",
-    ),
-    Case("sequence_start as a number", infer(parameter("sequence_start", int64_param=1)), "INVALID_ARGUMENT"),
+    _invalid("timeout as text", parameter("timeout", mixed(), string_param="1"), "int64_param or uint64_param"),
+    _invalid("sequence_id to a model without state", parameter("sequence_id", uint64_param=7), "no model keeps state"),
+    Case("sequence_id 0", infer(parameter("sequence_id", uint64_param=0)), INVALID, "OK", "0 means no sequence."),
+    _invalid("sequence_start as a number", parameter("sequence_start", int64_param=1), "expected bool_param"),
     Case(
         "binary_data_output as a number",
         infer(parameter("binary_data_output", int64_param=1)),
         "OK",
-        "INVALID_ARGUMENT",
-        "A flag has to be one.",
+        INVALID,
+        "It is a flag.",
+        "expected bool_param",
     ),
     Case("headers as a bool", infer(parameter("headers", bool_param=True)), "OK"),
-    # What goes wrong, and the request after it.
+    # Failures, and the next request.
     Case(
         "a model that fails",
         _goes_on(request("failing", index=np.array([5], np.int64))),
@@ -485,7 +431,7 @@ CASES = [
         _large,
         "OK",
         "RESOURCE_EXHAUSTED",
-        "The server was started with a limit of 1 MB; Triton's is 2 GiB, more than a board has to give.",
+        "The server was started with a limit of 1 MB; Triton's is 2 GiB, more than a board has.",
     ),
     # Time.
     Case(
@@ -499,14 +445,14 @@ CASES = [
         _behind(slow(1, timeout_us=20_000)),
         "UNAVAILABLE, the one before OK, runs 1",
         "DEADLINE_EXCEEDED, the one before OK, runs 1",
-        "gRPC's word for time that ran out; UNAVAILABLE would ask for another attempt.",
+        "gRPC's status for a deadline; UNAVAILABLE would invite a retry.",
     ),
     Case(
         "timeout while the model computes",
         infer(slow(400, timeout_us=20_000)),
         "OK",
         "DEADLINE_EXCEEDED",
-        "The time ran out; Triton looks only while a request waits.",
+        "The time ran out; Triton checks it only in the queue.",
     ),
     Case("cancelled calls", _cancelled, "OK: steps_out=[[1]], runs of the cancelled at most 1: True"),
     Case(
@@ -514,7 +460,7 @@ CASES = [
         _full_queue,
         "OK and UNAVAILABLE, the first OK",
         "OK and RESOURCE_EXHAUSTED, the first OK",
-        "gRPC's word for a limit that was reached.",
+        "gRPC's status for a limit.",
     ),
     Case("priorities", _by_priority, "high default low"),
 ]

@@ -1,4 +1,4 @@
-"""One server under test, and what it answers as text that can be compared."""
+"""A client of one server, and the outcomes of its calls as text that can be compared."""
 
 from __future__ import annotations
 
@@ -26,10 +26,6 @@ _SECONDS = 30.0
 View = Callable[[Any], object]
 
 
-def _request(method: str) -> type[Message]:
-    return GetMessageClass(_METHODS[method].input_type)
-
-
 class Peer:
     """A client of one server.
 
@@ -41,11 +37,7 @@ class Peer:
         self.channel = grpc.insecure_channel(url, options=[("grpc.max_send_message_length", -1)])
 
     def send(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
-        """Send one message, and return the response.
-
-        Raises:
-            grpc.RpcError: the call ended with another status than OK.
-        """
+        """Send one message, and return the response."""
         return self.start(method, request, timeout).result()
 
     def start(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
@@ -73,53 +65,61 @@ class Peer:
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
         statuses = health_pb2.HealthCheckResponse.ServingStatus
-        return told(
+        return outcome(
             lambda: call(health_pb2.HealthCheckRequest(service=service), timeout=_SECONDS),
             lambda response: statuses.Name(response.status),
         )
 
     def executions(self, model: str, version: str = "1") -> int:
-        """How many runs of a model have been counted."""
+        """The number of runs of a model."""
         request = pb.ModelStatisticsRequest(name=model, version=version)
         (statistics,) = self.send("ModelStatistics", request).model_stats
         return int(statistics.execution_count)
 
 
-#: Asks a server something, and returns what came of it.
-Ask = Callable[[Peer], str]
+class Outcome(str):
+    """What a call came to, and its error messages."""
+
+    details = ""
 
 
-def told(call: Callable[[], Any], view: View | None = None) -> str:
-    """Return the status of a call, and what a view makes of its response."""
+#: Sends requests to a server, and returns the outcome.
+Action = Callable[[Peer], str]
+
+
+def outcome(call: Callable[[], Any], view: View | None = None) -> Outcome:
+    """Return the status of a call, and a view of its response."""
     try:
         response = call()
     except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK" if view is None else f"OK: {view(response)}"
+        failed = Outcome(error.code().name)
+        failed.details = error.details() or ""
+        return failed
+    return Outcome("OK" if view is None else f"OK: {view(response)}")
 
 
-def call(method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS) -> Ask:
-    """Ask by one call."""
-    return lambda peer: told(lambda: peer.send(method, request, timeout), view)
+def call(method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS) -> Action:
+    return lambda peer: outcome(lambda: peer.send(method, request, timeout), view)
 
 
-def infer(request: pb.ModelInferRequest, view: View | None = None) -> Ask:
-    """Ask a model."""
+def infer(request: pb.ModelInferRequest, view: View | None = None) -> Action:
     return call("ModelInfer", request, view)
 
 
-def steps(*asks: Ask) -> Ask:
-    """Ask several things in turn."""
-    return lambda peer: ", ".join(ask(peer) for ask in asks)
+def steps(*actions: Action) -> Action:
+    """Several actions in turn."""
 
+    def run(peer: Peer) -> Outcome:
+        each = [action(peer) for action in actions]
+        joined = Outcome(", ".join(each))
+        joined.details = " ".join(getattr(one, "details", "") for one in each)
+        return joined
 
-def empty(method: str) -> Message:
-    """The empty message of a method."""
-    return _request(method)()
+    return run
 
 
 def values(response: pb.ModelInferResponse) -> str:
-    """The outputs of a response in full."""
+    """All outputs of a response."""
     return "; ".join(
         f"{tensor.name}={from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name).tolist()}"
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -152,7 +152,7 @@ def flat(*numbers: float, model: str = "flat") -> pb.ModelInferRequest:
 
 
 def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.ModelInferRequest:
-    """The same request with typed contents in one input, and no raw ones."""
+    """The request with typed contents in one input, and without raw contents."""
     del message.raw_input_contents[:]
     for name, items in contents.items():
         getattr(message.inputs[index].contents, name).extend(items)
@@ -160,7 +160,7 @@ def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.Mode
 
 
 def slow(count: int, timeout_us: int = 0) -> pb.ModelInferRequest:
-    """A request that takes about half a millisecond per step."""
+    """A request that takes about half a millisecond for each step."""
     message = request("slow", steps=np.array([[count]], np.int64))
     if timeout_us:
         message.parameters["timeout"].int64_param = timeout_us
@@ -168,7 +168,7 @@ def slow(count: int, timeout_us: int = 0) -> pb.ModelInferRequest:
 
 
 def shaped(message: pb.ModelInferRequest, index: int, *shape: int) -> pb.ModelInferRequest:
-    """The same request that claims another shape for one input."""
+    """The request with another shape for one input."""
     message.inputs[index].ClearField("shape")
     message.inputs[index].shape.extend(shape)
     return message
@@ -183,7 +183,7 @@ def parameter(name: str, message: pb.ModelInferRequest | None = None, **value: A
 
 @contextmanager
 def memory(data: bytes) -> Iterator[Path]:
-    """An object in shared memory; its key is the file's name."""
+    """An object in shared memory; its key is the name of the file."""
     path = Path(f"/dev/shm/conformance-{os.getpid()}-{time.monotonic_ns()}")
     path.write_bytes(data)
     try:

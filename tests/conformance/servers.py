@@ -1,4 +1,4 @@
-"""The two servers, each as a process of its own that serves the same models with the same doors open."""
+"""Both servers as processes, with the same models and the same features enabled."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.conformance.models import QUEUE_SIZE, write_bundles, write_repository
 #: Where ``deploy/peers/install.sh triton`` puts it.
 TRITON = Path(os.environ.get("FEWHEADS_PEERS", Path.home() / ".cache" / "fewheads-peers")) / "triton"
 NO_TRITON = f"needs a real Triton in {TRITON}: deploy/peers/install.sh triton"
-#: What this server takes at most here; Triton's limit is fixed at 2 GiB.
+#: The limit of this server here; Triton has a fixed limit of 2 GiB.
 MAX_MESSAGE_BYTES = 1_000_000
 _START_SECONDS = 60
 
 
 def is_installed() -> bool:
-    """Whether there is a Triton to compare with."""
+    """Whether Triton is installed."""
     return (TRITON / "versions.txt").is_file()
 
 
 @contextmanager
 def ours(directory: Path, transport: str) -> Iterator[str]:
-    """Serve with this server, and yield its address.
+    """Serve with Fewheads, and yield the address.
 
-    What Triton allows by default has to be allowed here, and requests that will be late are not refused at once, so
-    that time may run out in the queue as in Triton's.
+    It allows what Triton allows by default, and accepts requests that will be late, so that their time runs out in the
+    queue as in Triton.
     """
     repository = directory / "repository"
     repository.mkdir()
@@ -55,7 +55,7 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 
 @contextmanager
 def triton(directory: Path) -> Iterator[str]:
-    """Serve with a real Triton, and yield its address."""
+    """Serve with a real Triton, and yield the address."""
     repository = directory / "repository"
     repository.mkdir()
     write_repository(repository)

@@ -1,12 +1,12 @@
-"""All cases, by what they are about."""
+"""All cases, by their subject."""
 
 from __future__ import annotations
 
-from tests.conformance import about_server, control, inferences, shared_memory, streams
+from tests.conformance import control, inferences, metadata, shared_memory, streams
 from tests.conformance.case import Case
 
 TABLE: dict[str, list[Case]] = {
-    "Server and models": about_server.CASES,
+    "Server and models": metadata.CASES,
     "Inference": inferences.CASES,
     "Streams": streams.CASES,
     "Shared memory": shared_memory.CASES,

@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2 as a client may and may not speak it: framing, header fields, statuses, flow control, deadlines."""
+"""gRPC over HTTP/2, valid and invalid: framing, header fields, statuses, flow control, deadlines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ VALID: dict[str, Say] = {
 
 
 @pytest.mark.parametrize("say", VALID.values(), ids=VALID)
-async def test_every_valid_form_of_one_call(port: int, say: Say) -> None:
+async def test_valid_forms_of_one_call(port: int, say: Say) -> None:
     async with RawClient(port) as client:
         say(client.greet())
         answer = await client.answer()
@@ -81,8 +81,8 @@ async def test_every_valid_form_of_one_call(port: int, say: Say) -> None:
         assert answer.fields["content-type"] == "application/grpc"
 
 
-async def test_a_message_split_at_each_byte(port: int) -> None:
-    """Two messages, one of them compressed, in two DATA frames that meet at each byte in turn."""
+async def test_message_split_at_each_byte(port: int) -> None:
+    """Two messages, one of them compressed, in two DATA frames with the boundary at each byte in turn."""
     data = MESSAGE + packed(gzip.compress(b"second"))
     async with RawClient(port) as client:
         client.greet()
@@ -141,8 +141,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
-async def test_the_status_of_an_invalid_call(port: int, wrong: Wrong) -> None:
-    """It comes in one HEADERS frame, says what is wrong, and leaves the connection usable."""
+async def test_status_of_an_invalid_call(port: int, wrong: Wrong) -> None:
+    """The status is in one HEADERS frame, describes the error, and leaves the connection usable."""
     async with RawClient(port) as client:
         await client.greet().agreed()
         wrong.say(client)
@@ -162,7 +162,7 @@ async def test_another_content_type_gets_an_http_status(port: int, content_type:
         assert (await client.answer()).fields == {":status": "415"}
 
 
-async def test_the_status_that_a_handler_sets(port: int) -> None:
+async def test_status_from_a_handler(port: int) -> None:
     text = "100 % of ×\n"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -210,7 +210,7 @@ async def test_settings_that_change_in_the_middle_of_an_answer(port: int) -> Non
         assert (answer.status, answer.messages) == (OK, [bytes(LARGE)])
 
 
-async def test_a_client_that_does_not_read_stops_no_other_stream(port: int) -> None:
+async def test_client_that_does_not_read_blocks_no_other_stream(port: int) -> None:
     async with RawClient(port) as client:
         await client.greet({WINDOW: 0}).agreed()
         client.send(client.head(1, "Chat"))
@@ -221,7 +221,7 @@ async def test_a_client_that_does_not_read_stops_no_other_stream(port: int) -> N
         client.send(RstStreamFrame(1, error_code=CANCEL))
 
 
-async def test_data_of_refused_calls_does_not_use_up_the_window(port: int) -> None:
+async def test_refused_calls_free_the_window(port: int) -> None:
     async with RawClient(port) as client:
         await client.greet().agreed()
         for number in range(400):  # 240 kB each: in total more than the connection's window
@@ -262,15 +262,8 @@ async def test_an_answer_of_many_messages(port: int) -> None:
         assert [answer async for answer in count(b"1000", timeout=20)] == [b"%d" % number for number in range(1000)]
 
 
-async def test_a_stream_without_messages(port: int) -> None:
-    async with RawClient(port) as client:
-        client.greet().send(client.head(1, "Chat", "END_STREAM"))
-        answer = await client.answer()
-        assert (answer.status, answer.messages) == (OK, [])
-
-
-async def test_the_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None:
-    """The status follows what was sent in time, as soon as the client takes it."""
+async def test_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None:
+    """The status follows the messages sent before the deadline, as soon as the client reads them."""
     async with RawClient(port) as client:
         client.greet({WINDOW: 100}).call(1, "Count", b"1000000", grpc_timeout="100m")
         client.send(client.head(3, "Chat", grpc_timeout="100m"), DataFrame(3, MESSAGE))

@@ -1,4 +1,4 @@
-"""HTTP/2 clients that give up, flood, or send garbage, and the shutdown of the server with calls open."""
+"""HTTP/2 clients that cancel, flood or send garbage, and the shutdown with open calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_rst_stream_cancels_the_handler(port: int, subject: Subject) -> No
     assert subject.cancelled == 1
 
 
-async def test_a_closed_connection_cancels_the_handler(port: int, subject: Subject) -> None:
+async def test_closed_connection_cancels_the_handler(port: int, subject: Subject) -> None:
     async with RawClient(port) as client:
         client.greet().call(1, "Wait")
         await reached(lambda: subject.running == 1)
@@ -60,7 +60,7 @@ async def test_rapid_resets_end_the_connection(port: int) -> None:
 
 
 @pytest.mark.parametrize("count", [100, 10_000])
-async def test_a_flood_of_pings_ends_the_connection(port: int, count: int) -> None:
+async def test_flood_of_pings_ends_the_connection(port: int, count: int) -> None:
     async with RawClient(port) as client:
         client.greet().send(*(PingFrame(0, opaque_data=b"%08d" % number) for number in range(count)))
         # nghttp2 closes without GOAWAY once more than a thousand acknowledgements are queued.
@@ -151,7 +151,7 @@ async def test_drain_answers_open_calls_and_ignores_new_ones(subject: Subject) -
         assert all((answer.status, answer.messages) == (OK, [b"1", b"2"]) for answer in client.answers.values())
 
 
-async def test_drain_cancels_what_does_not_end_in_time(subject: Subject) -> None:
+async def test_drain_cancels_calls_after_the_grace(subject: Subject) -> None:
     server = serving(subject, drain_seconds=0.2)
     async with RawClient(await server.__aenter__()) as client:
         client.greet().call(1, "Wait")

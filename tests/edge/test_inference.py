@@ -1,22 +1,29 @@
-"""Concurrent calls: a cancelled one or a failed reply costs no other its answer, its count or its use."""
+"""Calls without a transport: deadlines, cancellation, timings and counts, alone and with other calls in a run."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge.datatypes import Array
+from edge.errors import DeadlineExceeded, InvalidRequest
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import Computed
+from edge.programs.program import Computed, Options, Program
+from edge.repository.loader import ServingOptions
+from edge.security.rate import RateLimit, parse_rate
+from edge.serving import inference
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import WAIT, occupied
-from tests.support.sample_requests import good
+from tests.support.sample_requests import good, parameter, shaped
+from tests.support.text_model import write_sentiment_bundle
 
 CALLS, CANCELLED = 6, 2
 NINE = np.float32(9).tobytes()
@@ -28,8 +35,31 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
+class Failing(Program):
+    """A program whose runs fail."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        raise self._error
+
+
+class Held(Program):
+    """A program whose runs wait for a test."""
+
+    def __init__(self, program: Program) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._program = program
+
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        self.entered.set()
+        assert self.go.wait(WAIT)
+        return self._program.compute(inputs, options)
+
+
 async def queued(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
-    """Queue calls, which will share a run."""
+    """Queue calls behind a run, so that they share the next run."""
     calls = [asyncio.create_task(running.infer(good())) for _ in range(CALLS)]
     while len(running.scheduler.queue) < CALLS:
         await asyncio.sleep(0.001)
@@ -46,28 +76,25 @@ async def while_queued(running: Running) -> list[asyncio.Task[pb.ModelInferRespo
     return calls
 
 
+def held_program(running: Running) -> Held:
+    executor = running.model().executors["full"]
+    executor.program = held = Held(executor.program)
+    return held
+
+
 async def while_running(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
-    program = running.model().executors["full"].program
-    started, go = threading.Event(), threading.Event()
-
-    def held(*arguments: Any) -> Computed:
-        started.set()
-        assert go.wait(WAIT)
-        return program.compute(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "start", lambda *arguments: partial(held, *arguments))
-        with occupied(running.scheduler):
-            calls = await queued(running)
-        assert await asyncio.to_thread(started.wait, WAIT)
-        calls[CANCELLED].cancel()
-        await asyncio.wait({calls[CANCELLED]})
-        go.set()
+    held = held_program(running)
+    with occupied(running.scheduler):
+        calls = await queued(running)
+    assert await asyncio.to_thread(held.entered.wait, WAIT)
+    calls[CANCELLED].cancel()
+    await asyncio.wait({calls[CANCELLED]})
+    held.go.set()
     return calls
 
 
 def while_delivered(*, first: bool) -> Callable[[Running], Any]:
-    """Cancel in the turn of the event loop in which the answers are delivered, before or after them."""
+    """Cancel in the turn of the event loop that delivers the answers, before or after them."""
 
     async def cancel(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
         loop = asyncio.get_running_loop()
@@ -118,7 +145,7 @@ async def test_cancelled_call_harms_no_other(running: Running, stage: str) -> No
     assert now.execution_count == 1
 
 
-async def test_failed_reply_harms_no_other_call(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_reply_affects_no_other_call(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     answered: list[int] = []
 
     def reply(index: int, outcome: pb.ModelInferResponse | Exception) -> None:
@@ -134,3 +161,228 @@ async def test_failed_reply_harms_no_other_call(running: Running, caplog: pytest
     assert answered == [index for index in range(CALLS) if index != CANCELLED]
     assert "a transport's own" in caplog.text
     assert (await running.infer(good())).raw_output_contents[0] == NINE
+
+
+class Clock:
+    """The module ``time`` with a monotonic clock that a test can stop."""
+
+    perf_counter_ns = staticmethod(time.perf_counter_ns)
+    now: float | None = None
+
+    def monotonic(self) -> float:
+        return time.monotonic() if self.now is None else self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(inference, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(("left_seconds", "reason"), [(0.006, "Cancelled"), (0.004, "DeadlineExceeded")])
+async def test_cancellation_within_5_ms_of_the_deadline_counts_as_exceeded(
+    running: Running, clock: Clock, left_seconds: float, reason: str
+) -> None:
+    replies: list[Any] = []
+    deadline = time.monotonic() + 60
+    with occupied(running.scheduler):
+        call = running.service.start(good(), deadline, replies.append)
+        assert call
+        clock.now = deadline - left_seconds
+        running.service.cancel(call)
+        running.service.cancel(call)
+    assert running.counted().drops == {(reason, "queued"): 1}
+    assert not replies
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "client_seconds", "seconds", "timed"),
+    [
+        (0, None, 60, True),
+        (0, 30, 30, False),
+        (0, 60, 60, False),
+        (0, 90, 60, True),
+        (10_000_000, 30, 10, True),
+        (70_000_000, None, 70, True),
+    ],
+)
+async def test_earlier_of_client_deadline_and_server_limit_applies(
+    tmp_path: Path, clock: Clock, timeout_us: int, client_seconds: float | None, seconds: float, timed: bool
+) -> None:
+    clock.now = time.monotonic()
+    request = parameter("timeout", int64_param=timeout_us)
+    async with running_service(tmp_path, target="simulated:20", default_timeout_seconds=60.0) as running:
+        with occupied(running.scheduler):
+            deadline = None if client_seconds is None else clock.now + client_seconds
+            call = running.service.start(request, deadline, lambda outcome: None)
+            assert call
+            assert call.deadline == pytest.approx(clock.now + seconds, abs=1e-6)
+            assert (call.timer is not None) == timed
+            if call.timer:
+                assert call.timer.when() == pytest.approx(asyncio.get_running_loop().time() + seconds, abs=2)
+            running.service.cancel(call)
+
+
+async def test_server_limit_ends_a_running_call(running: Running) -> None:
+    held = held_program(running)
+    begun_ns = time.perf_counter_ns()
+    with pytest.raises(DeadlineExceeded) as caught:
+        await running.infer(parameter("timeout", int64_param=500_000))
+    elapsed_ns = time.perf_counter_ns() - begun_ns
+    held.go.set()
+    (waited_ms,) = re.findall(r"got ([0-9.]+) ms of waiting", str(caught.value))
+    assert 500 <= float(waited_ms) <= elapsed_ns / 1e6
+    now = running.counted()
+    assert now.drops == {("DeadlineExceeded", "running"): 1}
+    assert 500e6 <= now.fail_ns <= elapsed_ns
+    assert await running.at_rest()
+
+
+async def test_timings_of_answered_and_refused_requests(running: Running) -> None:
+    begun_ns = time.perf_counter_ns()
+    timed = (await running.infer(parameter("timings", bool_param=True))).parameters
+    with pytest.raises(InvalidRequest):
+        await running.infer(shaped(1, 14))
+    elapsed_ns = time.perf_counter_ns() - begun_ns
+    times = {name: value.int64_param for name, value in timed.items()}
+    stages = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns")
+    assert set(times) == {*stages, "request_ns"}
+    assert min(times.values()) > 0
+    assert sum(times[stage] for stage in stages) <= times["request_ns"] < elapsed_ns
+    assert times["compute_infer_ns"] > 19e6  # the simulated run takes 20 ms
+    now = running.counted()
+    assert now.stages["request"].total == times["request_ns"]
+    assert 0 < now.fail_ns < elapsed_ns
+
+
+@pytest.fixture
+def returned(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The return times that the service reports to the scheduler, in seconds."""
+    seconds: list[float] = []
+    report = running.scheduler.returned
+    monkeypatch.setattr(running.scheduler, "returned", lambda each: (seconds.append(each), report(each)))
+    return seconds
+
+
+async def test_return_time_of_a_run_is_reported_once(running: Running, returned: list[float]) -> None:
+    with occupied(running.scheduler):
+        calls = await queued(running)
+        begun_seconds = time.monotonic()
+    await asyncio.gather(*calls)
+    assert await running.at_rest()
+    assert len(returned) == 1
+    assert 0 < returned[0] < time.monotonic() - begun_seconds
+
+
+@pytest.mark.parametrize(("client_seconds", "count"), [(0.02, 2), (60, 1)])
+async def test_late_return_of_an_expired_call_is_reported(
+    running: Running, returned: list[float], client_seconds: float, count: int
+) -> None:
+    deadline = time.monotonic() + client_seconds
+    with occupied(running.scheduler):
+        call = running.service.start(good(), deadline if count == 1 else deadline + 10, lambda outcome: None)
+        assert call
+    while not call.computed_ns:  # without a turn of the event loop
+        time.sleep(0.001)
+    if count == 2:
+        call.deadline = time.monotonic()
+    running.service.cancel(call)
+    assert len(returned) == count - 1
+    assert await running.at_rest()
+    assert len(returned) == count
+    assert all(0 < seconds < 10 for seconds in returned)
+
+
+async def test_policy_and_cascade_choose_tiers(tmp_path: Path) -> None:
+    def text(*texts: bytes, **parameters: str) -> pb.ModelInferRequest:
+        request = pb.ModelInferRequest(model_name="sentiment")
+        request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1]).contents.bytes_contents.extend(texts)
+        for name, value in parameters.items():
+            request.parameters[name].string_param = value
+        return request
+
+    def write(repository: Path) -> None:
+        write_sentiment_bundle(repository / "sentiment")
+
+    async with running_service(tmp_path, write, serving=ServingOptions(policy="load")) as running:
+        for request, tier, reason in (
+            (text(b"good"), "full", "full"),
+            (text(b"good", tier="lean"), "lean", "requested"),
+            (text(b"good good", b"fine fine bad", policy="router"), "lean,full", "router"),
+        ):
+            parameters = (await running.infer(request)).parameters
+            assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, reason)
+
+
+async def test_limited_and_traced_follow_the_options(tmp_path: Path, running: Running) -> None:
+    assert (running.service.limited, running.service.traced) == (False, False)
+    limit = RateLimit(parse_rate("1:2"))
+    async with running_service(tmp_path / "limited", limit=limit, traces=object()) as other:
+        assert (other.service.limited, other.service.traced) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reply"),
+    [
+        (ValueError("of a program"), "ValueError('of a program')"),
+        (KeyboardInterrupt(), "RuntimeError('KeyboardInterrupt in a run')"),
+    ],
+)
+async def test_failing_run_fails_its_calls_alone(running: Running, failure: BaseException, reply: str) -> None:
+    executor = running.model().executors["full"]
+    working, executor.program = executor.program, Failing(failure)
+    replies: list[Any] = []
+    assert running.service.start(good(), None, replies.append)
+    while not replies:
+        await asyncio.sleep(0.001)
+    assert [repr(each) for each in replies] == [reply]
+    executor.program = working
+    assert (await running.infer(good())).raw_output_contents[0] == NINE
+    now = running.counted()
+    assert (now.fail, now.success) == (1, 1)
+
+
+async def test_runs_that_end_together_wake_the_event_loop_once(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    wakes: list[Any] = []
+    schedule = loop.call_soon_threadsafe
+    monkeypatch.setattr(
+        loop, "call_soon_threadsafe", lambda call, *rest, **how: (wakes.append(call), schedule(call, *rest, **how))
+    )
+    replies: list[Any] = []
+    for count in (1, 2):
+        assert running.service.start(good(), None, replies.append)
+        while len(running.service._ended) < count:  # without a turn of the event loop
+            time.sleep(0.001)
+    assert await running.at_rest()
+    assert len(replies) == 2
+    assert len([wake for wake in wakes if getattr(wake, "__self__", None) is running.service]) == 1
+
+
+async def test_warning_of_nonfinite_outputs_names_the_only_tier(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = good()
+    request.raw_input_contents[0] = np.full(15, np.inf, np.float32).tobytes()
+    await running.infer(request)
+    assert "NaN or infinity in value of model 'calculator-oracle', tier 'full'" in caplog.text
+
+
+async def test_deadline_policy_uses_the_time_left(tmp_path: Path, clock: Clock) -> None:
+    def write(repository: Path) -> None:
+        write_sentiment_bundle(repository / "sentiment")
+
+    request = pb.ModelInferRequest(model_name="sentiment")
+    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"good")
+    options = ServingOptions(policy="deadline")
+    async with running_service(tmp_path, write, target="simulated:50", device_bound=True, serving=options) as running:
+        for tier, seconds in (("full", 0.05), ("lean", 0.001)):
+            running.model("sentiment").executors[tier].latency.observe(1, seconds)
+        for left_seconds, reason in ((30, "full"), (0.03, "deadline")):
+            deadline = time.monotonic() + 60
+            clock.now = deadline - left_seconds
+            answer = await running.infer(request, deadline)
+            assert answer.parameters["tier_reason"].string_param == reason

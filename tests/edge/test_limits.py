@@ -1,4 +1,4 @@
-"""What one client may take of the port: connections, time, pings, headers. Bytes on sockets, without a library."""
+"""Limits for one client: connections, time, pings, headers. Most clients here are sockets without a library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from edge.rpc.limits import Limits
 from edge.server import Ready
 from tests.support.http2_client import OPENING, Subject, serving
 
-#: What it says concerns the protocol, whatever carries it.
-ON_EVERY_TRANSPORT = True
+ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 PING, GOAWAY = 6, 7
 TOO_MANY_PINGS = b"too_many_pings"
@@ -26,7 +25,7 @@ TOO_MANY_PINGS = b"too_many_pings"
 
 @asynccontextmanager
 async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
-    """A server that returns what it gets, with our options."""
+    """A server that echoes, with our options."""
     if transport == "nghttp2":
         async with serving(Subject(), limits) as port:
             yield port
@@ -59,7 +58,7 @@ def frames(data: bytes) -> list[tuple[int, bytes]]:
 def conversation(
     port: int, say: Callable[[socket.socket], None], seconds: float = 2.0
 ) -> tuple[list[tuple[int, bytes]], bool]:
-    """Return the frames that a server sends to a client that says something, and whether it hung up in time."""
+    """Return the frames that a server sends to a client, and whether it closed the connection in time."""
     received = b""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(seconds)
@@ -84,7 +83,7 @@ def pings(count: int, pause: float = 0.0) -> Callable[[socket.socket], None]:
     return say
 
 
-async def test_who_says_nothing_is_let_go(transport: str) -> None:
+async def test_silent_connection_closes(transport: str) -> None:
     async with echo(Limits(handshake_seconds=0.3), transport) as port:
         started = time.monotonic()
         with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -94,56 +93,55 @@ async def test_who_says_nothing_is_let_go(transport: str) -> None:
         assert 0.2 < time.monotonic() - started < 2
 
 
-async def test_who_calls_nothing_is_let_go_and_comes_back(transport: str) -> None:
+async def test_idle_connection_closes_and_the_client_reconnects(transport: str) -> None:
     async with echo(Limits(idle_seconds=0.3), transport) as port:
-        _, hung_up = await asyncio.to_thread(conversation, port, lambda _: None)
-        assert hung_up
+        _, closed = await asyncio.to_thread(conversation, port, lambda _: None)
+        assert closed
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
                 assert await channel.unary_unary("/test.Test/Echo")(b"x", timeout=5) == b"x"
                 await asyncio.sleep(0.6)
 
 
-async def test_connections_are_bounded(transport: str) -> None:
+async def test_number_of_connections_is_limited(transport: str) -> None:
     async with echo(Limits(max_connections=4), transport) as port:
         sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(6)]
         for connection in sockets:
             connection.settimeout(0.5)
 
-        def greeted(connection: socket.socket) -> bool:
+        def greets(connection: socket.socket) -> bool:
             try:
                 connection.sendall(OPENING)
                 return bool(connection.recv(1000))
             except OSError:
                 return False
 
-        assert sum([await asyncio.to_thread(greeted, connection) for connection in sockets]) == 4
+        assert sum([await asyncio.to_thread(greets, connection) for connection in sockets]) == 4
         for connection in sockets:
             connection.close()
 
 
-def test_a_flood_of_pings_ends_the_connection(server: Ready) -> None:
-    sent, hung_up = conversation(server.grpc_port, pings(100))
-    assert hung_up
-    _, hung_up = conversation(server.grpc_port, pings(Limits.max_ping_strikes + 2))
-    assert hung_up
-    sent, hung_up = conversation(server.grpc_port, pings(Limits.max_ping_strikes), seconds=0.3)
-    assert not hung_up
+def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
+    sent, closed = conversation(server.grpc_port, pings(100))
+    assert closed
+    _, closed = conversation(server.grpc_port, pings(Limits.max_ping_strikes + 2))
+    assert closed
+    sent, closed = conversation(server.grpc_port, pings(Limits.max_ping_strikes), seconds=0.3)
+    assert not closed
     assert not [kind for kind, _ in sent if kind == GOAWAY]
 
 
-async def test_patient_pings_are_answered_for_ever(transport: str) -> None:
-    """As clients that keep an idle connection alive send them."""
+async def test_slow_pings_are_answered(transport: str) -> None:
     async with echo(Limits(min_ping_seconds=0.05, max_ping_strikes=2), transport) as port:
-        sent, hung_up = await asyncio.to_thread(conversation, port, pings(6, pause=0.12), 0.2)
-        assert not hung_up
+        sent, closed = await asyncio.to_thread(conversation, port, pings(6, pause=0.12), 0.2)
+        assert not closed
         assert sum(kind == PING for kind, _ in sent) == 6
-        _, hung_up = await asyncio.to_thread(conversation, port, pings(12, pause=0.02), 0.5)
-        assert hung_up
+        _, closed = await asyncio.to_thread(conversation, port, pings(12, pause=0.02), 0.5)
+        assert closed
 
 
 @pytest.mark.parametrize(("size", "fits"), [(7000, True), (8192, False), (2**20, False)])
-def test_headers_are_bounded(channel: grpc.Channel, size: int, fits: bool, transport: str) -> None:
+def test_size_of_headers_is_limited(channel: grpc.Channel, size: int, fits: bool, transport: str) -> None:
     live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
     if fits:
         assert live(b"", metadata=[("x", "y" * size)], timeout=10)
@@ -156,7 +154,7 @@ def test_headers_are_bounded(channel: grpc.Channel, size: int, fits: bool, trans
     assert caught.value.code() is code
 
 
-async def test_calls_beyond_the_bound_fail_alone(transport: str) -> None:
+async def test_calls_above_the_limit_fail_alone(transport: str) -> None:
     async with (
         echo(Limits(max_concurrent_streams=2), transport) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,

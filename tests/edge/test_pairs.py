@@ -1,4 +1,4 @@
-"""Two texts in, a score out: over a real socket, from the command line, and what a manifest may say of it."""
+"""Models of two texts: over a real socket, from the command line, and their manifests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tests.support.text_pair_model import (
     INPUTS,
     NAME,
     PAIRS,
-    golden,
     scores,
     write_pair_bundle,
 )
@@ -30,7 +29,7 @@ from tests.support.text_pair_model import (
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with a model for pairs and one for single texts."""
+    """A server with a model for pairs and one for single texts."""
     directory = tmp_path_factory.mktemp("pairs")
     write_pair_bundle(directory / NAME)
     text_model.write_sentiment_bundle(directory / "sentiment")
@@ -51,7 +50,7 @@ def column(name: str, *texts: str | bytes) -> triton.InferInput:
     return tensor
 
 
-def asked(*pairs: tuple[str | bytes, str | bytes]) -> list[triton.InferInput]:
+def pairs(*pairs: tuple[str | bytes, str | bytes]) -> list[triton.InferInput]:
     first, second = zip(*pairs, strict=True)
     return [column("text", *first), column("text_pair", *second)]
 
@@ -66,29 +65,18 @@ def tokens(**arrays: Array) -> list[triton.InferInput]:
 
 
 def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> None:
-    result = client.infer(NAME, asked(*PAIRS))
+    result = client.infer(NAME, pairs(*PAIRS))
     assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
     for output in ("logits", "score"):
         np.testing.assert_array_equal(result.as_numpy(output), scores(PAIRS))
     assert result.as_numpy("score").dtype == np.float32
 
 
-def test_which_text_comes_first_matters(client: triton.InferenceServerClient) -> None:
+def test_order_of_the_texts_matters(client: triton.InferenceServerClient) -> None:
     turned = [(second, first) for first, second in PAIRS]
-    np.testing.assert_array_equal(client.infer(NAME, asked(*turned)).as_numpy("score"), -scores(PAIRS))
+    np.testing.assert_array_equal(client.infer(NAME, pairs(*turned)).as_numpy("score"), -scores(PAIRS))
     # The order of the tensors in a request does not.
-    np.testing.assert_array_equal(client.infer(NAME, asked(*PAIRS)[::-1]).as_numpy("score"), scores(PAIRS))
-
-
-def test_a_pair_is_the_same_alone_and_in_a_batch(client: triton.InferenceServerClient) -> None:
-    alone = [client.infer(NAME, asked(pair)).as_numpy("score") for pair in PAIRS]
-    np.testing.assert_array_equal(np.concatenate(alone), scores(PAIRS))
-
-
-def test_tokens_are_accepted_too(client: triton.InferenceServerClient) -> None:
-    result = client.infer(NAME, tokens(**golden().inputs), outputs=[triton.InferRequestedOutput("score")])
-    assert [output.name for output in result.get_response().outputs] == ["score"]
-    np.testing.assert_array_equal(result.as_numpy("score"), scores(PAIRS))
+    np.testing.assert_array_equal(client.infer(NAME, pairs(*PAIRS)[::-1]).as_numpy("score"), scores(PAIRS))
 
 
 @pytest.mark.parametrize(
@@ -100,11 +88,11 @@ def test_tokens_are_accepted_too(client: triton.InferenceServerClient) -> None:
         ("good " * 20, "good " * 19, (5, 4)),
     ],
 )
-def test_the_longer_text_is_cut_first(
+def test_longer_text_is_cut_first(
     client: triton.InferenceServerClient, first: str, second: str, kept: tuple[int, int]
 ) -> None:
     left = " ".join(first.split()[: kept[0]]), " ".join(second.split()[: kept[1]])
-    np.testing.assert_array_equal(client.infer(NAME, asked((first, second))).as_numpy("score"), scores([left]))
+    np.testing.assert_array_equal(client.infer(NAME, pairs((first, second))).as_numpy("score"), scores([left]))
 
 
 def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
@@ -137,8 +125,8 @@ OUTSIDE = np.ones((1, 13), np.int64)
         (NAME, [column("text_pair", "good")], "got only 'text_pair', expected 'text' and 'text_pair'."),
         (
             "sentiment",
-            asked(("good", "bad")),
-            "input name: got 'text_pair', expected one of ['attention_mask', 'input_ids', 'text']. Ask ModelMetadata",
+            pairs(("good", "bad")),
+            "input name: got 'text_pair', expected one of ['attention_mask', 'input_ids', 'text']. ModelMetadata",
         ),
         (
             NAME,
@@ -148,19 +136,19 @@ OUTSIDE = np.ones((1, 13), np.int64)
         ),
         (
             NAME,
-            asked(("good", b"\xff")),
+            pairs(("good", b"\xff")),
             r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8.",
         ),
-        (NAME, asked((b"\xff", "good")), "text in input 'text': got"),
+        (NAME, pairs((b"\xff", "good")), "text in input 'text': got"),
         (
             NAME,
-            asked(("good", "x" * 201)),
+            pairs(("good", "x" * 201)),
             "text in input 'text_pair': got 201 bytes, expected at most 200. Shorten the text.",
         ),
-        (NAME, asked(*[("good", "bad")] * 9), "got 9 rows, expected at most 8"),
+        (NAME, pairs(*[("good", "bad")] * 9), "got 9 rows, expected at most 8"),
         (
             NAME,
-            [*asked(("good", "bad")), *tokens(token_type_ids=ONES)],
+            [*pairs(("good", "bad")), *tokens(token_type_ids=ONES)],
             "got 'text' and 'token_type_ids', expected one of them. 'text' stands for 'token_type_ids'.",
         ),
         (
@@ -194,7 +182,7 @@ def invoke(*arguments: object) -> str:
     return result.stdout
 
 
-def test_infer_asks_for_pairs(url: str) -> None:
+def test_infer_command_sends_pairs(url: str) -> None:
     arguments = ("infer", "--url", url, NAME, "good good", "--text-pair", "bad", "bad", "--text-pair", "- good")
     shown = json.loads(invoke(*arguments, "--json"))
     assert shown["outputs"] == {"logits": [[3], [-2]], "score": [[3], [-2]]}
@@ -216,13 +204,13 @@ def test_infer_asks_for_pairs(url: str) -> None:
         (("sentiment", "--text-pair=bad"), "--text-pair for sentiment: got 'bad'"),
     ],
 )
-def test_infer_with_texts_that_are_no_pairs(url: str, arguments: tuple[str, ...], message: str) -> None:
+def test_infer_command_refuses_unpaired_texts(url: str, arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         invoke("infer", "--url", url, *arguments)
     assert message in str(caught.value)
 
 
-def test_info_shows_what_a_client_may_send_and_read(tmp_path: Path) -> None:
+def test_info_shows_inputs_and_outputs(tmp_path: Path) -> None:
     lines = invoke("info", write_pair_bundle(tmp_path / NAME).path).splitlines()
     for cells in (
         ("text for inputs", "text_pair", "BYTES", "[-1, 1]"),

@@ -1,4 +1,4 @@
-"""The life of the HTTP port: start, bounds, who may ask, who went away, drain."""
+"""The HTTP port: start, limits, tokens, clients that disconnect, drain."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from tests.support.busy_model import busy as busy_message
 from tests.support.busy_model import failures
-from tests.support.http_requests import Heard, ask, busy, tensor
+from tests.support.http_requests import INFER, Heard, ask, busy, good
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file
 
-INFER = f"/v2/models/{ORACLE}/infer"
 BUSY = "/v2/models/busy/infer"
-GOOD = {"inputs": [tensor("x", "FP32", [1, 15], tokenize(["3 - -4 + 2"])[0].tolist())]}
+GOOD = good()
 LIMIT = 2000
 
 
@@ -44,7 +43,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def strict(bundles: list[Path], tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with narrow bounds, which asks for tokens."""
+    """A server with low limits and tokens."""
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
     arguments = ["--instances=1", "--max-queue-size=1", "--http-port=0"]
     arguments += [f"--max-message-bytes={LIMIT}", f"--tokens={tokens['file']}"]
@@ -57,13 +56,13 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def head(length: int | str, *headers: str) -> bytes:
-    """The beginning of a request for an inference, as it goes over the wire."""
+    """The head of an inference request."""
     lines = [f"POST {INFER} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]
     return "\r\n".join(lines).encode()
 
 
 def send(url: str, *parts: bytes) -> tuple[int, bytes]:
-    """Send bytes as they are, and return the status and the body of what comes back."""
+    """Send bytes, and return status and body of the response."""
     host, _, port = url.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         for part in parts:
@@ -73,7 +72,7 @@ def send(url: str, *parts: bytes) -> tuple[int, bytes]:
             return response.status, response.read()
 
 
-def test_off_unless_it_is_asked_for_and_a_port_of_its_own() -> None:
+def test_port_is_optional_and_its_own() -> None:
     with running_server([]) as ready:
         assert ready.http_port is None
         with (
@@ -83,7 +82,7 @@ def test_off_unless_it_is_asked_for_and_a_port_of_its_own() -> None:
             pass
 
 
-def test_a_body_above_the_limit_is_refused_before_it_is_read(strict: str, tokens: dict[str, str]) -> None:
+def test_too_large_body_is_refused_unread(strict: str, tokens: dict[str, str]) -> None:
     own = f"Authorization: Bearer {tokens['asker']}"
     # Not a byte of it is sent.
     for length in (LIMIT + 1, 10**12, 10**19):
@@ -95,7 +94,7 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(strict: str, tokens
     assert ask(strict, INFER, GOOD, headers=bearer(tokens["asker"])).status == 200
 
 
-def test_a_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dict[str, str]) -> None:
+def test_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dict[str, str]) -> None:
     start = head(0, "Transfer-Encoding: chunked", f"Authorization: Bearer {tokens['asker']}")
     start = start.replace(b"Content-Length: 0\r\n", b"")
     chunk = b"400\r\n" + b" " * 0x400 + b"\r\n"
@@ -103,7 +102,7 @@ def test_a_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: d
     assert (status, b"got more" in body) == (413, True)
 
 
-def test_a_connection_goes_on_after_a_refusal(strict: str, tokens: dict[str, str]) -> None:
+def test_connection_stays_usable_after_a_refusal(strict: str, tokens: dict[str, str]) -> None:
     with closing(http.client.HTTPConnection(strict, timeout=10)) as connection:
         for body, status in ((b" " * (LIMIT + 1), 413), (b"{", 400), (None, 405)):
             method = "POST" if body else "GET"
@@ -116,7 +115,7 @@ def test_a_connection_goes_on_after_a_refusal(strict: str, tokens: dict[str, str
         assert connection.sock.getsockname()[1] == port
 
 
-def test_no_answer_waits_for_an_acknowledgement(http_url: str) -> None:
+def test_responses_do_not_wait_for_acknowledgements(http_url: str) -> None:
     times: list[float] = []
     with closing(http.client.HTTPConnection(http_url, timeout=10)) as connection:
         for _ in range(60):
@@ -127,7 +126,7 @@ def test_no_answer_waits_for_an_acknowledgement(http_url: str) -> None:
     assert min(times[-10:]) < 0.03  # TCP would wait 0.04 s, though not at the beginning of a connection
 
 
-def test_a_head_above_the_limit_is_refused(strict: str) -> None:
+def test_too_large_head_is_refused(strict: str) -> None:
     host, _, port = strict.partition(":")
     for start in (b"GET / HTTP/1.1\r\nX: ", b"GET /"):
         sent = 0
@@ -161,9 +160,7 @@ def test_tokens(strict: str, tokens: dict[str, str]) -> None:
         assert heard.status == status, path
 
 
-def test_a_full_queue_says_when_to_come_again(
-    strict: str, tokens: dict[str, str], take: Callable[[float], int]
-) -> None:
+def test_full_queue_returns_retry_after(strict: str, tokens: dict[str, str], take: Callable[[float], int]) -> None:
     def infer(steps: int) -> Heard:
         return ask(strict, BUSY, busy(steps), headers=bearer(tokens["asker"]), timeout=60)
 
@@ -181,7 +178,7 @@ def test_a_full_queue_says_when_to_come_again(
             assert 0 < int(heard.headers["retry-after-ms"]) <= 1000 * int(heard.headers["retry-after"])
 
 
-def test_each_client_may_ask_only_so_often(tmp_path: Path) -> None:
+def test_rate_limit(tmp_path: Path) -> None:
     arguments = ["--http-port=0", "--rate-limit=0.01:1"]
     with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
         url = f"127.0.0.1:{ready.http_port}"
@@ -195,7 +192,7 @@ def test_each_client_may_ask_only_so_often(tmp_path: Path) -> None:
             client.infer(ORACLE, {"x": tokenize(["1"])})  # the same client on the other port
 
 
-def test_time_runs_out(http_url: str, take: Callable[[float], int]) -> None:
+def test_timeout_applies(http_url: str, take: Callable[[float], int]) -> None:
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(ask, http_url, BUSY, busy(take(0.6)))
         time.sleep(0.1)
@@ -206,14 +203,13 @@ def test_time_runs_out(http_url: str, take: Callable[[float], int]) -> None:
 
 
 @pytest.mark.parametrize("place", ["running", "queued"])
-def test_who_goes_away_is_forgotten(
+def test_disconnecting_cancels_the_request(
     http_url: str,
     channel: grpc.Channel,
     telemetry: telemetry_pb2_grpc.TelemetryStub,
     take: Callable[[float], int],
     place: str,
 ) -> None:
-    """The inference is cancelled, counted, and no counter keeps it."""
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
     def dropped() -> int:
@@ -238,7 +234,7 @@ def test_who_goes_away_is_forgotten(
     assert ask(http_url, BUSY, busy(3)).json["outputs"][0]["data"] == [3]
 
 
-def test_who_goes_away_with_half_a_body_leaves_nothing(http_url: str, channel: grpc.Channel) -> None:
+def test_disconnecting_within_the_body_counts_nothing(http_url: str, channel: grpc.Channel) -> None:
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
     before = failures(stub)
     host, _, port = http_url.partition(":")
@@ -248,8 +244,7 @@ def test_who_goes_away_with_half_a_body_leaves_nothing(http_url: str, channel: g
     assert failures(stub) == before
 
 
-def test_a_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[float], int]) -> None:
-    """The request in flight is answered, its connection closed, idle ones too, and new ones are refused."""
+def test_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[float], int]) -> None:
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     with running_server(only, cache=tmp_path, arguments=["--http-port=0"]) as ready, ThreadPoolExecutor(1) as pool:
         url = f"127.0.0.1:{ready.http_port}"
@@ -277,7 +272,7 @@ def _refuses(url: str) -> bool:
     return False
 
 
-def test_a_drain_ends_in_time(bundles: list[Path], tmp_path: Path) -> None:
+def test_drain_ends_in_time(bundles: list[Path], tmp_path: Path) -> None:
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     arguments = ["--http-port=0", "--drain-seconds=0.2"]
     with running_server(only, cache=tmp_path, arguments=arguments) as ready:
@@ -313,8 +308,7 @@ def test_tls(tmp_path: Path) -> None:
             ask(f"127.0.0.1:{ready.http_port}", "/v2/health/live")
 
 
-def test_both_ports_count_together(server: Ready, http_url: str, url: str) -> None:
-    """There is one service behind both."""
+def test_both_ports_share_the_statistics(server: Ready, http_url: str, url: str) -> None:
     before = ask(http_url, f"/v2/models/{ORACLE}/stats").json["model_stats"][0]["inference_count"]
     with Client(url) as client:
         over_grpc = client.infer(ORACLE, {"x": tokenize(["3 - -4 + 2"])}).outputs["value"]

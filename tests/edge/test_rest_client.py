@@ -1,4 +1,4 @@
-"""The stock HTTP clients of Triton, unmodified, against our server: every call, and the same answers as over gRPC."""
+"""The stock HTTP clients of Triton, unmodified, against our server: every call, with the same results as over gRPC."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def test_server_and_models(client: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
-def test_what_is_told_is_what_grpc_tells(client: Any, url: str, call: str) -> None:
+def test_descriptions_equal_those_of_grpc(client: Any, url: str, call: str) -> None:
     with triton_grpc.InferenceServerClient(url) as other:
-        told = getattr(other, call)(VERSIONED, "3", as_json=True)
-    heard = getattr(client, call)(VERSIONED, "3")
-    assert told
+        over_grpc = getattr(other, call)(VERSIONED, "3", as_json=True)
+    over_http = getattr(client, call)(VERSIONED, "3")
+    assert over_grpc
     # gRPC's client writes whole numbers of 64 bits as strings, and leaves out what is empty.
-    assert _told(heard) == _told(told.get("config", told))
+    assert _plain(over_http) == _plain(over_grpc.get("config", over_grpc))
 
 
-def _told(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: told for name, told in ((name, _told(item)) for name, item in value.items()) if told}
+        return {name: kept for name, kept in ((name, _plain(item)) for name, item in value.items()) if kept}
     if isinstance(value, list):
-        return [_told(item) for item in value]
+        return [_plain(item) for item in value]
     return "" if str(value) in ("0", "False") else str(value)
 
 
@@ -147,7 +147,7 @@ def test_asynchronous_requests(http_url: str) -> None:
             np.testing.assert_array_equal(result.as_numpy("value"), TRUTH)
 
 
-def test_errors_say_what_grpc_says(client: Any, url: str) -> None:
+def test_errors_equal_those_of_grpc(client: Any, url: str) -> None:
     said = []
     with triton_grpc.InferenceServerClient(url) as other:
         for module, channel in ((triton_grpc, other), (triton, client)):
@@ -198,9 +198,9 @@ def test_shared_memory(tmp_path: Path) -> None:
             client.unregister_system_shared_memory()
             client.unregister_cuda_shared_memory()
             client.register_system_shared_memory("both", f"/fewheads-rest-{tmp_path.name}", size + TRUTH.nbytes)
-            (told,) = client.get_system_shared_memory_status("both")
-            assert (told["name"], told["offset"], told["byte_size"]) == ("both", 0, size + TRUTH.nbytes)
-            assert client.get_system_shared_memory_status() == [told]
+            (status,) = client.get_system_shared_memory_status("both")
+            assert (status["name"], status["offset"], status["byte_size"]) == ("both", 0, size + TRUTH.nbytes)
+            assert client.get_system_shared_memory_status() == [status]
             assert client.get_cuda_shared_memory_status() == []
             with pytest.raises(InferenceServerException, match="'both'") as caught:
                 client.register_system_shared_memory("both", f"/fewheads-rest-{tmp_path.name}", 1)

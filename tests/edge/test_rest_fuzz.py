@@ -1,4 +1,4 @@
-"""Random and mutated HTTP requests: each gets a status, never that of a fault of the server, and none harms it."""
+"""Random and mutated HTTP requests: each gets a status, never one of a server fault, and none harms the server."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.edge.test_rest_status import INFER, ROWS, good
-from tests.support.fuzzing import mutated
-from tests.support.http_requests import JSON_LENGTH, ask
+from tests.support.fuzzing import mutated, profile
+from tests.support.http_requests import INFER, JSON_LENGTH, ask, binary, changed, good, output, text
 from tests.support.models import ORACLE, VERSIONED
 
-#: Of each kind; the long way is for those who change what reads JSON.
+#: Of each kind; more are for changes of the code that reads JSON.
 EXAMPLES = pytest.mark.parametrize("examples", [100, pytest.param(3000, marks=pytest.mark.slow)])
-
-
-def profile(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-    )
 
 
 ALLOWED = {200, 400, 404, 409, 413, 501, 503, 504}
@@ -67,7 +55,7 @@ shapes = st.sampled_from([[1, 15], [1, 1], [2], [1]]) | st.lists(integers, max_s
 
 
 def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects that have some of these fields."""
+    """Objects with some of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -84,7 +72,7 @@ bodies = record(
 
 @st.composite
 def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
-    """A body that would be answered, with one thing of it changed."""
+    """A good body with one change."""
     body = good()
     where, name = draw(st.sampled_from([(body, "id"), (body, "parameters"), *((body["inputs"][0], n) for n in TENSOR)]))
     where[name] = draw({**fields, **TENSOR}[name])
@@ -96,19 +84,14 @@ changes = record(
     offset=integers | anything,
     byte_size=integers | anything,
 )
-PATHS = [
-    "/v2/logging",
-    "/v2/trace/setting",
-    "/v2/repository/index",
-    "/v2/repository/models/a/load",
-    "/v2/repository/models/a/unload",
-    "/v2/systemsharedmemory/region/a/register",
-    "/v2/systemsharedmemory/unregister",
-    "/v2/cudasharedmemory/region/a/register",
-]
 models = st.sampled_from([ORACLE, VERSIONED, f"{ORACLE}/versions/1", "echo-int8", "echo-bytes", "broken", "zz"])
 SEEDS = [
-    row.body if isinstance(row.body, bytes) else json.dumps(row.body).encode() for row in ROWS if row.path == INFER
+    *(
+        json.dumps(body).encode()
+        for body in (good(), changed(data=[[0] * 15]), text("3 - -4"), {**good(), "parameters": {"mine": 1.5}})
+    ),
+    *(json.dumps(output("value", binary_data=binary_data)).encode() for binary_data in (True, False)),
+    *(b"{", b'{"id": "\\ud800"}', b'{"id": "1", "id": "2"}', binary()[0], binary(4, b"1234")[0]),
 ]
 
 
@@ -133,13 +116,13 @@ def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPCo
 
     @profile(examples)
     @given(models, bodies | nearly_good(), st.just(b"") | st.binary(max_size=8), st.booleans())
-    def random_ones(model: str, body: dict[str, Any], tail: bytes, told: bool) -> None:
+    def random_ones(model: str, body: dict[str, Any], tail: bytes, announced: bool) -> None:
         written = json.dumps(body).encode()
-        send(f"/v2/models/{model}/infer", written + tail, str(len(written)) if told else None)
+        send(f"/v2/models/{model}/infer", written + tail, str(len(written)) if announced else None)
 
     @profile(examples)
     @given(
-        mutated([seed for seed in SEEDS if len(seed) < 2000]),
+        mutated(SEEDS),
         st.none() | st.integers(0, 300).map(str) | st.text(max_size=0),
     )
     def mutated_ones(body: bytes, length: str | None) -> None:
@@ -147,27 +130,39 @@ def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPCo
 
     random_ones()
     mutated_ones()
-    # A fuzzer that never gets through tests nothing.
-    assert {200, 400, 404} <= set(seen), seen
+    assert {200, 400, 404} <= set(seen), seen  # otherwise the test exercises nothing
     assert ask(http_url, INFER, good()).status == 200
 
 
 @EXAMPLES
-def test_random_settings_and_paths(http_url: str, examples: int) -> None:
-    @profile(examples)
-    @given(st.sampled_from(PATHS), changes | anything)
-    def settings_of_the_server(path: str, body: Any) -> None:
-        heard = ask(http_url, path, json.dumps(body).encode())
-        assert heard.status in ALLOWED, heard.body
+def test_every_path(http_url: str, examples: int) -> None:
+    pytest.importorskip("starlette")
+    from edge.rest.paths import RestApi  # its libraries are an extra
+
+    nothing: Any = None
+    routes: list[Any] = list(RestApi(nothing, nothing, nothing, None, 0).application.routes)
+    paths = sorted((method, route.path) for route in routes for method in route.methods - {"HEAD"})
+    assert len(paths) > 20
+    words = st.sampled_from([ORACLE, VERSIONED, "1", "3", "a", "%2e%2e", "%00", "%ff"]) | st.integers().map(str)
+    documents = (changes | anything).map(lambda body: json.dumps(body).encode()) | st.binary(max_size=20)
+
+    @profile(examples // 20)
+    @given(st.lists(words, min_size=3, max_size=3), documents)
+    def all_of_them(chosen: list[str], body: bytes) -> None:
+        names = dict(zip(("model", "version", "region"), chosen, strict=True))
+        for method, path in paths:
+            heard = ask(http_url, path.format(**names), body if method == "POST" else None, method=method)
+            assert heard.status in {*ALLOWED, 405}, (method, path, heard.body)
 
     @profile(examples)
     @given(
         st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=30),
         st.sampled_from(["GET", "POST", "PUT", "X"]),
     )
-    def paths(path: str, method: str) -> None:
+    def others(path: str, method: str) -> None:
         heard = ask(http_url, f"/v2/{path}", method=method)
         assert heard.status in {*ALLOWED, 405}, heard.body
 
-    settings_of_the_server()
-    paths()
+    all_of_them()
+    others()
+    assert ask(http_url, "/v2/health/live").status == 200

@@ -1,4 +1,4 @@
-"""Tensors of JSON and of binary data: what comes back is what was sent, bit by bit, or an error."""
+"""Tensors as JSON and as binary data survive a round trip bit by bit, or are refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_text_travels_as_json(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("datatype", NUMPY_TYPES)
-def test_everything_travels_as_binary_data(datatype: str) -> None:
+def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
     array: Array = np.array([0, 1, 1, 0])
     array = array.astype(NUMPY_TYPES[datatype])
     if datatype == "BYTES":
@@ -104,7 +104,7 @@ def test_which_outputs_are_binary_data() -> None:
     assert [dict(output.parameters) for output in message.outputs] == [{"mine": pb.InferParameter(bool_param=True)}, {}]
 
 
-def test_what_is_not_finite_travels_as_triton_writes_it() -> None:
+def test_nonfinite_numbers_are_as_in_triton() -> None:
     array: Array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
     body, _ = answered(array, binary=False)
     assert b"[NaN,Infinity,-Infinity,-0.0]" in body
@@ -114,11 +114,11 @@ def test_what_is_not_finite_travels_as_triton_writes_it() -> None:
 @pytest.mark.parametrize(
     ("array", "text"),
     [
-        (np.array([b"\xff"], np.object_), "bytes that are no UTF-8"),
+        (np.array([b"\xff"], np.object_), "bytes that are not UTF-8"),
         (np.zeros(MAX_JSON_BYTES + 1, np.uint8), f"{MAX_JSON_BYTES + 1} bytes as JSON"),
     ],
 )
-def test_what_json_cannot_carry(array: Array, text: str) -> None:
+def test_outputs_that_json_cannot_represent_are_refused(array: Array, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         answered(array, binary=False)
     assert answered(array, binary=True)[0].endswith(to_raw(array, "BYTES" if array.dtype == object else "UINT8"))
@@ -143,13 +143,13 @@ def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(TEXT, st.lists(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT)))
-def test_json_comes_back_as_it_was(document: dict[str, Any]) -> None:
+def test_json_survives_a_round_trip(document: dict[str, Any]) -> None:
     assert parse(encode(document)) == document
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode(errors="surrogatepass")))
-def test_bytes_are_an_object_or_an_error(data: bytes) -> None:
+def test_any_bytes_are_an_object_or_an_error(data: bytes) -> None:
     try:
         parsed = parse(data)
     except InvalidRequest:

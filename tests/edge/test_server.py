@@ -1,4 +1,4 @@
-"""The life of a server: start, readiness, health, reflection, metrics, telemetry, drain."""
+"""Start, readiness, health, reflection, metrics, telemetry and drain of a server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from edge.server import Ready
 from tests.support.busy_model import busy
 from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
 
-#: What it says concerns the protocol, whatever carries it.
-ON_EVERY_TRANSPORT = True
+ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -38,7 +37,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture(scope="module")
 def good(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
-    """A server of nothing but good bundles."""
+    """A server without broken bundles."""
     cache = tmp_path_factory.mktemp("cache")
     arguments = [f"--transport={transport}"]
     with running_server([b for b in bundles if b.name != "broken"], cache=cache, arguments=arguments) as ready:
@@ -50,7 +49,7 @@ def check(channel: grpc.Channel, service: str) -> int:
     return status
 
 
-def test_what_it_announces(server: Ready, good: Ready, transport: str) -> None:
+def test_announcement(server: Ready, good: Ready, transport: str) -> None:
     assert server.transport == transport
     assert f"{ORACLE}:1" in server.ready
     assert set(server.unavailable) == {"broken"}
@@ -151,8 +150,7 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals, transport: str) -> None:
-    """The request in flight is answered, new ones are refused, and health says so meanwhile."""
+def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals, transport: str) -> None:
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     draining = running_server(only, arguments=[f"--transport={transport}"])
     with draining as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
@@ -166,7 +164,7 @@ def test_a_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Si
     # running_server fails unless the exit code is 0.
 
 
-def test_an_empty_repository_is_served(tmp_path: Path) -> None:
+def test_empty_repository_is_served(tmp_path: Path) -> None:
     with running_server([]) as ready:
         assert ready.ready == ()
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
@@ -183,7 +181,7 @@ def test_two_bundles_of_one_name_and_version(tmp_path: Path) -> None:
         assert "each name and version once" in ready.unavailable["two"]
 
 
-def test_a_port_that_is_taken(bundles: list[Path], transport: str) -> None:
+def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -196,7 +194,7 @@ def test_a_port_that_is_taken(bundles: list[Path], transport: str) -> None:
                 pass
 
 
-def test_a_message_above_the_limit_is_refused_and_the_server_goes_on(bundles: list[Path], transport: str) -> None:
+def test_too_large_message_is_refused(bundles: list[Path], transport: str) -> None:
     only = [bundle for bundle in bundles if bundle.name == "oracle"]
     limited = running_server(only, arguments=["--max-message-bytes=1000", f"--transport={transport}"])
     with limited as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:

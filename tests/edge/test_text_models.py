@@ -1,4 +1,4 @@
-"""Text in, logits and labels out, in the tier that was asked for."""
+"""Text models: logits and labels of each tier, the cascade, and manifests."""
 
 from __future__ import annotations
 
@@ -72,32 +72,21 @@ def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier
     assert result.get_response().parameters["tier"].string_param == (tier or "full")
 
 
-def test_the_tiers_differ(client: triton.InferenceServerClient) -> None:
-    answers = [
-        client.infer("sentiment", [text("fine fine bad")], parameters={"tier": tier}).as_numpy("label")[0, 0]
-        for tier in TIERS
-    ]
-    assert answers == [b"positive", b"negative"]
+def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client: triton.InferenceServerClient) -> None:
+    def infer(*texts: str) -> tuple[list[bytes], str]:
+        result = client.infer("sentiment", [text(*texts)], parameters={"tier": "auto"})
+        return result.as_numpy("label")[:, 0].tolist(), result.get_response().parameters["tier"].string_param
 
-
-def ask(client: triton.InferenceServerClient, *texts: str) -> tuple[list[bytes], str]:
-    result = client.infer("sentiment", [text(*texts)], parameters={"tier": "auto"})
-    return result.as_numpy("label")[:, 0].tolist(), result.get_response().parameters["tier"].string_param
-
-
-def test_the_cascade_asks_the_full_tier_only_where_the_lean_one_is_unsure(client: triton.InferenceServerClient) -> None:
     # The margin of one word is tanh(1/2) = 0.46, below the manifest's 0.5; that of two is tanh(1) = 0.76.
-    assert ask(client, "good good") == ([b"positive"], "lean")
-    assert ask(client, "good") == ([b"positive"], "full")
-    # The lean tier does not know "fine", and would say negative.
-    assert ask(client, "fine fine bad") == ([b"positive"], "full")
-    assert ask(client, "good good", "fine fine bad", "bad bad") == (
-        [b"positive", b"positive", b"negative"],
-        "lean,full",
-    )
+    assert infer("good good") == ([b"positive"], "lean")
+    assert infer("good") == ([b"positive"], "full")
+    # The lean tier does not know "fine", and would return negative.
+    assert infer("fine fine bad") == ([b"positive"], "full")
+    answers = [b"positive", b"positive", b"negative"]
+    assert infer("good good", "fine fine bad", "bad bad") == (answers, "lean,full")
 
 
-def test_the_cascade_may_be_the_default(tmp_path: Path) -> None:
+def test_cascade_can_be_the_default(tmp_path: Path) -> None:
     changed, files = _with(lambda m: msgspec.structs.replace(m, program=_cascade(default=True)))
     bundle = write_bundle(tmp_path / "b", changed, files)
     loaded = {tier: load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
@@ -119,24 +108,7 @@ def softmax(logits: Array) -> Array:
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def test_tokens_are_accepted_too(client: triton.InferenceServerClient) -> None:
-    inputs = golden("full").inputs
-    result = client.infer("sentiment", [tokens(name, values) for name, values in inputs.items()])
-    np.testing.assert_array_equal(result.as_numpy("logits"), golden("full").outputs["logits"])
-
-
-def test_one_output_alone(client: triton.InferenceServerClient) -> None:
-    result = client.infer("sentiment", [text("good")], outputs=[triton.InferRequestedOutput("label")])
-    assert [output.name for output in result.get_response().outputs] == ["label"]
-
-
-def test_a_row_is_the_same_alone_and_in_a_batch(client: triton.InferenceServerClient) -> None:
-    together = client.infer("sentiment", [text(*TEXTS)]).as_numpy("logits")
-    alone = [client.infer("sentiment", [text(one)]).as_numpy("logits")[0] for one in TEXTS]
-    np.testing.assert_array_equal(together, np.stack(alone))
-
-
-def test_long_text_is_cut_to_the_longest_sequence(client: triton.InferenceServerClient) -> None:
+def test_long_text_is_cut(client: triton.InferenceServerClient) -> None:
     result = client.infer("sentiment", [text(" ".join(["good"] * 20))])
     assert result.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]
 
@@ -193,7 +165,7 @@ def _cascade(**fields: object) -> CascadeProgram:
 
 
 class ReadingBundle(Bundle):
-    """A bundle that remembers which of its files were read after it was opened."""
+    """A bundle that records the files that are read after it is opened."""
 
     read_files: ClassVar[list[str]] = []
 
@@ -202,9 +174,7 @@ class ReadingBundle(Bundle):
         return super().read(name)
 
 
-async def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tiers_share_one_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text_model.write_sentiment_bundle(tmp_path / "models" / "sentiment")
     monkeypatch.setattr("edge.repository.repository.Bundle", ReadingBundle)
     device = Scheduler(max_queue_size=1)
@@ -217,7 +187,7 @@ async def test_a_bundle_of_several_tiers_parses_its_tokenizer_once(
     device.close()
 
 
-def test_each_tier_answers_to_its_own_golden_set(tmp_path: Path) -> None:
+def test_each_tier_has_its_own_golden_set(tmp_path: Path) -> None:
     swapped, files = _with(lambda m: m, lean__onnx=model("full"))
     bundle = write_bundle(tmp_path / "b", swapped, files)
     load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="full")

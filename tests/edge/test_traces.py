@@ -1,4 +1,4 @@
-"""Traces: what a collector gets of real requests, over real gRPC."""
+"""Traces of real requests at a real collector."""
 
 from __future__ import annotations
 
@@ -55,10 +55,12 @@ def test_spans_of_requests(collector: tuple[Collector, str], bundles: list[Path]
     with running_server(bundles[-1:], arguments=["--trace-endpoint", endpoint, "--trace-ratio", "0"]) as ready:
         name, _, _ = ready.ready[0].partition(":")
         with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
-            assert client.get_trace_settings(as_json=True)["settings"]["trace_mode"] == {"value": ["opentelemetry"]}
+            trace = client.get_trace_settings(as_json=True)["settings"]
+            assert trace["trace_mode"] == {"value": ["opentelemetry"]}
+            assert (trace["trace_level"], trace["trace_rate"]) == ({"value": ["TIMESTAMPS"]}, {"value": ["0"]})
             client.infer(name, [row(15)])  # without a context, and of these nothing is sampled
             context = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-            client.infer(name, [row(15)], request_id="seven", headers=context)
+            client.infer(name, [row(15)], request_id="7" * 300, headers=context)
             with pytest.raises(InferenceServerException):
                 client.infer(name, [row(14)], headers=context)
             client.infer(name, [row(15)], headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})  # nor is the caller's
@@ -71,7 +73,7 @@ def test_spans_of_requests(collector: tuple[Collector, str], bundles: list[Path]
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     attributes = {a.key: a.value.string_value or a.value.int_value for a in answered.attributes}
     assert attributes["fewheads.model"] == name
-    assert attributes["fewheads.request_id"] == "seven"
+    assert attributes["fewheads.request_id"] == "7" * 256
     assert attributes["fewheads.rows"] == attributes["fewheads.batch_rows"] == 1
     assert (refused.status.code, refused.status.message) == (2, "InvalidRequest")
     stages = [span for span in received.spans if span.parent_span_id == answered.span_id]
@@ -82,10 +84,11 @@ def test_spans_of_requests(collector: tuple[Collector, str], bundles: list[Path]
     assert len(received.spans) == 2 + len(STAGES)
 
 
-def test_no_collector_harms_nobody(bundles: list[Path]) -> None:
-    arguments = ["--trace-endpoint", "http://127.0.0.1:1", "--trace-ratio", "1"]
+def test_requests_do_not_need_the_collector(bundles: list[Path]) -> None:
+    arguments = ["--trace-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0.5"]
     with running_server(bundles[-1:], arguments=arguments) as ready:
         name, _, _ = ready.ready[0].partition(":")
         with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            assert client.get_trace_settings(as_json=True)["settings"]["trace_rate"] == {"value": ["2"]}
             for _ in range(20):
                 assert client.infer(name, [row(15)]).as_numpy("value").size

@@ -49,7 +49,7 @@ ARRAYS = st.one_of([*(numeric_arrays(name) for name in NUMERIC), bytes_arrays()]
 
 
 def same(one: Array, other: Array) -> bool:
-    """Equal to the bit: NaN payloads and the sign of zero count."""
+    """Equality of bits, NaN payloads and the sign of zero included."""
     if one.dtype.kind == "O":
         return one.shape == other.shape and one.tolist() == other.tolist()
     return one.shape == other.shape and one.tobytes() == np.ascontiguousarray(other, one.dtype).tobytes()
@@ -76,28 +76,19 @@ def raw_request(array: Array, name: str = "t") -> pb.ModelInferRequest:
 
 
 def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Array]:
-    """Decode what a server would get: the request as bytes, parsed again."""
+    """Decode a request after a round trip through bytes, as a server does."""
     parsed = pb.ModelInferRequest.FromString(request.SerializeToString())
     return decode_inputs(parsed, parsed.raw_input_contents, {s.name: s for s in specs})
 
 
 @given(ARRAYS)
-@settings(deadline=None, max_examples=400)
-def test_raw_round_trip(array: Array) -> None:
-    datatype = datatype_of(array)
-    back = from_raw(to_raw(array, datatype), datatype, array.shape, "t")
-    assert back.dtype == NUMPY_TYPES[datatype]
-    assert same(back, array)
-
-
-@given(ARRAYS)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_raw_round_trip_in_a_request(array: Array) -> None:
     assert same(decoded(raw_request(array), spec_of(array))["t"], array)
 
 
 @given(st.one_of([*(numeric_arrays(name) for name in NUMERIC if name != "FP16"), bytes_arrays()]))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_typed_round_trip(array: Array) -> None:
     back = decoded(typed_request(array), spec_of(array))["t"]
     assert back.dtype == array.dtype
@@ -122,27 +113,9 @@ def test_every_datatype_is_covered() -> None:
     assert set(CONTENTS_FIELDS.values()) == fields
 
 
-@pytest.mark.parametrize("element", HARD_BYTES)
-@pytest.mark.parametrize("make", [raw_request, typed_request])
-def test_one_hard_element(make: Callable[[Array], pb.ModelInferRequest], element: bytes) -> None:
-    array = bytes_array([element], (1, 1))
-    assert decoded(make(array), spec_of(array))["t"].tolist() == [[element]]
-
-
 def test_text_becomes_utf8() -> None:
     for array in (np.array(["grün", ""]), np.array(["grün", ""], np.object_)):
         assert to_raw(array, "BYTES") == struct.pack("<I", 5) + "grün".encode() + struct.pack("<I", 0)
-
-
-@pytest.mark.parametrize("datatype", NUMERIC)
-def test_large_array(datatype: str) -> None:
-    array = (np.arange(1_000_000) % 251).astype(NUMPY_TYPES[datatype]).reshape(1000, 1000)
-    assert same(decoded(raw_request(array), spec_of(array))["t"], array)
-
-
-def test_large_bytes_array() -> None:
-    array = bytes_array([str(number).encode() for number in range(100_000)], (100, 1000))
-    assert same(decoded(raw_request(array), spec_of(array))["t"], array)
 
 
 # BOOL is left out: flags are normalised, which makes new ones.
@@ -154,11 +127,10 @@ def test_raw_numbers_are_not_copied(datatype: str) -> None:
     assert not array.flags.writeable
 
 
-@pytest.mark.parametrize("byte", range(256))
-def test_every_byte_but_0_is_true(byte: int) -> None:
-    array = from_raw(bytes([byte, 0, 1]), "BOOL", (3,), "t")
+def test_every_byte_but_0_is_true() -> None:
+    array = from_raw(bytes(range(256)), "BOOL", (256,), "t")
     assert array.dtype == np.bool_
-    assert array.view(np.uint8).tolist() == [int(byte != 0), 0, 1]
+    assert array.view(np.uint8).tolist() == [0, *[1] * 255]
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)
@@ -192,7 +164,7 @@ def test_typed_integers_outside_their_datatype_are_refused(datatype: str) -> Non
     for value in {limits.min - 1, limits.max + 1} - {-1}:
         request = pb.ModelInferRequest()
         tensor = request.inputs.add(name="t", datatype=datatype, shape=[2])
-        getattr(tensor.contents, CONTENTS_FIELDS[datatype]).extend([0, value])
+        getattr(tensor.contents, CONTENTS_FIELDS[datatype]).extend([value, 2**31 - 1])
         with pytest.raises(InvalidRequest, match=f"got {value}, expected {datatype} values from {limits.min}"):
             decoded(request, TensorSpec("t", datatype, (-1,)))
 
@@ -223,7 +195,7 @@ def test_raw_bytes_that_are_cut_or_longer_are_refused(array: Array, data: st.Dat
 
 
 @given(st.binary(max_size=64), st.sampled_from(list(NUMPY_TYPES)), st.lists(st.integers(1, 2**62), max_size=8))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_any_bytes_are_a_tensor_or_refused(data: bytes, datatype: str, shape: list[int]) -> None:
     try:
         array = from_raw(data, datatype, tuple(shape), "t")
@@ -272,8 +244,10 @@ def test_outputs_are_all_or_those_asked_for() -> None:
         requested_outputs(request, specs)
 
 
-def test_shared_memory_is_not_offered() -> None:
+def test_shared_memory_is_not_allowed_by_default() -> None:
     request = raw_request(np.ones(1, np.float32))
+    request.inputs[0].parameters["mine"].string_param = "region"
+    assert decoded(request, TensorSpec("t", "FP32", (-1,)))["t"].tolist() == [1]
     request.inputs[0].parameters["shared_memory_region"].string_param = "region"
     with pytest.raises(Unsupported, match="shared memory"):
         decoded(request, TensorSpec("t", "FP32", (-1,)))

@@ -1,13 +1,26 @@
-"""Random inference requests, and mutations of good ones."""
+"""Random inference requests, mutations of messages, and the settings of the fuzzers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from edge.pb import inference_pb2 as pb
 from tests.support.models import ORACLE, VERSIONED
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+
 
 integers = st.one_of(
     st.integers(-2, 16),
@@ -74,7 +87,7 @@ requests = st.builds(
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
-    """The bytes of a request with some of them changed, removed or added."""
+    """A seed with some bytes changed, removed or added."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))

@@ -22,8 +22,8 @@ from hyperframe.frame import (
 )
 
 from edge.http2.messages import prefix
-from edge.http2.port import Port
 from edge.http2.routes import Direct, Routes
+from edge.http2.server import Port
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Status
 
@@ -43,10 +43,10 @@ def raw(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 class Subject:
-    """Methods under ``/test.Test/`` that do what their names say.
+    """Methods under ``/test.Test/``.
 
     Args:
-        direct: whether callbacks answer the unary methods, in place of coroutines.
+        direct: whether the unary methods are callbacks instead of coroutines.
 
     Attributes:
         cancelled: how many handlers were cancelled.
@@ -96,8 +96,8 @@ class Subject:
         for number in range(int(request)):
             yield b"%d" % number
 
-    def directs(self) -> dict[Any, Direct]:
-        """The callbacks, by the coroutine that each of them replaces."""
+    def directs(self) -> dict[str, Direct]:
+        """The callbacks that replace the coroutines, by path."""
         loop = asyncio.get_running_loop()
 
         def echo(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
@@ -124,22 +124,11 @@ class Subject:
             self.cancelled += 1
             self.running -= 1
 
-        def cancel(handle: asyncio.Handle) -> None:
-            handle.cancel()
-
-        if not self.direct:
-            return {}
-        starts = {
-            self.echo: echo,
-            self.blow: blow,
-            self.abort: abort,
-            self.fail: fail,
-            self.metadata: metadata,
-        }
-        return {
-            **{method: Direct(start, cancel) for method, start in starts.items()},
-            self.wait: Direct(wait, cancel_wait),
-        }
+        starts: list[Any] = [echo, blow, abort, fail, metadata] if self.direct else []
+        directs = {start.__name__: Direct(start, lambda handle: handle.cancel()) for start in starts}
+        if self.direct:
+            directs["wait"] = Direct(wait, cancel_wait)
+        return {f"/test.Test/{name.title()}": direct for name, direct in directs.items()}
 
     def methods(self) -> dict[str, Any]:
         unary = (self.echo, self.blow, self.abort, self.fail, self.metadata, self.wait)
@@ -164,7 +153,7 @@ async def serving(subject: Subject, limits: Limits | None = None, drain_seconds:
 
 @asynccontextmanager
 async def shared(subject: Subject) -> AsyncIterator[int]:
-    """Serve a second client too, which is answered before and after the block; no handler may outlive the block."""
+    """Serve, and answer another client before and after the block; no handler may outlive the block."""
     async with serving(subject) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         echo = channel.unary_unary("/test.Test/Echo")
         assert await echo(b"before", timeout=SECONDS) == b"before"
@@ -182,7 +171,7 @@ async def reached(condition: Callable[[], bool]) -> None:
 
 
 def _raw(methods: dict[str, Any]) -> dict[str, Any]:
-    """Handlers whose messages are bytes. grpcio's server takes None as the serializer; ours needs the identity."""
+    """Handlers of raw bytes; our server needs identity functions where grpcio accepts None."""
     return {
         name: handler._replace(request_deserializer=bytes, response_serializer=bytes)
         for name, handler in methods.items()
@@ -190,15 +179,7 @@ def _raw(methods: dict[str, Any]) -> dict[str, Any]:
 
 
 class Answer:
-    """What came back on a stream.
-
-    Attributes:
-        fields: header fields and trailers.
-        data: the payload of its DATA frames.
-        ended: whether the server ended or reset the stream.
-        reset: the error code of RST_STREAM, if there was one.
-        frames: how many frames came on the stream.
-    """
+    """A response; ``reset`` is the error code of RST_STREAM, and ``fields`` includes trailers."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
@@ -222,14 +203,14 @@ class Answer:
 
 
 class RawClient:
-    """A connection that sends what a test says. On its own it only acknowledges SETTINGS and collects answers.
+    """A connection for any frames. By itself it only acknowledges SETTINGS and collects responses.
 
     Args:
         port: the server's port on 127.0.0.1.
         acknowledges: whether it acknowledges SETTINGS.
 
     Attributes:
-        answers: what came back, by stream.
+        answers: the responses, by stream.
         frames: every frame the server sent.
         goaway: the error code of the server's GOAWAY.
         closed: whether the server closed the connection.

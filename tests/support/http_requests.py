@@ -1,4 +1,4 @@
-"""Requests over HTTP as a program without any library of ours would send them."""
+"""Requests over HTTP: good and bad ones to the models of the shared server, and a client without our libraries."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from edge.bundles.expression import tokenize
+from tests.support.models import ORACLE
+from tests.support.server_models import echo_input
+
 JSON_LENGTH = "Inference-Header-Content-Length"
+TOKENS = tokenize(["3 - -4 + 2"])
+INFER = f"/v2/models/{ORACLE}/infer"
+HUGE = "9" * 4000
 
 
 class Heard(NamedTuple):
-    """What came back; header names are in lower case."""
+    """A response, its header names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -51,6 +58,55 @@ def tensor(name: str, datatype: str, shape: list[int], data: object) -> dict[str
 
 
 def busy(steps: int, timeout_us: int = 0) -> dict[str, object]:
-    """What asks the busy model for so many steps."""
+    """A body for this many steps of the busy model."""
     parameters = {"parameters": {"timeout": timeout_us}} if timeout_us else {}
     return {"inputs": [tensor("steps", "INT64", [1], [steps])], **parameters}
+
+
+def good() -> dict[str, Any]:
+    return {"inputs": [tensor("x", "FP32", [1, 15], TOKENS[0].tolist())]}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """The good body with other fields in its input."""
+    body = good()
+    body["inputs"][0] |= fields
+    return body
+
+
+def without(field: str) -> dict[str, Any]:
+    body = good()
+    del body["inputs"][0][field]
+    return body
+
+
+def text(*expressions: Any) -> dict[str, Any]:
+    return {"inputs": [tensor("expression", "BYTES", [len(expressions), 1], list(expressions))]}
+
+
+def parameters(**values: Any) -> dict[str, Any]:
+    return {**good(), "parameters": values}
+
+
+def output(name: str, **values: Any) -> dict[str, Any]:
+    return {**good(), "outputs": [{"name": name, "parameters": values}]}
+
+
+def replaced(old: str, new: str) -> bytes:
+    """The good body as JSON, with text that Python's encoder does not write."""
+    written = json.dumps(good())
+    assert old in written
+    return written.replace(old, new).encode()
+
+
+def binary(size: Any = 60, data: bytes = TOKENS.tobytes(), length: str | None = None) -> tuple[bytes, dict[str, str]]:
+    """A body with its tensor behind the JSON, and the header with the length of the JSON."""
+    item = {"name": "x", "datatype": "FP32", "shape": [1, 15], "parameters": {"binary_data_size": size}}
+    written = json.dumps({"inputs": [item]}).encode()
+    return written + data, {JSON_LENGTH: str(len(written)) if length is None else length}
+
+
+def echo(datatype: str, *data: Any) -> tuple[str, dict[str, Any]]:
+    """The path of a model that returns its input, and a body for it."""
+    body = {"inputs": [tensor(echo_input(datatype), datatype, [len(data)], list(data))]}
+    return f"/v2/models/echo-{datatype.lower()}/infer", body

@@ -1,4 +1,4 @@
-"""An inference service with real models and a real scheduler, in the event loop of the test and without a transport."""
+"""An inference service with real models and a real scheduler, in the event loop of the test, without a transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from edge.instruments.snapshot import Snapshot
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
-from edge.repository.loader import Loader
+from edge.repository.loader import Loader, ServingOptions
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
@@ -21,7 +21,7 @@ from tests.support.models import ORACLE, write_oracle_bundle
 
 
 class Running(NamedTuple):
-    """A service, and what it is made of.
+    """A service and its parts.
 
     Attributes:
         service: answers requests.
@@ -38,7 +38,7 @@ class Running(NamedTuple):
     directory: Path
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float | None = None) -> pb.ModelInferResponse:
-        """Send a copy of a request, because the service takes it apart."""
+        """Send a copy of a request, because the service changes it."""
         return await self.service.infer(pb.ModelInferRequest.FromString(request.SerializeToString()), deadline)
 
     def model(self, name: str = ORACLE) -> Model:
@@ -50,7 +50,7 @@ class Running(NamedTuple):
         return self.repository.find(name, "").statistics.snapshot()
 
     async def at_rest(self, name: str = ORACLE) -> bool:
-        """Whether nothing of a model is in use, waits or is to be delivered, at the latest after some seconds."""
+        """Wait until nothing of a model is in use, queued or undelivered; return False after ten seconds."""
         limit = time.monotonic() + 10
         while not (resting := self._rests(name)) and time.monotonic() < limit:
             await asyncio.sleep(0.001)
@@ -69,6 +69,7 @@ async def running_service(
     target: str = "onnxruntime",
     device_bound: bool = False,
     mode: str = "explicit",
+    serving: ServingOptions | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     """Serve bundles while the block runs.
@@ -79,13 +80,15 @@ async def running_service(
         target: the runtime.
         device_bound: as the scheduler takes it.
         mode: of the model control.
+        serving: options of the models; None for the defaults.
         options: of the service.
     """
     scheduler = Scheduler(256, device_bound=device_bound)
     place = directory / "repository"
-    place.mkdir()
+    place.mkdir(parents=True)
     write(place)
-    repository = Repository(place, Loader(scheduler, target, directory / "cache"))
+    loader = Loader(scheduler, target, directory / "cache", serving or ServingOptions())
+    repository = Repository(place, loader)
     control = ModelControl(repository, mode)
     try:
         await control.start()

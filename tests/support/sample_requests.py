@@ -1,4 +1,4 @@
-"""Requests to the models of the shared server: good ones, and variations of them."""
+"""Good and bad requests to the models of the shared server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ TOKENS = tokenize(["3 - -4 + 2"])
 
 
 def good(rows: int = 1) -> pb.ModelInferRequest:
-    """A request that would be answered."""
     request = pb.ModelInferRequest(model_name=ORACLE)
     request.inputs.add(name="x", datatype="FP32", shape=[rows, 15])
     request.raw_input_contents.append(TOKENS.tobytes() * rows)
@@ -49,6 +48,10 @@ def expression(*elements: bytes, shape: tuple[int, ...] | None = None) -> pb.Mod
     return request
 
 
+def _text(value: str) -> pb.InferParameter:
+    return pb.InferParameter(string_param=value)
+
+
 def log_setting(name: str, **value: Any) -> pb.LogSettingsRequest:
     return pb.LogSettingsRequest(settings={name: pb.LogSettingsRequest.SettingValue(**value)})
 
@@ -73,3 +76,41 @@ def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
             pb.InferParameter(string_param=value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
         )
     return request
+
+
+#: Messages that the fuzzers mutate, by method.
+SEEDS: dict[str, list[bytes]] = {
+    method: [message.SerializeToString() for message in messages]
+    for method, messages in {
+        "ModelInfer": [
+            *(
+                good(),
+                good(65),
+                typed(),
+                expression(b"3 - -4 + 2"),
+                expression(b"1", b"2", shape=(1, 1)),
+                shaped(-1, 15),
+            ),
+            *(shaped(2**62, 15), expression(b"\xff"), parameter("timeout", int64_param=-1), parameter("teir")),
+            *(changed(lambda r: r.outputs.add(name="value")), parameter("sequence_id", uint64_param=7)),
+            changed(lambda r: r.inputs[0].contents.fp32_contents.extend(TOKENS[0].tolist())),
+            changed(lambda r: r.inputs[0].parameters["shared_memory_region"].MergeFrom(_text("a"))),
+            changed(lambda r: r.outputs.add(name="value").parameters["shared_memory_region"].MergeFrom(_text("a"))),
+            *(
+                changed(lambda r, v=version: setattr(r, "model_version", v))
+                for version in ("abc", "0", "9" * 5000, "²")
+            ),
+        ],
+        "RepositoryModelLoad": [LOAD],
+        "RepositoryModelUnload": [UNLOAD],
+        "RepositoryIndex": [pb.RepositoryIndexRequest(ready=True)],
+        "SystemSharedMemoryStatus": [pb.SystemSharedMemoryStatusRequest(name="a")],
+        "SystemSharedMemoryRegister": [REGION],
+        "SystemSharedMemoryUnregister": [pb.SystemSharedMemoryUnregisterRequest(name="a")],
+        "CudaSharedMemoryStatus": [pb.CudaSharedMemoryStatusRequest(name="a")],
+        "CudaSharedMemoryRegister": [CUDA_REGION],
+        "CudaSharedMemoryUnregister": [pb.CudaSharedMemoryUnregisterRequest(name="a")],
+        "TraceSetting": [trace_setting("trace_level", "OFF"), pb.TraceSettingRequest(model_name=ORACLE)],
+        "LogSettings": [log_setting("log_info", bool_param=True), log_setting("log_format", string_param="zz")],
+    }.items()
+}

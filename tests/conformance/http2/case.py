@@ -14,45 +14,30 @@ from tests.support.http2_client import RawClient
 TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW, MAX_FRAME = 1, 2, 4, 5  # identifiers of settings
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
-#: Answers once and then stays open, so its stream is half-closed (remote) for as long as a case needs.
+#: Responds once and stays open, so that its stream is half-closed (remote).
 WATCH = "/grpc.health.v1.Health/Watch"
 
 ERRORS = (
-    "NO_ERROR",
-    "PROTOCOL_ERROR",
-    "INTERNAL_ERROR",
-    "FLOW_CONTROL_ERROR",
-    "SETTINGS_TIMEOUT",
-    "STREAM_CLOSED",
-    "FRAME_SIZE_ERROR",
-    "REFUSED_STREAM",
-    "CANCEL",
-    "COMPRESSION_ERROR",
-    "CONNECT_ERROR",
-    "ENHANCE_YOUR_CALM",
+    *("NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR", "SETTINGS_TIMEOUT", "STREAM_CLOSED"),
+    *("FRAME_SIZE_ERROR", "REFUSED_STREAM", "CANCEL", "COMPRESSION_ERROR", "CONNECT_ERROR", "ENHANCE_YOUR_CALM"),
 )
 
-# Outcomes. A connection error also has to close the connection, any other outcome has to leave it usable.
-NO_ERROR = "no error"  # nothing comes on the stream, and a PING is acknowledged
+# Outcomes. After a connection error the connection must close; otherwise it must stay usable.
+NO_ERROR = "no error"  # nothing on the stream, and the acknowledgement of a PING
 ANSWERED = "grpc-status 0"
 CLOSED = "connection closed"
 
-#: The reason of many differences.
 AS_CONNECTION_ERROR = "5.4.1: an endpoint may treat a stream error as a connection error."
 
 
-def connection_error(name: str) -> str:
-    """The server sends GOAWAY with this code, then closes the connection."""
-    return f"GOAWAY {name}"
-
-
-def stream_error(name: str) -> str:
-    """The server sends RST_STREAM with this code."""
-    return f"RST_STREAM {name}"
+#: GOAWAY with this code, then the end of the connection.
+GOAWAY = "GOAWAY {}".format
+#: RST_STREAM with this code.
+RESET = "RST_STREAM {}".format
 
 
 Frames: TypeAlias = Sequence[Frame | bytes]
-#: Sends the frames it returns; or does all of it alone, and may return what it observed.
+#: Returns frames to send, or sends everything itself and may return what it observed.
 Say: TypeAlias = Callable[[RawClient], Frames | Awaitable[Frames | str | None]]
 
 
@@ -61,13 +46,13 @@ class Case(NamedTuple):
 
     Attributes:
         section: of the RFC.
-        what: the client does.
-        say: does it, on stream 1 unless ``stream`` says otherwise.
-        rfc: the outcome that the RFC asks for.
-        ours: the outcome here, where that is another one.
-        reason: why the RFC allows it.
-        greets: whether the connection preface goes first.
-        stream: whose outcome counts.
+        what: the action of the client.
+        say: performs it, on stream 1 or on ``stream``.
+        rfc: the outcome that the RFC requires.
+        ours: the outcome here if it differs.
+        reason: why the RFC allows it, or a note that it is a deviation.
+        greets: whether to send the connection preface first.
+        stream: the stream of the outcome.
     """
 
     section: str
@@ -107,14 +92,19 @@ class Case(NamedTuple):
         if client.closed or client.goaway is not None:
             code = await client.end()
             if code is not None:
-                return connection_error(ERRORS[code])
+                return GOAWAY(ERRORS[code])
         answer = client.answers.get(self.stream)
         if answer is None or not answer.ended:
             return CLOSED if client.closed else NO_ERROR
         if answer.reset is not None:
-            return stream_error(ERRORS[answer.reset])
+            return RESET(ERRORS[answer.reset])
         outcome = f"grpc-status {answer.status}" if answer.status >= 0 else f"HTTP {answer.fields[':status']}"
         return f"{outcome}, {CLOSED}" if client.closed else outcome
+
+
+def as_connection_error(section: str, what: str, say: Say, code: str, stream: int = 1) -> Case:
+    """A stream error by the RFC, and a connection error here."""
+    return Case(section, what, say, RESET(code), GOAWAY(code), AS_CONNECTION_ERROR, stream=stream)
 
 
 def head(client: RawClient, *flags: str, stream: int = 1, **changed: str | None) -> HeadersFrame:
@@ -138,7 +128,7 @@ def watch(client: RawClient) -> list[Frame]:
 
 
 def message(size: int) -> bytes:
-    """A message of so many bytes, at least 8, that every RPC reads: one field it does not know."""
+    """A message of this size, at least 8 bytes, with one unknown field, so that it suits every RPC."""
     length = size - 5
     return (
         b"\x7a"

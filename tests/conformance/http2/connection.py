@@ -19,25 +19,25 @@ from hyperframe.frame import (
 
 from tests.conformance.http2.case import (
     ANSWERED,
-    AS_CONNECTION_ERROR,
     CLOSED,
+    GOAWAY,
     NO_ERROR,
+    RESET,
     Case,
     Frames,
     Say,
+    as_connection_error,
     body,
     call,
-    connection_error,
     head,
     message,
-    stream_error,
     watch,
 )
 from tests.support.http2_client import PREFACE, RawClient, raw
 
 _SETTINGS = SettingsFrame(0).serialize()
-_PROTOCOL = connection_error("PROTOCOL_ERROR")
-_FRAME_SIZE = connection_error("FRAME_SIZE_ERROR")
+_PROTOCOL = GOAWAY("PROTOCOL_ERROR")
+_FRAME_SIZE = GOAWAY("FRAME_SIZE_ERROR")
 _CANCEL = 8
 
 
@@ -59,7 +59,7 @@ async def _byte_by_byte(client: RawClient) -> list[Frame]:
 
 
 def _after_the_end(make: Callable[[RawClient], Frame]) -> Say:
-    """Send a frame on a stream that the server has answered."""
+    """Send a frame on an answered stream."""
 
     async def say(client: RawClient) -> Frames:
         client.send(*call(client))
@@ -138,13 +138,8 @@ CASES = [
     Case("4.1", "reserved bit of HEADERS and DATA", lambda c: [_reserved(frame) for frame in call(c)], ANSWERED),
     # 4.2 Frame size.
     Case("4.2", "DATA of 2^14 bytes", lambda c: [head(c), body(1, message(2**14 - 5))], ANSWERED),
-    Case(
-        "4.2",
-        "DATA of 2^14 + 1 bytes",
-        lambda c: [head(c), raw(0, 0, 1, bytes(2**14 + 1))],
-        stream_error("FRAME_SIZE_ERROR"),
-        _FRAME_SIZE,
-        AS_CONNECTION_ERROR,
+    as_connection_error(
+        "4.2", "DATA of 2^14 + 1 bytes", lambda c: [head(c), raw(0, 0, 1, bytes(2**14 + 1))], "FRAME_SIZE_ERROR"
     ),
     Case("4.2", "HEADERS of 2^14 + 1 bytes", lambda _: [raw(1, 4, 1, bytes(2**14 + 1))], _FRAME_SIZE),
     Case("4.2", "SETTINGS of 2^14 + 2 bytes", lambda _: [raw(4, 0, 0, bytes(2**14 + 2))], _FRAME_SIZE),
@@ -153,7 +148,7 @@ CASES = [
         "4.3",
         "field block that is not HPACK",
         lambda _: [raw(1, 5, 1, b"\xff" * 6)],
-        connection_error("COMPRESSION_ERROR"),
+        GOAWAY("COMPRESSION_ERROR"),
     ),
     Case("4.3", "PRIORITY inside a field block", _inside_a_field_block(lambda _: PriorityFrame(1)), _PROTOCOL),
     Case("4.3", "HEADERS inside a field block", _inside_a_field_block(lambda c: head(c, stream=3)), _PROTOCOL),
@@ -163,22 +158,10 @@ CASES = [
     Case("5.1", "idle: WINDOW_UPDATE", lambda _: [WindowUpdateFrame(1, 100)], _PROTOCOL),
     Case("5.1", "idle: CONTINUATION", lambda _: [ContinuationFrame(1, b"", flags=["END_HEADERS"])], _PROTOCOL),
     Case("5.1", "idle: PRIORITY", lambda _: [PriorityFrame(1, stream_weight=1)], NO_ERROR),
-    Case(
-        "5.1",
-        "half-closed (remote): DATA",
-        lambda c: [*watch(c), DataFrame(1, b"x")],
-        stream_error("STREAM_CLOSED"),
-        connection_error("STREAM_CLOSED"),
-        AS_CONNECTION_ERROR,
+    as_connection_error(
+        "5.1", "half-closed (remote): DATA", lambda c: [*watch(c), DataFrame(1, b"x")], "STREAM_CLOSED"
     ),
-    Case(
-        "5.1",
-        "half-closed (remote): HEADERS",
-        lambda c: [*watch(c), head(c)],
-        stream_error("STREAM_CLOSED"),
-        connection_error("STREAM_CLOSED"),
-        AS_CONNECTION_ERROR,
-    ),
+    as_connection_error("5.1", "half-closed (remote): HEADERS", lambda c: [*watch(c), head(c)], "STREAM_CLOSED"),
     Case("5.1", "half-closed (remote): CONTINUATION", lambda c: [*watch(c), _continuation(c)], _PROTOCOL),
     Case("5.1", "half-closed (remote): WINDOW_UPDATE", lambda c: [*watch(c), WindowUpdateFrame(1, 9)], NO_ERROR),
     Case("5.1", "half-closed (remote): PRIORITY", lambda c: [*watch(c), PriorityFrame(1, stream_weight=1)], NO_ERROR),
@@ -187,7 +170,7 @@ CASES = [
         "6.1",
         "DATA on a stream closed by RST_STREAM",
         _after_a_reset(lambda _: DataFrame(1, b"x")),
-        stream_error("STREAM_CLOSED"),
+        RESET("STREAM_CLOSED"),
         NO_ERROR,
         _FORGOTTEN,
     ),
@@ -195,7 +178,7 @@ CASES = [
         "6.1",
         "DATA on a closed stream",
         _after_the_end(lambda _: DataFrame(1, b"x")),
-        stream_error("STREAM_CLOSED"),
+        RESET("STREAM_CLOSED"),
         NO_ERROR,
         _FORGOTTEN,
     ),
@@ -226,15 +209,7 @@ CASES = [
         stream=99,
     ),
     Case("5.1.1", "the last stream identifier", lambda c: call(c, stream=2**31 - 1), ANSWERED, stream=2**31 - 1),
-    Case(
-        "5.1.2",
-        "more streams than allowed",
-        _too_many_streams,
-        stream_error("PROTOCOL_ERROR"),
-        _PROTOCOL,
-        AS_CONNECTION_ERROR,
-        stream=8193,
-    ),
+    as_connection_error("5.1.2", "more streams than allowed", _too_many_streams, "PROTOCOL_ERROR", 8193),
     # 5.3 Priority, whose signals RFC 9113 deprecates.
     Case(
         "5.3.1",

@@ -18,25 +18,24 @@ from hyperframe.frame import (
 
 from tests.conformance.http2.case import (
     ANSWERED,
-    AS_CONNECTION_ERROR,
     CLOSED,
     ENABLE_PUSH,
+    GOAWAY,
     INITIAL_WINDOW,
     MAX_FRAME,
     NO_ERROR,
     Case,
+    as_connection_error,
     body,
     call,
-    connection_error,
     head,
-    stream_error,
     watch,
 )
 from tests.support.http2_client import RawClient, raw
 
-_PROTOCOL = connection_error("PROTOCOL_ERROR")
-_FRAME_SIZE = connection_error("FRAME_SIZE_ERROR")
-_FLOW_CONTROL = connection_error("FLOW_CONTROL_ERROR")
+_PROTOCOL = GOAWAY("PROTOCOL_ERROR")
+_FRAME_SIZE = GOAWAY("FRAME_SIZE_ERROR")
+_FLOW_CONTROL = GOAWAY("FLOW_CONTROL_ERROR")
 _MAX_WINDOW = 2**31 - 1
 _PADDING = "A deviation in the code only: nghttp2 sends what 6.1 asks for when padding does not fit."
 _DEPRECATED = "A deviation: RFC 9113 deprecates PRIORITY, and nghttp2 skips it unread."
@@ -130,14 +129,7 @@ CASES = [
     ),
     Case("6.3", "exclusive dependency", lambda c: _prioritised(c, 9, 5, True), ANSWERED),
     Case("6.3", "PRIORITY on stream 0", lambda _: [raw(2, 0, 0, bytes(5))], _PROTOCOL, NO_ERROR, _DEPRECATED),
-    Case(
-        "6.3",
-        "PRIORITY of 4 bytes",
-        lambda c: [head(c), raw(2, 0, 1, bytes(4))],
-        stream_error("FRAME_SIZE_ERROR"),
-        _FRAME_SIZE,
-        AS_CONNECTION_ERROR,
-    ),
+    as_connection_error("6.3", "PRIORITY of 4 bytes", lambda c: [head(c), raw(2, 0, 1, bytes(4))], "FRAME_SIZE_ERROR"),
     # 6.4 RST_STREAM.
     Case("6.4", "RST_STREAM on an open stream", lambda c: [head(c), RstStreamFrame(1, error_code=8)], NO_ERROR),
     Case("6.4", "RST_STREAM on stream 0", lambda _: [raw(3, 0, 0, bytes(4))], _PROTOCOL),
@@ -177,13 +169,8 @@ CASES = [
     Case("6.8", "GOAWAY of 4 bytes", lambda _: [raw(7, 0, 0, bytes(4))], _FRAME_SIZE),
     # 6.9 WINDOW_UPDATE.
     Case("6.9", "increment of 0 on the connection", lambda _: [raw(8, 0, 0, bytes(4))], _PROTOCOL),
-    Case(
-        "6.9",
-        "increment of 0 on a stream",
-        lambda c: [head(c), raw(8, 0, 1, bytes(4))],
-        stream_error("PROTOCOL_ERROR"),
-        _PROTOCOL,
-        AS_CONNECTION_ERROR,
+    as_connection_error(
+        "6.9", "increment of 0 on a stream", lambda c: [head(c), raw(8, 0, 1, bytes(4))], "PROTOCOL_ERROR"
     ),
     Case("6.9", "WINDOW_UPDATE of 3 bytes", lambda _: [raw(8, 0, 0, bytes(3))], _FRAME_SIZE),
     Case("6.9", "WINDOW_UPDATE on the connection", lambda c: [WindowUpdateFrame(0, 9), *call(c)], ANSWERED),
@@ -195,14 +182,7 @@ CASES = [
         "[1, 2] bytes of DATA",
     ),
     Case("6.9.1", "window of the connection above 2^31 - 1", lambda c: _sums(c, 0), _FLOW_CONTROL),
-    Case(
-        "6.9.1",
-        "window of a stream above 2^31 - 1",
-        lambda c: _sums(c, 1),
-        stream_error("FLOW_CONTROL_ERROR"),
-        _FLOW_CONTROL,
-        AS_CONNECTION_ERROR,
-    ),
+    as_connection_error("6.9.1", "window of a stream above 2^31 - 1", lambda c: _sums(c, 1), "FLOW_CONTROL_ERROR"),
     Case(
         "6.9.1",
         "more DATA than the window of the stream",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hyperframe.frame import HeadersFrame, SettingsFrame
 
-from tests.conformance.http2.case import ANSWERED, TABLE_SIZE, Case, Frames, Say, body, call, connection_error, head
+from tests.conformance.http2.case import ANSWERED, GOAWAY, TABLE_SIZE, Case, Frames, Say, body, call, head
 from tests.support.http2_client import RawClient
 
-_ERROR = connection_error("COMPRESSION_ERROR")
+_ERROR = GOAWAY("COMPRESSION_ERROR")
 #: What the client's SETTINGS leave as it is, and the server's do too.
 _DEFAULT_TABLE_BYTES = 4096
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hyperframe.frame import DataFrame, Frame, PushPromiseFrame
 
-from tests.conformance.http2.case import ANSWERED, LIVE, Case, Say, body, connection_error, head, stream_error
+from tests.conformance.http2.case import ANSWERED, GOAWAY, LIVE, RESET, Case, Say, body, head
 from tests.support.http2_client import Fields, RawClient
 
-_MALFORMED = stream_error("PROTOCOL_ERROR")
+_MALFORMED = RESET("PROTOCOL_ERROR")
 _METHOD, _SCHEME, _PATH, _AUTHORITY = (":method", "POST"), (":scheme", "http"), (":path", LIVE), (":authority", "test")
 _PSEUDO: Fields = [_METHOD, _SCHEME, _PATH, _AUTHORITY]
 _GRPC: Fields = [("te", "trailers"), ("content-type", "application/grpc")]
@@ -91,7 +91,7 @@ CASES = [
         "8.4",
         "push",
         lambda c: [PushPromiseFrame(1, 2, head(c).data, flags=["END_HEADERS"])],
-        connection_error("PROTOCOL_ERROR"),
+        GOAWAY("PROTOCOL_ERROR"),
     ),
     # 8.5 CONNECT.
     Case("8.5", "CONNECT", _has((":method", "CONNECT"), _AUTHORITY), "HTTP 405"),

@@ -17,7 +17,7 @@ from tests.support.models import ORACLE_BUNDLE
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A server whose other client is answered after all cases as before."""
+    """A server that answers another client before and after all cases."""
     with (
         running_server(
             [ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache"), arguments=["--transport=nghttp2", "--no-metrics"]

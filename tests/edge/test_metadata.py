@@ -1,0 +1,161 @@
+"""Readiness, configuration, statistics and index of real models, without a transport."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from edge import __version__
+from edge.errors import InvalidRequest
+from edge.health.health import Health
+from edge.pb import inference_pb2 as pb
+from edge.repository.loader import ServingOptions
+from edge.serving.metadata import Metadata
+from tests.support.inference_service import Running, running_service
+from tests.support.models import ORACLE, ORACLE_BUNDLE, write_oracle_bundle
+from tests.support.sample_requests import good, shaped
+
+
+def write_bundles(repository: Path) -> None:
+    write_oracle_bundle(repository / "first")
+    shutil.copytree(ORACLE_BUNDLE, repository / "broken")
+    (repository / "broken" / "model.onnx").write_bytes(b"broken")
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    options = ServingOptions(max_queue_delay_us=1500)
+    async with running_service(
+        tmp_path, write_bundles, target="simulated:20", device_bound=True, serving=options
+    ) as running:
+        yield running
+
+
+def described(running: Running, **options: Any) -> Metadata:
+    return Metadata(
+        running.repository, running.scheduler, Health(running.repository, running.scheduler.runs), **options
+    )
+
+
+async def test_readiness(running: Running) -> None:
+    strict, lenient = described(running), described(running, strict_readiness=False)
+    for metadata in (strict, lenient):
+        assert not metadata.server_ready()
+        assert not metadata.model_ready(pb.ModelReadyRequest(name=ORACLE))
+        metadata.accepting = True
+        assert metadata.model_ready(pb.ModelReadyRequest(name=ORACLE))
+        assert not metadata.model_ready(pb.ModelReadyRequest(name="broken"))
+    assert (strict.server_ready(), lenient.server_ready()) == (False, True)  # one bundle is broken
+
+
+async def test_metadata_of_server_and_model(running: Running) -> None:
+    metadata = described(running, extensions=("logging",))
+    assert MessageToDict(metadata.server_metadata()) == {
+        "name": "fewheads",
+        "version": __version__,
+        "extensions": [
+            *("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics", "logging")
+        ],
+    }
+    assert MessageToDict(metadata.model_metadata(pb.ModelMetadataRequest(name=ORACLE))) == {
+        "name": ORACLE,
+        "versions": ["1"],
+        "platform": "simulated_onnx",
+        "inputs": [
+            {"name": "expression", "datatype": "BYTES", "shape": ["-1", "1"]},
+            {"name": "x", "datatype": "FP32", "shape": ["-1", "15"]},
+        ],
+        "outputs": [{"name": "value", "datatype": "FP32", "shape": ["-1", "1"]}],
+    }
+
+
+async def test_configuration(running: Running, tmp_path: Path) -> None:
+    def config(of: Running, **options: Any) -> Any:
+        response = described(of, **options).model_config(pb.ModelConfigRequest(name=ORACLE))
+        return MessageToDict(response.config, preserving_proto_field_name=True)
+
+    found = config(running, default_timeout_seconds=1.5)
+    assert found == {
+        "name": ORACLE,
+        "platform": "simulated_onnx",
+        "backend": "simulated",
+        "version_policy": {"specific": {"versions": ["1"]}},
+        "max_batch_size": 64,
+        "input": [
+            {"name": "expression", "data_type": "TYPE_STRING", "dims": ["1"], "optional": True},
+            {"name": "x", "data_type": "TYPE_FP32", "dims": ["15"], "optional": True},
+        ],
+        "output": [{"name": "value", "data_type": "TYPE_FP32", "dims": ["1"]}],
+        "instance_group": [{"name": f"{ORACLE}_0", "count": 1, "kind": "KIND_GPU"}],
+        "default_model_filename": "model.onnx",
+        "dynamic_batching": {
+            "max_queue_delay_microseconds": "1500",
+            "priority_levels": "10",
+            "default_priority_level": "5",
+            "default_queue_policy": {
+                "default_timeout_microseconds": "1500000",
+                "allow_timeout_override": True,
+                "max_queue_size": 256,
+            },
+        },
+        "parameters": {
+            "runtime": {"string_value": "simulated"},
+            "runtime_reason": {"string_value": "The target names it."},
+            "golden_max_abs_diff": {"string_value": "0"},
+        },
+    }
+    without = config(running)["dynamic_batching"]["default_queue_policy"]
+    assert "default_timeout_microseconds" not in without
+    async with running_service(tmp_path / "cpu") as other:
+        assert config(other)["instance_group"][0]["kind"] == "KIND_CPU"
+
+
+async def test_statistics_and_index(running: Running) -> None:
+    for _ in range(2):
+        await running.infer(good(3))
+    with pytest.raises(InvalidRequest):
+        await running.infer(shaped(1, 14))
+    metadata, now = described(running), running.counted()
+    (found,) = metadata.model_statistics(pb.ModelStatisticsRequest(name=ORACLE)).model_stats
+    assert (found.name, found.version, found.inference_count, found.execution_count) == (ORACLE, "1", 6, 2)
+    assert found.last_inference == now.last_inference_ms > 0
+    stages = {"success": "request", "queue": "queue", "compute_infer": "compute_infer"}
+    for name, stage in (stages | {key: key for key in ("compute_input", "compute_output")}).items():
+        duration = getattr(found.inference_stats, name)
+        assert (duration.count, duration.ns) == (2, now.stages[stage].total), name
+    assert (found.inference_stats.fail.count, found.inference_stats.fail.ns) == (1, now.fail_ns)
+    (batch,) = found.batch_stats
+    totals = now.batches[3]
+    assert batch.batch_size == 3
+    for name in ("compute_input", "compute_infer", "compute_output"):
+        duration = getattr(batch, name)
+        assert (duration.count, duration.ns) == (2, getattr(totals, f"{name}_ns")), name
+    states = {
+        ready: {m.name: m.state for m in metadata.repository_index(pb.RepositoryIndexRequest(ready=ready)).models}
+        for ready in (False, True)
+    }
+    assert states == {False: {ORACLE: "READY", "broken": "UNAVAILABLE"}, True: {ORACLE: "READY"}}
+
+
+async def test_statistics_of_versions(tmp_path: Path) -> None:
+    def write(repository: Path) -> None:
+        for version in (1, 2):
+            write_oracle_bundle(repository / f"version-{version}", ORACLE, version)
+        write_oracle_bundle(repository / "other", "other")
+
+    async with running_service(tmp_path, write) as running:
+        for name, version, expected in (
+            ("", "", [(ORACLE, "1"), (ORACLE, "2"), ("other", "1")]),
+            (ORACLE, "", [(ORACLE, "1"), (ORACLE, "2")]),
+            (ORACLE, "1", [(ORACLE, "1")]),
+        ):
+            request = pb.ModelStatisticsRequest(name=name, version=version)
+            found = described(running).model_statistics(request).model_stats
+            assert sorted((each.name, each.version) for each in found) == expected
+        versions = described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE)).versions
+        assert sorted(versions) == ["1", "2"]
