@@ -14,6 +14,7 @@ import msgspec
 from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
 from export.errors import CheckpointError, DataError
+from export.processor import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
 TOKENIZER, PREDICTIONS = "tokenizer.json", "predictions.npz"
@@ -43,6 +44,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         provenance: how and when the weights were made.
         data_dir: absolute path of the ``--data-dir`` that the run was trained with; None where it used none.
         speedup: over the model that it was reduced from; None for a model that was never reduced.
+        precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
+        processor: that trained or reduced it. Runs of earlier versions record neither.
     """
 
     model: str
@@ -50,6 +53,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provenance: Provenance
     data_dir: str | None = None
     speedup: Speedup | None = None
+    precision: str | None = None
+    processor: Processor | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import Transformer4, create
 from export.calculator.train import fit, recipe_of
 from export.checkpoint import save
+from export.processor import processor
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 
@@ -55,5 +56,6 @@ def train_run(
     metrics = RunMetrics(model.parameter_count, last_epoch, best_epoch, seconds, measures)
     trained = f"AdamW, {recipe}" if recipe else "constructed, not trained"
     record = provenance(trainer=trained, data=DESCRIPTION, seed=seed if recipe else None)
-    save(directory, model, RunConfig(name, arguments, record), metrics)
+    config = RunConfig(name, arguments, record, precision="fp32" if recipe else None, processor=processor())
+    save(directory, model, config, metrics)
     return metrics

@@ -16,6 +16,7 @@ import numpy as np
 from edge.datatypes import Array
 from export.experiments.family import DENSE, family_directory
 from export.experiments.measure import MeasuredFamily, read_answers
+from export.processor import described
 from export.tasks.glue import TASKS
 from export.tasks.metrics import METRICS, RESAMPLES, Difference, middle, resampled
 
@@ -58,12 +59,21 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Frontier(msgspec.Struct, frozen=True):
-    """All points, dense FP32 first, with what they were measured on: families, and items and tokens of their tasks."""
+    """All points, dense FP32 first, with what they were measured on.
+
+    Attributes:
+        seeds: families of each task.
+        items: of each task.
+        mean_tokens: of an item of each task.
+        points: in order.
+        processors: with their features, on which INT8 speeds depend.
+    """
 
     seeds: dict[str, int]
     items: dict[str, int]
     mean_tokens: dict[str, float]
     points: tuple[Point, ...]
+    processors: tuple[str, ...]
 
 
 def frontier_of(families: Sequence[MeasuredFamily], out: Path) -> Frontier:
@@ -89,6 +99,7 @@ def frontier_of(families: Sequence[MeasuredFamily], out: Path) -> Frontier:
         {task: group[0].items for task, group in tasks.items()},
         {task: group[0].mean_tokens for task, group in tasks.items()},
         tuple(_point(key, families, values) for key in keys),
+        described(family.processor for family in families),
     )
 
 

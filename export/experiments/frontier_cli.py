@@ -151,7 +151,8 @@ def _print(found: Frontier) -> None:
         for point in found.points
     ]
     seeds = ", ".join(f"{task} {number}" for task, number in found.seeds.items())
-    print_table(f"Against dense FP32, ONNX Runtime, one thread, batch 1; seeds: {seeds}", columns, rows)
+    title = f"Against dense FP32, ONNX Runtime, one thread, batch 1; seeds: {seeds}"
+    print_table(f"{title}; processor: {', '.join(found.processors)}", columns, rows)
     each = [
         (task.task, point.tier, point.precision, task.metric, *_words(task.difference))
         for number in range(len(found.seeds))

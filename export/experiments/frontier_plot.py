@@ -34,7 +34,7 @@ def draw(frontier: Frontier, path: str | Path) -> None:
     panels[0].set_ylabel("points lost or won against dense FP32")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     tasks = ", ".join(f"{task} ({seeds})" for task, seeds in frontier.seeds.items())
-    figure.suptitle(f"Tasks (seeds): {tasks}; ONNX Runtime, CPU, one thread, batch 1")
+    figure.suptitle(f"Tasks (seeds): {tasks}; ONNX Runtime, one thread, batch 1, {', '.join(frontier.processors)}")
     write_figure(figure, path)
 
 

@@ -24,6 +24,7 @@ from export.errors import CheckpointError
 from export.experiments.family import DENSE, TEACHER, TIERS
 from export.heads import SequenceClassifier
 from export.precision import dynamic_int8, fused
+from export.processor import Processor, processor
 from export.reduction.plan import Plan, check_speedup
 from export.reduction.timing import feeds_of
 from export.tasks.metrics import METRICS
@@ -72,6 +73,7 @@ class MeasuredFamily(msgspec.Struct, frozen=True):
         items: of dev.
         mean_tokens: of an item.
         files: dense FP32 first.
+        processor: that they were measured on; earlier versions did not record it.
     """
 
     task: str
@@ -80,6 +82,7 @@ class MeasuredFamily(msgspec.Struct, frozen=True):
     items: int
     mean_tokens: float
     files: tuple[Measured, ...]
+    processor: Processor | None = None
 
     def file(self, tier: str, precision: str) -> Measured:
         """Return what was measured of one file."""
@@ -140,7 +143,7 @@ def measure_family(
         plan = Plan.between(configs[DENSE], configs[file.tier])
         check_speedup(plan, round(mean_tokens), file.speedup / dense_file.speedup)
         check_speedup(plan, fixed_tokens, file.fixed_speedup / dense_file.fixed_speedup)
-    found = MeasuredFamily(task.name, seed, dense, len(dev.tokens), mean_tokens, tuple(measured))
+    found = MeasuredFamily(task.name, seed, dense, len(dev.tokens), mean_tokens, tuple(measured), processor())
     _store(directory, found, {"/".join(key): values for key, values in answers.items()}, dev.targets)
     return found
 

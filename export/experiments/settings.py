@@ -15,7 +15,7 @@ import torch
 from edge import __version__
 from edge.errors import Literally, UsageError
 from edge.files import sha256, write_whole
-from edge.profiling.conditions import cpu_name
+from export.processor import processor
 
 SETTINGS = "settings.json"
 
@@ -62,8 +62,10 @@ def check_settings(directory: Path, settings: msgspec.Struct) -> bool:
 
 def machine() -> dict[str, str]:
     """Return what times and rounding depend on: the processor, and the versions of the packages that compute."""
+    here = processor()
     return {
-        "cpu": cpu_name(),
+        "cpu": here.name,
+        "features": here.described,
         "cores": str(os.cpu_count()),
         "fewheads": __version__,
         "torch": str(torch.__version__),

@@ -33,8 +33,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         warmup_share: the share of all steps in which the learning rate rises from 0.
         weight_decay: decoupled, of matrices only.
         clip_norm: the largest norm of all gradients together.
-        precision: of the multiplications in training; weights, losses and the optimiser's sums are FP32 with either.
-            ``bf16`` takes half the time where the processor has such instructions, and far longer where it has none.
+        precision: of the multiplications in training; weights, losses and the optimiser's sums are always FP32.
+            ``bf16`` takes half the time on a processor with BF16 instructions, and 12 times as long without them.
         distillation: how to follow a teacher; unused without one.
     """
 

@@ -12,6 +12,7 @@ from edge.bundles.manifest import Provenance
 from edge.errors import Literally, UsageError
 from export.checkpoint import save
 from export.errors import DataError
+from export.processor import processor
 from export.provenance import provenance
 from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup
 from export.tasks import data_directory
@@ -19,7 +20,7 @@ from export.tasks.finetune import Epoch, Step, fine_tune
 from export.tasks.models import MODEL, Architecture, Source, find_tuned, found_or_new, with_head
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted, encode_predictions
-from export.tasks.recipe import Recipe
+from export.tasks.recipe import Precision, Recipe
 from export.tasks.task import Data, Reader, Task
 from export.transformer import TransformerConfig
 
@@ -124,6 +125,7 @@ def finetune_run(
         seconds=tuned.seconds,
         data_dir=data_dir,
         speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
+        precision=recipe.precision,
     )
     state.unlink()
     return metrics
@@ -148,6 +150,7 @@ def save_run(
     seconds: float,
     data_dir: str | Path | None = None,
     speedup: Speedup | None = None,
+    precision: Precision | None = None,
 ) -> RunMetrics:
     """Measure a model by its predictions and write its run directory.
 
@@ -164,6 +167,7 @@ def save_run(
         seconds: duration of the training or reduction.
         data_dir: directory of the data, recorded unless the task reads no files.
         speedup: of a reduced model over its original.
+        precision: of the multiplications in training.
 
     Raises:
         CheckpointError: the run cannot be written.
@@ -179,9 +183,8 @@ def save_run(
     if isinstance(reader, Tokenizer):
         further[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
-    save(
-        directory, model, RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup), metrics, further
-    )
+    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup, precision, processor())
+    save(directory, model, config, metrics, further)
     return metrics
 
 

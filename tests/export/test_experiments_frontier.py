@@ -8,6 +8,7 @@ import pytest
 
 from edge.errors import UsageError
 from edge.files import write_whole
+from export import processor
 from export.errors import CheckpointError, DataError
 from export.experiments.family import DENSE, TEACHER, TIERS, Settings, family_directory, settings_of
 from export.experiments.frontier import frontier_of
@@ -87,8 +88,10 @@ def test_the_dense_baseline_is_the_better_run_on_the_holdout(tmp_path, teacher, 
 
 
 @pytest.fixture
-def experiment(tmp_path):
-    """A model, data, and the settings of a family that was measured with them."""
+def experiment(tmp_path, monkeypatch):
+    """A model, data, and the settings of a family that was measured with them, on a processor with BF16."""
+    (tmp_path / "cpuinfo").write_text("flags : avx2 avx512_bf16")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     write_sst2(tmp_path / "data")
     write_model(tmp_path / "model", make_transformer())
     family = written_family(tmp_path)

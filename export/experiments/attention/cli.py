@@ -14,6 +14,7 @@ from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import precision_option, run_data_dir_option
 from export.outputs import check_workspace
+from export.processor import described
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
 
@@ -178,7 +179,8 @@ def _print(result: Result) -> None:
     columns = ("mechanism", "what", "attention left", "score", *(f"{split}: {result.metric}" for split in splits))
     columns += (f"over full on {splits[-1]}", f"speed at {settings.tokens}", f"at {settings.long}", "at most", "timed")
     rows = [_cells(row, splits, settings.tokens, settings.long) for row in result.rows]
-    title = f"{settings.task}: {settings.recipe.epochs} epochs each, seeds {', '.join(map(str, settings.seeds))}"
+    title = f"{settings.task}: {settings.recipe.epochs} epochs each, seeds {', '.join(map(str, settings.seeds))}; "
+    title += f"processor: {', '.join(described(record.processor for record in result.records))}"
     print_table(title, columns, rows)
     if result.lengths:
         lengths = [(one.tokens, one.variant, one.ratio, one.bound) for one in result.lengths]

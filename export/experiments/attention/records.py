@@ -13,6 +13,7 @@ from export.adaptive.use import HeadUse
 from export.errors import CheckpointError
 from export.experiments.attention.ground import Kept
 from export.experiments.attention.stopwatch import Speed
+from export.processor import Processor
 from export.runs import PREDICTIONS
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
@@ -68,6 +69,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         speeds: at each length.
         kept: of each head, the share of its coordinates that is used on the hold-out; None where all are.
         use: of the scores, where there are some.
+        processor: that trained and timed it; earlier versions did not record it.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[Speed, ...]
     kept: Kept | None = None
     use: HeadUse | None = None
+    processor: Processor | None = None
 
 
 def save_record(directory: Path, record: Record, predictions: Mapping[str, Predicted]) -> None:

@@ -18,6 +18,7 @@ from export.experiments.attention.mechanisms import Mechanism
 from export.experiments.attention.records import Record, Settings, save_record
 from export.experiments.attention.stopwatch import Stopwatch, predict_int8
 from export.heads import SequenceClassifier
+from export.processor import processor
 from export.tasks.finetune import Step, fine_tune
 from export.tasks.predictions import Predicted
 from export.tasks.task import HOLDOUT, Data, Task
@@ -112,6 +113,7 @@ def run_mechanism(
         speeds=watch.speeds(small),
         kept=use.kept if use else made.kept,
         use=use,
+        processor=processor(),
     )
     if mechanism.int8:
         answers = {name: predict_int8(small, rows) for name, rows in data.measured.items()}
