@@ -43,8 +43,6 @@ class HeadScorer(nn.Module):
     """One score per head: an MLP over tokens, d -> hidden -> hidden -> H with a sigmoid, then the mean over tokens.
 
     Args:
-        dim: d, the width of a token.
-        num_heads: H.
         hidden: the MLP's width; None is d/4, as paper 002 has it.
         pooled: take the mean over tokens first, so that the MLP costs next to nothing.
     """
@@ -76,8 +74,6 @@ class MultiHeadAttention(nn.Module):
     """Self-attention with separate projections, and heads that a scorer may shrink.
 
     Args:
-        dim: d, the width of a token.
-        num_heads: H.
         head_dim: d_k, the width of a head; H * d_k need not be d.
         adaptive: how heads shrink; None leaves the scorer out.
         scorer: returns scores [N, H] for tokens [N, T, d] and their mask; None is a :class:`HeadScorer` of its own.
@@ -187,7 +183,6 @@ def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
     Args:
         scores: [N, H].
         rank_width: what a score is a share of: d in literal mode, d_k in fixed mode.
-        head_dim: d_k.
 
     Returns:
         [N, H, d_k] of 0 and 1; no gradient flows through it.

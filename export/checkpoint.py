@@ -30,10 +30,6 @@ def save(
     """Write a run directory; an earlier run at that path is replaced.
 
     Args:
-        directory: path of the run.
-        module: its weights are written.
-        config: of the run.
-        metrics: of the run.
         further: contents by file name, for the optional files ``tokenizer.json`` and ``predictions.npz``.
 
     Raises:
@@ -65,7 +61,6 @@ def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) ->
     """Read a run directory.
 
     Args:
-        directory: written by :func:`save`.
         models: constructors by the model's name.
 
     Returns:

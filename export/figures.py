@@ -20,7 +20,6 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
 
     Args:
         width: in inches.
-        height: likewise.
         without: alternative to installing matplotlib, for the message.
 
     Raises:

@@ -17,8 +17,6 @@ class SequenceClassifier(nn.Module):
     """A linear layer over one vector for the whole sequence.
 
     Args:
-        transformer: what computes the hidden states.
-        labels: how many logits.
         pooling: ``mean`` over the tokens that are no padding, or ``summary``, the first token.
         regression: the one logit is a value, and its loss the squared error.
 
@@ -57,11 +55,7 @@ class SequenceClassifier(nn.Module):
 
 
 class SpanClassifier(nn.Module):
-    """Start and end of a span: two logits for each token, padding included.
-
-    Args:
-        transformer: what computes the hidden states.
-    """
+    """Start and end of a span: two logits for each token, padding included."""
 
     def __init__(self, transformer: Transformer) -> None:
         super().__init__()

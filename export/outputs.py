@@ -26,7 +26,6 @@ def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out
 
     Args:
         option: that gave the path, for the message.
-        path: of the run.
         inputs: everything that the command reads.
         replace: whether an earlier run may be replaced.
         way_out: what else the user can give, for the message.
@@ -85,7 +84,6 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
 
     Args:
         option: that gave the path, for the message.
-        path: of the directory.
         inputs: everything that the command reads.
         settings: name of the file, or directory, by which the command recognises its own experiment.
 

@@ -76,7 +76,6 @@ def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: boo
     tokens, residuals, normalisations and the head stay as they are in :func:`half`.
 
     Args:
-        model: in FP32.
         calibration: real inputs by name, as many rows of each.
         has_head: whether a task head follows the last normalisation.
     """

@@ -77,8 +77,6 @@ def export_tier(
         outputs: the names that the module's outputs shall have.
         name: of the tier; files are called after it.
         dynamic: input to the symbolic names of its dimensions that a request chooses; None for those above.
-        runtimes: whose files to make.
-        precisions: the precisions to make.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
 
     Raises:

@@ -45,13 +45,9 @@ def targets_of(
     """Return the bundles that runs become: one for each calculator, or one for all fine-tuned runs.
 
     Args:
-        runs: run directories.
-        repository: directory of the bundles.
         name: of the bundle of fine-tuned runs; None for calculators.
-        version: of the bundles.
         tiers: names of the tiers, or empty for names by speed.
         data_dir: data directory; None for the one that the first run recorded.
-        replace: whether existing bundles may be replaced.
 
     Raises:
         CheckpointError: a run cannot be read.

@@ -185,11 +185,7 @@ class ImageEmbeddings(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings, layers, and for pre-LN a last normalisation.
-
-    Args:
-        config: its shape.
-    """
+    """Embeddings, layers, and for pre-LN a last normalisation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -78,7 +78,6 @@ class Budget(nn.Module):
     """The multipliers, which travel with the model's state, and the loss.
 
     Args:
-        curve: what a layer costs.
         target: C*, of the same unit as the cost: between that of no head and 1.
 
     Raises:

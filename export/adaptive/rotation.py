@@ -29,7 +29,6 @@ def rotated_model(model: HeadT, batches: Sequence[Batch]) -> HeadT:
 
     Args:
         model: in evaluation mode; it is left alone.
-        batches: calibration inputs.
 
     Raises:
         ReductionError: the model is reduced already, or the calibration set is too small.

@@ -17,11 +17,7 @@ HeadT = TypeVar("HeadT", bound=Head)
 
 
 class GlobalScores(nn.Module):
-    """Scores that are learnt, and the same for every input.
-
-    Args:
-        number: of scores.
-    """
+    """Scores that are learnt, and the same for every input."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -33,11 +29,7 @@ class GlobalScores(nn.Module):
 
 
 class GivenScores(nn.Module):
-    """Scores that stay what they are.
-
-    Args:
-        scores: [H].
-    """
+    """Scores that stay what they are."""
 
     def __init__(self, scores: Tensor) -> None:
         super().__init__()
@@ -88,7 +80,6 @@ def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHead
 
     Args:
         model: best from :func:`export.adaptive.rotation.rotated_model`; it is left alone.
-        mode: how heads shrink.
         scorer_of: makes what returns the scores, from an attention and the number of its layer.
     """
     new = copy.deepcopy(model)
@@ -113,9 +104,7 @@ def scorers(seed: int, *, share: int = 4, pooled: bool = False) -> Callable[[Mul
     """Return what makes the scorers of a model for :func:`with_scores`, MLPs of width d / ``share``.
 
     Args:
-        seed: of their weights.
         share: the paper's is 4.
-        pooled: see :class:`export.attention.HeadScorer`.
     """
 
     def scorer(attention: MultiHeadAttention, number: int) -> nn.Module:

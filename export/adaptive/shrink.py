@@ -23,11 +23,7 @@ WIDTH_STEP = 8
 
 
 class GroupedAttention(nn.Module):
-    """Attention whose heads come in groups of different widths; the groups' outputs add up.
-
-    Args:
-        groups: one module for each width.
-    """
+    """Attention whose heads come in groups of different widths; the groups' outputs add up."""
 
     def __init__(self, groups: list[MultiHeadAttention]) -> None:
         super().__init__()

@@ -45,12 +45,6 @@ _GOLDEN_PER_SPLIT = 12
 def export_run(run: str | Path, repository: str | Path, *, version: int = 1, replace: bool = False) -> Exported:
     """Write the bundle of a run to ``repository/<model>-<version>``.
 
-    Args:
-        run: of ``fewheads train``.
-        repository: directory of the bundles.
-        version: of the bundle.
-        replace: whether an existing bundle may be replaced.
-
     Raises:
         CheckpointError: the run cannot be read.
         GoldenError: ONNX Runtime's answers differ from torch's by more than the tolerance.

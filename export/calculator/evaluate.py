@@ -45,7 +45,6 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
 
     Args:
         predict: maps tokens [n, 15] to values [n, 1].
-        splits: the data.
     """
     measures: list[Measure] = []
     for name in _EVALUATED:

@@ -118,10 +118,8 @@ class EncoderLayer(nn.Module):
     """A post-LN transformer encoder layer: attention, then two linear layers with a ReLU between.
 
     Args:
-        dim: the width of a token.
         num_heads: heads, of width ``dim / num_heads`` each.
         hidden: the width between the two linear layers.
-        adaptive: see :class:`export.attention.MultiHeadAttention`.
     """
 
     def __init__(self, dim: int, num_heads: int, hidden: int, adaptive: AdaptiveMode | None) -> None:

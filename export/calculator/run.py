@@ -29,12 +29,10 @@ def train_run(
     """Make a network, train it if it has something to learn, measure it, and write its run directory.
 
     Args:
-        name: one of :data:`export.calculator.NAMES`.
         directory: path of the run; an earlier run there is replaced when this one is done.
         seed: of the initial weights and of the order of the items.
         epochs: at most so many; None is the recipe's number.
         adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.
-        on_epoch: see :func:`export.calculator.train.fit`.
 
     Raises:
         TrainingError: the loss is no longer a finite number.

@@ -76,7 +76,6 @@ def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | 
     """Return how to train a model; None for one with nothing to train.
 
     Args:
-        name: of the model.
         epochs: at most so many; None is the number of :data:`RECIPES`.
         adaptive: how its heads shrink. If they do, the run goes to its end: lambda rises in the last 5 % of the steps.
     """
@@ -100,9 +99,6 @@ def fit(
     """Train a network in place and leave it with the weights that were best on ``val``.
 
     Args:
-        model: the network.
-        recipe: how.
-        train: what it learns from.
         val: what decides when to stop and which weights to keep; nothing is learnt from it.
         seed: of the order of the items.
         on_epoch: called after each epoch with its number, from 1, and the mean absolute error on ``val``.

@@ -87,11 +87,8 @@ def estimate_bundle(
     """Predict the latency of each tier of a bundle.
 
     Args:
-        path: of the bundle.
         device: a name in :data:`export.estimate.devices.DEVICES`.
-        power_mode: of the board.
         lengths: tokens; empty for 32 and 128, as far as the bundle takes them.
-        batches: rows.
         table: a measured latency table, whose times replace predictions of tiers in its precision, for one row.
         on_tier: called with how many tiers are done, of how many.
 

@@ -27,7 +27,6 @@ def kernels(model: bytes, profile: Mapping[str, Profile]) -> list[str] | None:
     """Return the names of the kernels that one run of a model launches, in their order.
 
     Args:
-        model: the bytes of an ONNX file for TensorRT.
         profile: input to its shapes, for every input with a dynamic dimension.
 
     Returns:

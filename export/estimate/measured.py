@@ -24,9 +24,7 @@ class MeasuredTable(NamedTuple):
         """Read a table.
 
         Args:
-            path: of the file.
             device: a name in :data:`export.estimate.devices.DEVICES`.
-            power_mode: of the board.
 
         Raises:
             UsageError: it is no table, a prediction itself, or of another runtime, board or power mode.
@@ -61,10 +59,7 @@ class MeasuredTable(NamedTuple):
         """Return the latency of a tier; None where the table lacks its precision, length or a shape.
 
         Args:
-            halves: of its layers.
             layers: of the original; where it has more than the tier, the tier's halves were removed.
-            precision: of the tier.
-            tokens: of the one input.
         """
         if precision != self.table.key.get("precision") or tokens is None:
             return None

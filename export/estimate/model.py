@@ -44,9 +44,7 @@ def input_shapes(
     """Return the shapes of the inputs of a run.
 
     Args:
-        inputs: of the model.
         max_batch_size: of its bundle; 0 where the first dimension is no batch.
-        batch: rows.
         tokens: of each row; None where the inputs have no other dimension to choose.
     """
     shapes = {}

@@ -50,8 +50,6 @@ def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -
 
     Args:
         model: the bytes of an ONNX file with standard operators.
-        shapes: of every input.
-        subject: the name of the model in errors.
 
     Raises:
         BundleError: a product's shape does not follow from the inputs' shapes, or the operators are not standard.

@@ -54,13 +54,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def predict(work: Work, kernels: int, mode: Mode) -> Prediction:
-    """Predict the latency of a run.
-
-    Args:
-        work: what it computes.
-        kernels: how many kernels it launches.
-        mode: of the board.
-    """
+    """Predict the latency of a run."""
     launch = kernels * KERNEL_MS * _KERNEL_MHZ / mode.gpu_mhz
     compute = sum(gflop / (EFFICIENCY * mode.tflops(precision)) for precision, gflop in work.gflop.items())
     memory = 1e-6 * work.weight_bytes / mode.gb_per_s

@@ -30,10 +30,7 @@ def estimate_shapes(
     """Predict what ``fewheads profile`` would measure; the table is marked as a prediction.
 
     Args:
-        directory: from ``fewheads shapes``.
         device: a name in :data:`export.estimate.devices.DEVICES`.
-        power_mode: of the board.
-        precision: ``fp16`` or ``int8``.
         lengths: tokens; empty for those of the directory.
         on_shape: called with how many shapes are done, of how many.
 

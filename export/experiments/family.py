@@ -111,10 +111,7 @@ def settings_of(
 
     Args:
         tasks: names in :data:`BUDGETS`.
-        seeds: of the families of each task.
-        model: a Hugging Face directory.
         data_dir: holds ``glue/``.
-        settings: of the experiment.
         changes: fields of every task's budget to replace.
 
     Raises:
@@ -144,11 +141,7 @@ def gather(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings:
     """Read the inputs of a task's families.
 
     Args:
-        task: of GLUE.
-        model: a Hugging Face directory.
         data_dir: holds ``glue/``.
-        budget: of the task.
-        settings: of the experiment.
 
     Raises:
         CheckpointError: the model's tokenizer cannot be read.
@@ -173,10 +166,6 @@ def stages(material: Material, directory: Path, *, seed: int, budget: Budget, se
 
     Args:
         material: from :func:`gather`, with the same budget and settings.
-        directory: for the runs, by their names.
-        seed: of heads and orders of examples.
-        budget: of the task.
-        settings: of the experiment.
 
     Raises:
         CheckpointError: the model, or a run, cannot be read.

@@ -81,7 +81,6 @@ def frontier_of(families: Sequence[MeasuredFamily], out: Path) -> Frontier:
 
     Args:
         families: all tiers of each are there; a task may have more seeds than another.
-        out: directory of the experiment.
 
     Raises:
         CheckpointError: the answers of a family are missing.

@@ -21,7 +21,6 @@ def draw(frontier: Frontier, path: str | Path) -> None:
     """Write the differences to dense FP32 over the speed-ups; bars are 95 % intervals, thin lines are tasks.
 
     Args:
-        frontier: what to draw.
         path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:

@@ -100,10 +100,6 @@ def measure_family(
     """Measure a trained family, and store it with its answers, for paired comparisons.
 
     Args:
-        task: of the family.
-        directory: of its runs.
-        dev: the task's first development split.
-        seed: of the family, for the record.
         on_item: called with how many items are done, of how many.
 
     Raises:

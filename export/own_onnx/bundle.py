@@ -78,11 +78,6 @@ def export_own(
 
     Args:
         path: the ONNX file. Weights in files beside it are put inside.
-        repository: the directory that holds bundles.
-        name: of the model.
-        options: see :class:`OwnOptions`.
-        version: of the bundle.
-        replace: whether an existing bundle may be replaced.
 
     Raises:
         UsageError: the file, the name or an option does not fit, or the bundle exists; the message names the option

@@ -46,8 +46,6 @@ def read_inputs(
     """Return the arrays of an ``.npz``, each under the name of its input.
 
     Args:
-        path: of the file.
-        inputs: of the graph.
         profile: of each input with a -1.
         max_batch_size: rows of a run at most; more golden rows are run in parts. 0 where there is no batch dimension.
 

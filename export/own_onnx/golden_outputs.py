@@ -25,10 +25,7 @@ def golden_outputs(
     """Return the outputs for golden inputs.
 
     Args:
-        runner: the loaded model.
-        inputs: of the graph.
         max_batch_size: rows of a run at most; 0 where there is no batch dimension.
-        path: of the model, for errors.
 
     Raises:
         UsageError: ONNX Runtime fails, an output has other rows than the inputs, or a value is not finite.

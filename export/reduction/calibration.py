@@ -23,12 +23,7 @@ _FIX = "Give more inputs; some hundred sentences suffice for widths up to 3072."
 
 
 class Moments:
-    """Mean and second moment of vectors that come in G groups of width w, each group for itself.
-
-    Args:
-        groups: G.
-        width: w.
-    """
+    """Mean and second moment of vectors that come in G groups of width w, each group for itself."""
 
     def __init__(self, groups: int, width: int) -> None:
         self.count = 0
@@ -118,9 +113,7 @@ def attention_statistics(
     """Run a layer's attention over calibration inputs.
 
     Args:
-        layer: with heads.
         states: what it reads, [N, T, d] for each batch.
-        batches: whose masks tell tokens from padding.
 
     Returns:
         The statistics, and what the layer's first half returned, as :func:`after_attention`.

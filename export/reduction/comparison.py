@@ -67,16 +67,6 @@ def compare_plans(
 
     Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
 
-    Args:
-        source: a run of ``fewheads finetune``.
-        data_dir: holds the data of its task.
-        target_speedup: of the whole model, on each device.
-        tables: latency tables.
-        tokens: in the one input of each call.
-        examples: of the training set, to calibrate with.
-        on_shape: see :func:`export.reduction.latency.measure_layers`.
-        on_progress: see :func:`export.reduction.reduce.reduce_model`.
-
     Raises:
         UsageError: the source is no run on a task, or a table does not fit.
         DataError: the data are missing or malformed.

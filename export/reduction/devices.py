@@ -32,15 +32,7 @@ class Device(NamedTuple):
 
 
 def measured_device(model: Head, grid: Grid, tokens: int, state: Path, on_shape: Callable[[int, int], None]) -> Device:
-    """Measure this machine's processor.
-
-    Args:
-        model: the original.
-        grid: what its layers may become.
-        tokens: in the one input of each call.
-        state: directory of the measurements so far.
-        on_shape: see :func:`export.reduction.latency.measure_layers`.
-    """
+    """Measure this machine's processor."""
     times, rest = measure_times(model, grid, tokens, cache=state / "latency.json", on_shape=on_shape)
     table = LatencyTable(key=machine_key(model.transformer.config))
     return Device(table.name, table.label, table.key, times, rest)

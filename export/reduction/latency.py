@@ -40,10 +40,8 @@ def measure_layers(
 
     Args:
         config: of the model; its first layer is the dense one.
-        shapes: to measure.
         lengths: numbers of tokens; one input at a time.
         cache: a JSON file; one of another machine, version or model is replaced.
-        calls: of each model at each length.
         on_shape: called with how many shapes are done, of how many.
     """
     key = machine_key(config)
@@ -76,14 +74,6 @@ def measure_times(
 
     The halves of a layer run one after the other, so each option is measured beside the other half's original, and
     half of the dense layer is written to either side's account.
-
-    Args:
-        model: the original.
-        grid: what its layers may become.
-        tokens: in the one input of each call.
-        cache: see :func:`measure_layers`.
-        calls: likewise.
-        on_shape: likewise.
     """
     config = model.transformer.config
     shapes = grid.beside(config.layers[0]).all()
@@ -97,13 +87,6 @@ def table_times(
     table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int, subject: str
 ) -> tuple[Costs, float]:
     """Return what :func:`measure_times` returns, from a device's table.
-
-    Args:
-        table: of the device.
-        config: of the model.
-        grid: what its layers may become.
-        tokens: in the one input of each call.
-        subject: the name of the table in errors.
 
     Raises:
         UsageError: the table is of another model, lacks shapes or the length, or holds timings of a device that

@@ -48,8 +48,6 @@ def reduced_layer(
         layer: the original, with heads and hidden units; it is left alone.
         plan: its shape; heads and hidden units that it leaves open are chosen here.
         states: what the layer reads, [N, T, d] for each batch.
-        batches: calibration inputs.
-        method: how heads get smaller.
 
     Returns:
         The new layer, what its first half makes of the states, and the report.

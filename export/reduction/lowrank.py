@@ -51,7 +51,6 @@ def query_key_factors(S_q: Tensor, S_k: Tensor, rank: int, ridge: float = RIDGE)
         S_q: second moment of the queries, [H, d_k, d_k].
         S_k: covariance of the keys, [H, d_k, d_k].
         rank: r, 1 to d_k.
-        ridge: see :data:`RIDGE`.
     """
     q_root, q_inverse = _roots(regularised(S_q, ridge))
     k_root, k_inverse = _roots(regularised(S_k, ridge))
@@ -69,7 +68,6 @@ def value_output_factors(C: Tensor, W_O: Tensor, rank: int, ridge: float = RIDGE
         C: covariance of each head's output, [H, d_k, d_k].
         W_O: [H, d_k, d].
         rank: r, 1 to d_k.
-        ridge: see :data:`RIDGE`.
     """
     root, inverse = _roots(regularised(C, ridge))
     U, sigma, Vh = torch.linalg.svd(root @ W_O, full_matrices=False)

@@ -80,8 +80,6 @@ def check_speedup(plan: Plan, tokens: int, speedup: float, tolerance: float = TO
 
     Args:
         plan: what was removed. Embeddings and heads of tasks are not counted; they would only lower the bound.
-        tokens: in each input of the measurement.
-        speedup: measured, or claimed.
         tolerance: how far above the bound it may lie, as a share of the bound.
 
     Returns:
@@ -115,11 +113,6 @@ def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape]) -> Plan:
 
 def decode(data: bytes, config: TransformerConfig, subject: str) -> Plan:
     """Return a plan from its JSON, which ``msgspec.json.encode`` wrote.
-
-    Args:
-        data: the JSON.
-        config: of the model that it is for.
-        subject: how errors call it, usually its path.
 
     Raises:
         PlanError: it is malformed, or does not fit.

@@ -24,7 +24,6 @@ def draw(reduced: Reduced, path: str | Path) -> None:
     :class:`export.reduction.layer.LayerReport`, as measured on the calibration inputs.
 
     Args:
-        reduced: what to draw.
         path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
@@ -65,7 +64,6 @@ def draw_plans(compared: PlanComparison, path: str | Path) -> None:
     """Write two panels over the layers: the attention and the hidden units that stay in the plan for each device.
 
     Args:
-        compared: what to draw.
         path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:

@@ -77,14 +77,11 @@ def reduce_model(
         model: the original, with the head of its task; it is left alone.
         calibration: real inputs of the task. Their targets are not read.
         target_speedup: of the whole model, above 1.
-        grid: what a layer may become.
         times: of a layer, in units of the dense one, from :func:`export.reduction.latency.measure_times` or
             :func:`export.reduction.search.mac_times`.
         rest: the time of embeddings and task head, in the same unit.
-        method: how heads get smaller.
         state: a directory for the state of an unfinished reduction. Losses serve every target, so keep it to ask for
             another one.
-        on_progress: called after each layer.
 
     Raises:
         ReductionError: weights are not finite, layers differ or are reduced already, or the calibration set is too

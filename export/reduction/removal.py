@@ -42,8 +42,6 @@ def head_removal(C: Tensor, W_O: Tensor, heads: int, ridge: float = RIDGE) -> Re
     Args:
         C: covariance of all heads' outputs, [H * d_k, H * d_k].
         W_O: [H * d_k, d].
-        heads: H.
-        ridge: see :data:`export.reduction.lowrank.RIDGE`.
     """
     P, W = torch.linalg.inv(regularised(C, ridge)), W_O.clone()
     width = len(C) // heads
@@ -74,7 +72,6 @@ def neuron_removal(A: Tensor, W_2: Tensor, ridge: float = RIDGE) -> Removal:
     Args:
         A: covariance of the activations, [f, f].
         W_2: [f, d].
-        ridge: see :data:`export.reduction.lowrank.RIDGE`.
     """
     P, W = torch.linalg.inv(regularised(A, ridge)), W_2.clone()
     units = torch.arange(len(A))  # which units the rows of P and W belong to
@@ -112,7 +109,6 @@ def least_squares(C: Tensor, W: Tensor, B: Tensor, ridge: float = RIDGE) -> Tens
         C: covariance of z, [w, w]; the ridge counts as part of it, so that an invertible B loses nothing.
         W: [w, d].
         B: what is kept of z, [w, r]: some columns of the identity, or a smaller basis.
-        ridge: see :data:`export.reduction.lowrank.RIDGE`.
     """
     CB = regularised(C, ridge) @ B
     W_small: Tensor = torch.linalg.solve(B.T @ CB, CB.T @ W)

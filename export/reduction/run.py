@@ -77,15 +77,9 @@ def reduce_run(
     them, and a call with another target uses them too.
 
     Args:
-        source: a run of ``fewheads finetune``.
-        data_dir: holds the data of its task.
         directory: path of the new run; an earlier run there is replaced when this one is done.
-        target_speedup: of the whole model.
         tokens: in the input that times are measured with; an image has as many as the model makes of it.
-        examples: of the training set, to calibrate with.
         table_path: a latency table of the device to plan for; None is this machine, which is measured.
-        on_shape: see :func:`export.reduction.latency.measure_layers`.
-        on_progress: see :func:`export.reduction.reduce.reduce_model`.
 
     Raises:
         UsageError: the source is no run on a task.

@@ -111,10 +111,7 @@ class LossMeter:
 
     Args:
         model: the original, with the head of its task.
-        batches: calibration inputs.
         states: what the first layer reads, from :func:`export.reduction.calibration.embedded`.
-        grid: what each layer may become.
-        method: how heads get smaller.
     """
 
     def __init__(
@@ -186,13 +183,8 @@ def choose_shapes(
     """Return the best shape of each layer, and the speed-up of the whole model that follows from the times.
 
     Args:
-        dense: the shape that all layers have.
-        grid: what each may become.
-        losses: of each layer.
         times: of a layer, in units of the dense one.
         rest: the time of embeddings and task head, in the same unit.
-        target_speedup: of the whole model.
-        subject: the name of the target in errors.
 
     Raises:
         PlanError: no plan is that fast; the message says which is the fastest, and how fast.

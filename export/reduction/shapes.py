@@ -61,10 +61,8 @@ def write_shapes(
 
     Args:
         source: a run of ``fewheads finetune``, or a Hugging Face directory.
-        directory: to write, whole or not at all.
         lengths: tokens, ascending; images have one length, whatever is given.
         runtimes: of :data:`export.exported.RUNTIMES`, whose files the bundles carry.
-        replace: whether an earlier directory may be replaced.
         on_shape: called with how many bundles are written, of how many.
 
     Raises:
@@ -113,7 +111,6 @@ class _Writer:
     Args:
         lengths: tokens of the inputs, ascending.
         runtimes: whose files the bundles carry.
-        source: the name of the model.
     """
 
     def __init__(self, lengths: tuple[int, ...], runtimes: Sequence[str], source: str) -> None:
@@ -126,10 +123,7 @@ class _Writer:
         """Write a module as a bundle.
 
         Args:
-            path: of the bundle.
-            module: takes the inputs in their order.
             inputs: one row of the longest length; the second dimension is the tokens', but of pixels.
-            outputs: names of the module's outputs.
             int8: whether the bundle has a tier in INT8, too.
         """
         tokens = {name: array.ndim < 4 for name, array in inputs.items()}

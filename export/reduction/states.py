@@ -74,11 +74,7 @@ def relative_error(
     """Return the mean squared error of what a half adds to its input, over the variance of what the original adds.
 
     Args:
-        before: the original layer.
-        after: the reduced one.
-        part: which half.
         states: what that half reads, [N, T, d] for each batch.
-        batches: whose masks tell tokens from padding.
     """
     count, lost = 0, 0.0
     total, squares = torch.zeros(states[0].shape[-1], dtype=torch.float64), 0.0
@@ -100,7 +96,6 @@ def head_gradients(model: Head, batches: Sequence[Batch]) -> list[Tensor]:
 
     Args:
         model: with the head of the task, in evaluation mode.
-        batches: with targets.
     """
     attentions = [layer.attention for layer in layers_of(model.transformer)]
     sums = [torch.zeros(attention.num_heads if attention else 0) for attention in attentions]

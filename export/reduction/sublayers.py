@@ -72,7 +72,6 @@ class AttentionReducer:
 
     Args:
         attention: the original; it is left alone.
-        statistics: of its inputs.
         method: how its heads get smaller.
         importance: of each head, [H]: the least important go first. None lets the error of the output decide.
     """
@@ -97,8 +96,6 @@ class AttentionReducer:
         """Return the attention with ``heads`` heads of width ``rank``, or what is left of it for 0.
 
         Args:
-            heads: h.
-            rank: r.
             scale: of the new module's logits, None being 1/sqrt(r); W_Q makes up for the difference to the old one.
         """
         return self.with_heads(self._removal.kept(heads), rank, scale)
@@ -167,7 +164,6 @@ class FeedForwardReducer:
 
     Args:
         feed_forward: the original; it is left alone.
-        statistics: of its activations.
     """
 
     def __init__(self, feed_forward: FeedForward, statistics: FeedForwardStatistics) -> None:

@@ -20,9 +20,6 @@ def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) 
     """Call two ONNX models in turns.
 
     Args:
-        dense: the model to compare with.
-        other: the model in question.
-        feeds: inputs of both.
         calls: of each, after some that do not count.
 
     Raises:
@@ -40,10 +37,7 @@ def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array
     """Export two models and compare them, embeddings and task heads included.
 
     Args:
-        dense: the model to compare with.
-        other: the model in question.
         feeds: inputs of both, by their names, in the order of the modules' arguments; their shape is what is exported.
-        calls: see :func:`compare`.
     """
     models = [to_onnx(m, {n: torch.from_numpy(a) for n, a in feeds.items()}, ["output"], {}) for m in (dense, other)]
     return compare(models[0], models[1], feeds, calls)

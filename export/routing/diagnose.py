@@ -87,7 +87,6 @@ def judge(items: Items, candidates: Sequence[tuple[Policy, float]]) -> list[Judg
     Introduction to the Bootstrap", chapter 12, for one; Westfall and Young 1993 for many).
 
     Args:
-        items: to judge by.
         candidates: policies with a score of each item, and their thresholds.
     """
     outcomes = [route(items, policy, threshold) for policy, threshold in candidates]

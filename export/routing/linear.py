@@ -61,7 +61,6 @@ def pooled_embeddings(model: SequenceClassifier, rows: Rows) -> Array:
 
     Args:
         model: whose embeddings; it stays as it is.
-        rows: of the task's data.
     """
     embed = copy.deepcopy(model)
     embed.transformer.layers = nn.ModuleList()

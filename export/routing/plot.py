@@ -26,7 +26,6 @@ def draw(route: Route, path: str | Path) -> None:
     """Write accuracy over mean cost, a panel for each split; dots are the policies at their thresholds.
 
     Args:
-        route: what to draw.
         path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:

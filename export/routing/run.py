@@ -65,7 +65,6 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     :func:`export.tasks.glue.split_holdout`.
 
     Args:
-        full: a run of ``fewheads finetune``.
         lean: a faster run on the same task, of ``fewheads reduce`` or ``fewheads finetune``.
         data_dir: holds ``glue/``.
         cost_ratio: the lean tier's time over the full tier's, for every length.

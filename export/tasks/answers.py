@@ -77,9 +77,6 @@ def extract(
     """Return a model's answer to each question: the best span of all its windows, by the sum of the two logits.
 
     Args:
-        model: in evaluation mode.
-        questions: n of them.
-        windows: of these questions, from :func:`export.tasks.squad.encode_windows`.
         n_best: so many first and so many last tokens of a window are combined.
         longest: tokens that an answer may have.
 

@@ -77,13 +77,9 @@ def export_classifier(
 
     Args:
         runs: of ``fewheads finetune`` or ``fewheads reduce``, the full model first.
-        repository: directory of the bundles.
-        name: of the model.
         data_dir: data directory; golden and calibration texts are taken from the task's training set.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
-        version: of the bundle.
         artifacts: the runtimes, of :data:`export.exported.RUNTIMES`, whose files the bundle carries.
-        replace: whether an existing bundle may be replaced.
 
     Raises:
         CheckpointError: a run cannot be read.

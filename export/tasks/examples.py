@@ -28,7 +28,6 @@ def split_holdout(train: Examples, seed: int = 0, share: float = 0.1) -> tuple[E
     set holds phrases of the same sentences, so what is measured on its hold-out is too good.
 
     Args:
-        train: the official training split.
         seed: of the split, not of the training: all runs that are compared must share it.
         share: how much of the training set is held out.
 

@@ -74,9 +74,6 @@ def fine_tune(
     """Train a model in place and leave it, in evaluation mode, with the weights of its best epoch.
 
     Args:
-        model: with the head of the task.
-        train: what it learns from.
-        recipe: how.
         seed: of the order of the rows; nothing else is random here.
         evaluate: returns the score on the hold-out, more being better; called with the model in evaluation mode.
         teacher: a model with outputs of the same shape, whose outputs and hidden states are followed.
@@ -87,8 +84,6 @@ def fine_tune(
             bits as one that was never interrupted. The file stays after the end, for the caller to delete.
         save_every: steps between two states; each epoch ends with one too.
         on_resume: called with the step and the number of steps, when an interrupted run goes on.
-        on_step: called after each step.
-        on_epoch: called after each epoch.
 
     Raises:
         TrainingError: a loss or gradient is no longer finite.

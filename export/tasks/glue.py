@@ -129,7 +129,6 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     """Read one split of a task.
 
     Args:
-        task: one of :data:`TASKS`.
         data_dir: holds ``glue/``.
         split: ``train``, or one of ``task.dev``.
 

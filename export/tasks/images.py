@@ -61,7 +61,6 @@ def mnist(data_dir: str | Path, part: str = TEST) -> Images:
     """Read the 60,000 training or 10,000 test images of MNIST, 28 x 28.
 
     Args:
-        data_dir: holds ``mnist/``.
         part: :data:`TRAIN` or :data:`TEST`.
 
     Raises:
@@ -85,7 +84,6 @@ def read_idx(path: Path, *, dimensions: int) -> Array:
     dimensions as big-endian 32-bit numbers, the data.
 
     Args:
-        path: of the file.
         dimensions: how many it must have.
 
     Raises:
@@ -127,7 +125,6 @@ class ImageFolder:
 
     Args:
         directory: holds a directory for each class; sorted by name, they are numbered.
-        size: pixels of a side.
         classes: those of another folder, to number these alike; None numbers those that are here.
 
     Raises:
@@ -202,11 +199,7 @@ def vit(
     """Return the shape of a small ViT: heads of dim / heads, feed-forward of 2 dim.
 
     Args:
-        image_size: pixels of a side.
         patch_size: a divisor of it.
-        channels: colours.
-        dim: width of a token.
-        depth: number of layers.
         heads: per layer, a divisor of dim.
 
     Raises:

@@ -91,7 +91,6 @@ def measures(metrics: Sequence[str], split: str, predictions: Array, targets: Ar
 
     Args:
         metrics: names in :data:`METRICS`.
-        split: what to call the items.
         predictions: classes or scores, [n].
         targets: [n].
     """

@@ -86,7 +86,6 @@ def found_or_new(source: Source, seed: int) -> Found:
 
     Args:
         source: a directory as :func:`find` reads it, or a shape.
-        seed: of a new model's weights.
 
     Raises:
         CheckpointError: the directory is malformed.
@@ -123,7 +122,6 @@ def with_head(found: Found, architecture: Architecture, seed: int) -> Head:
     Args:
         found: what to start from; it is changed in place.
         architecture: the task, its labels and how the head pools.
-        seed: of a new head's weights.
     """
     if found.head is not None and found.architecture == architecture:
         return found.head

@@ -34,8 +34,6 @@ def task_loss(model: Head, outputs: Outputs, targets: Tensor) -> Tensor:
     """Return the loss of a batch as the model's head has it, a scalar.
 
     Args:
-        model: whose outputs they are.
-        outputs: from :func:`outputs_of`.
         targets: classes [N], scores [N], or first and last tokens [N, 2].
     """
     loss: Any = model.loss
@@ -49,8 +47,6 @@ def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature:
     Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". Of a regression, the squared error.
 
     Args:
-        model: whose outputs they are.
-        outputs: from :func:`outputs_of`.
         teacher: its teacher's, of the same shapes.
         temperature: the logits are divided by it.
     """

@@ -93,7 +93,6 @@ def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> Predi
 
     Args:
         kind: what the run's task keeps them as.
-        run: its directory.
         split: ``holdout``, or one of the task's dev splits.
 
     Raises:

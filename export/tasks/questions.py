@@ -64,9 +64,7 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
 
         Args:
             data_dir: holds ``squad/``.
-            reader: the tokenizer.
             max_length: tokens of a window; neighbours share up to a third of them.
-            limit: train on so many questions only.
         """
         assert isinstance(reader, Tokenizer)
         if max_length < _LEAST_LENGTH:

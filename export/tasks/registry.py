@@ -17,10 +17,6 @@ TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD
 def task_of(found: Found, directory: object) -> Task:
     """Return the task that a model was fine-tuned on.
 
-    Args:
-        found: the model.
-        directory: where it was found, for the message.
-
     Raises:
         UsageError: it has none.
     """

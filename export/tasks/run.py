@@ -29,9 +29,7 @@ def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int
     """Read a task's data as a model wants them, once for all seeds.
 
     Args:
-        task: one of :data:`export.tasks.registry.TASKS`.
         data_dir: holds the data in the layout that :mod:`export.tasks` shows.
-        reader: of the model, from :meth:`export.tasks.task.Task.reader`.
         max_length: tokens of a row; images have no use for it.
         limit: train on so many examples only; None is all. The hold-out is the same for every limit.
 
@@ -68,19 +66,13 @@ def finetune_run(
     The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
 
     Args:
-        task: one of :data:`export.tasks.registry.TASKS`.
         source: a Hugging Face directory; a run, which keeps its head if it is on the same task; or a new model's shape.
-        data: of the task, from :func:`prepare`.
         reader: what they were prepared with; a tokenizer goes into the run directory.
         directory: path of the new run; an earlier run there is replaced when this one is done.
-        recipe: how to train.
         seed: of new weights and of the order of the examples.
         max_length: number of tokens that texts were cut to.
         data_dir: recorded in the run, so that later commands find the data.
         teacher: a run on the same task, to be imitated.
-        on_resume: see :func:`export.tasks.finetune.fine_tune`.
-        on_step: likewise.
-        on_epoch: likewise.
 
     Raises:
         CheckpointError: a model cannot be read, or the run not written.
@@ -155,19 +147,11 @@ def save_run(
     """Measure a model by its predictions and write its run directory.
 
     Args:
-        task: whose metrics are measured.
         directory: path of the run; an earlier run there is replaced.
-        model: its weights are written.
-        architecture: of the model.
         reader: a tokenizer goes into the run directory.
         predictions: from :func:`predict_splits`; they go there too.
-        record: origin of the weights.
-        epochs: of training.
-        best_epoch: the one that was kept.
-        seconds: duration of the training or reduction.
         data_dir: directory of the data, recorded unless the task reads no files.
         speedup: of a reduced model over its original.
-        precision: of the multiplications in training.
 
     Raises:
         CheckpointError: the run cannot be written.

@@ -114,9 +114,7 @@ def split_articles(
     """Split questions so that no article is in both parts, by the hash of its title.
 
     Args:
-        questions: of several articles.
         share: of the articles in the second part.
-        seed: of the split.
 
     Returns:
         What to train on, and the hold-out.
@@ -133,8 +131,6 @@ def encode_windows(
 
     Args:
         tokenizer: it joins question and context, and its first token is the summary.
-        questions: n of them.
-        max_length: tokens of a window.
         stride: tokens that neighbouring windows share; fewer than the context has room for.
     """
     pairs = [(_shortened(tokenizer, question.question), question.context) for question in questions]

@@ -52,7 +52,6 @@ def load_state(path: Path, expected: str) -> dict[str, Any] | None:
     """Return what :func:`save_state` wrote, or None where there is nothing.
 
     Args:
-        path: of the state.
         expected: the fingerprint of the run that wants to go on.
 
     Raises:

@@ -102,8 +102,6 @@ class Task(Protocol):
         """Return what a model of the task is rebuilt from.
 
         Args:
-            transformer: its shape.
-            labels: of the data.
             max_length: tokens that texts were cut to.
         """
 

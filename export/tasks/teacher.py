@@ -38,10 +38,6 @@ class Teacher:
     """A model to be imitated on a training set.
 
     Args:
-        model: with the head of the task.
-        rows: the training set.
-        layers: whose outputs are followed too.
-        precision: of the teacher's multiplications.
         most_kept_bytes: of hidden states, which are kept as bfloat16.
     """
 

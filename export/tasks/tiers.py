@@ -18,7 +18,6 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
 
     Args:
         runs: the full model first.
-        configs: of the runs.
         given: names to use instead, one for each run in their order; empty for names by speed.
 
     Raises:

@@ -123,12 +123,7 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
 
 
 def sorted_batches(lengths: Array, batch_size: int) -> list[Array]:
-    """Return the indices of all rows, longest first, in batches: least padding, for evaluation.
-
-    Args:
-        lengths: of the rows, [n].
-        batch_size: rows per batch.
-    """
+    """Return the indices of all rows, longest first, in batches: least padding, for evaluation."""
     return _cut(np.argsort(-lengths, kind="stable"), batch_size)
 
 
@@ -139,9 +134,6 @@ def shuffled_batches(lengths: Array, batch_size: int, *, seed: int, epoch: int) 
     depends on nothing but the arguments, so that an interrupted run can go on in the middle of an epoch.
 
     Args:
-        lengths: of the rows, [n].
-        batch_size: rows per batch.
-        seed: of the run.
         epoch: another epoch has another order.
     """
     random = np.random.default_rng((seed, epoch))

@@ -24,13 +24,6 @@ class LinformerAttention(MultiHeadAttention):
     The projections are shared by the heads, one for keys and one for values, and start as means of four neighbours. A
     text of n tokens uses the first k rows and n columns of them. Padding is zero before the projection, and a row whose
     four own tokens are all padding is masked, so that padding changes nothing.
-
-    Args:
-        dim: d.
-        num_heads: H.
-        head_dim: d_k.
-        positions: the longest text.
-        scale: of the logits.
     """
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, positions: int, scale: float | None = None) -> None:
@@ -58,14 +51,6 @@ class SparseAttention(MultiHeadAttention):
 
     The pattern is a mask on dense matrices, so it saves nothing: what it costs in accuracy is all that it shows. The
     first block attends to everything.
-
-    Args:
-        dim: d.
-        num_heads: H.
-        head_dim: d_k.
-        positions: the longest text.
-        seed: of the random blocks.
-        scale: of the logits.
     """
 
     def __init__(

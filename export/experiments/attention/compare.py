@@ -52,10 +52,6 @@ def compare(
     """Train and measure what is missing, and return all of it.
 
     Args:
-        dense: the fine-tuned model; it is left alone.
-        task: its task.
-        data: of the task.
-        settings: from :func:`settings_of`.
         mechanisms: with ``full`` among them, which the others are compared with.
         directory: for everything; a subdirectory for each seed, and there one for each mechanism.
         lengths: numbers of tokens to time single shapes at; none leaves that out.

@@ -50,7 +50,6 @@ def measure_lengths(
 
     Args:
         config: of the model; its first layer gives the shape.
-        lengths: numbers of tokens.
         calls: of each model, up to 128 tokens.
         path: a JSON file that holds what is measured; it is brought up to date after each length.
     """

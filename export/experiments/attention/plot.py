@@ -26,8 +26,6 @@ def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list
     """Write the pictures that there is something for, as PNG, and return their paths.
 
     Args:
-        result: of a comparison.
-        directory: where the pictures go.
         beside: of other comparisons, whose heads are drawn below.
 
     Raises:

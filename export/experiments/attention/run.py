@@ -59,16 +59,6 @@ def run_mechanism(
 ) -> None:
     """Make, train and measure a mechanism, and write its record; an unfinished training goes on.
 
-    Args:
-        mechanism: which.
-        ground: of its seed.
-        task: of the comparison, as for all that follow.
-        data: of the task.
-        settings: what the training gets.
-        watch: what times it.
-        directory: of the comparison.
-        on_step: called after each step of the training.
-
     Raises:
         TrainingError: a loss is no longer finite.
         CheckpointError: the state of an unfinished training is malformed, or cannot be written.

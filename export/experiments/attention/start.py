@@ -39,18 +39,7 @@ def settings_of(
 
     Args:
         run: of ``fewheads finetune``, on a task whose answers are classes or values, with a BERT.
-        data_dir: holds the task's data.
-        recipe: see :class:`export.experiments.attention.records.Settings`, as for all that follow.
-        limit: likewise.
-        seeds: likewise.
-        distil: likewise.
-        share: likewise.
-        target_speedup: likewise.
         tokens: likewise; None is the median of dev.
-        long: likewise.
-        calibration: likewise.
-        calls: likewise.
-        stop_points: likewise.
 
     Raises:
         UsageError: the run is of another kind.

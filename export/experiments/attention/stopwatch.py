@@ -48,13 +48,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Stopwatch:
-    """Times models against a dense one, which is exported once for each length.
-
-    Args:
-        dense: the model to compare with.
-        lengths: numbers of tokens.
-        calls: of each model at each length.
-    """
+    """Times models against a dense one, which is exported once for each length."""
 
     def __init__(self, dense: SequenceClassifier, lengths: Sequence[int], calls: int) -> None:
         self._dense, self._lengths, self._calls = dense, lengths, calls

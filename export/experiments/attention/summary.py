@@ -52,8 +52,6 @@ def row_of(directories: Sequence[Path], baselines: Sequence[Path], metric: str, 
     Args:
         directories: of its records, one for each seed.
         baselines: of the records of ``full``, likewise.
-        metric: the task's headline.
-        splits: that the predictions cover.
     """
     records = [record for directory in directories if (record := read_record(directory))]
     values, differences = {}, {}
@@ -83,11 +81,6 @@ def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Prediction
     """Return how much higher a metric is, a mean over seeds, with the interval from drawing the items anew.
 
     An item is drawn for all seeds at once, because what it asks is the same for all.
-
-    Args:
-        metric: a name in :data:`export.tasks.metrics.METRICS`.
-        ours: predictions of the one model, for each seed.
-        theirs: of the other, for the same items.
     """
     function = METRICS[metric]
 
