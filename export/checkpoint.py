@@ -1,4 +1,4 @@
-"""Run directories: written whole or not at all, and read back with their weights checked."""
+"""Run directories: atomic writes, and reads that check the weights."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     wanted: dict[str, Tensor] = module.state_dict()
     if set(weights) != set(wanted):
         name = sorted(set(weights) ^ set(wanted))[0]
-        given = Literally("a tensor that the model has not" if name in weights else "no such tensor")
+        given = Literally("a tensor that the model lacks" if name in weights else "no such tensor")
         raise CheckpointError(f"{path} tensor {name!r}", given=given, expected="the model's tensors", fix=TRAIN_AGAIN)
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:

@@ -1,4 +1,4 @@
-"""Task heads on a :class:`export.transformer.Transformer`: one answer for a sequence, or two scores for each token."""
+"""Task heads on a :class:`export.transformer.Transformer`: logits for a sequence, or two logits for each token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SpanClassifier(nn.Module):
     def forward(
         self, inputs: Tensor, mask: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits of a span's first and of its last token, [N, T] each; arguments as above."""
+        """Return the logits of a span's first and last token, [N, T] each."""
         hidden = self.transformer(inputs, mask, segments)
         logits = self.classifier(hidden)  # [N, T, 2]
         return logits[..., 0], logits[..., 1]

@@ -23,7 +23,7 @@ data_dir_option = click.option(
     type=click.Path(path_type=Path),
     help="Holds glue/TASK/train.tsv and dev.tsv, from gluebenchmark.com/tasks, and squad/, mnist/ and imagenet/.",
 )
-#: For commands that read a run, which recorded where its data were.
+#: For commands that read a run, which records its data directory.
 run_data_dir_option = click.option(
     "--data-dir",
     envvar="FEWHEADS_DATA",

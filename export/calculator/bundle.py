@@ -1,4 +1,4 @@
-"""From a run directory to a bundle: ONNX, checked against torch on every split, and measured as it will be served."""
+"""Export of a run to a bundle: ONNX, compared with torch on every split, and evaluated as it will be served."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ def _artifact(tolerance: Tolerance) -> Artifact:
 
 
 def _golden(model: Regressor, splits: Mapping[str, Split]) -> Golden:
-    """Return the golden set: expressions spread over the splits, their tokens, and what torch makes of them."""
     texts: list[str] = []
     tokens: list[Array] = []
     for name in _GOLDEN_SPLITS:

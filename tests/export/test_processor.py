@@ -7,7 +7,6 @@ from export import processor
 from export.processor import Processor, described, features_of
 from export.runs import read_config
 from export.tasks.cli import finetune
-from tests.support.task_data import make_transformer, write_model, write_sst2
 
 HASWELL = "processor : 0\nmodel name : Xeon E5\nflags : fpu sse4_2 fma avx avx2 bmi2\n"
 SAPPHIRE_RAPIDS = "processor : 0\nflags\t\t: avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8\n"
@@ -46,13 +45,11 @@ def test_processors_are_named_with_their_features():
         ("", "bf16", None),  # unknown features: the precision stays as given
     ],
 )
-def test_bf16_needs_a_processor_that_has_it(tmp_path, monkeypatch, cpuinfo, used, warning):
+def test_bf16_needs_a_processor_that_has_it(sst2, tmp_path, monkeypatch, cpuinfo, used, warning):
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    write_sst2(tmp_path)
-    write_model(tmp_path / "model", make_transformer())
-    options = ("--data-dir", tmp_path, "--out", tmp_path, "--epochs", 1, "--limit", 16, "--precision", "bf16")
-    command = ["SST-2", "--model", tmp_path / "model", *options]
+    options = ("--data-dir", sst2, "--out", tmp_path, "--epochs", 1, "--limit", 16, "--precision", "bf16")
+    command = ["SST-2", "--model", sst2 / "model", *options]
     done = CliRunner().invoke(finetune, list(map(str, command)), catch_exceptions=False)
     assert done.exit_code == 0
     assert (warning in done.stderr) if warning else ("--precision" not in done.stderr)
