@@ -1,1 +1,1 @@
-"""Fewheads on the workstation: train, convert, export. It needs torch, and ends at a bundle."""
+"""Fewheads on the workstation: training, conversion and export to bundles, with PyTorch."""

@@ -1,9 +1,9 @@
 """Multi-head attention whose heads may shrink: paper 002, "Adaptive Attention Mechanisms", and its repair.
 
-A scorer gives each head of each input a score. Above :data:`THRESHOLD` the head runs in full; below it, only its
-first d' coordinates are used: the others of q, and of the head's output, are zero. The paper's text has three slips,
-so there are two modes, and a third, ``budget``, which differs from ``fixed`` in its loss: the Lagrangian of a measured
-cost, see :mod:`export.adaptive.budget`.
+A scorer gives each head of each input a score. Above :data:`THRESHOLD` the head runs in full. Below it, it uses only
+its first d' coordinates: the others of q, and of the head's output, are zero. The paper's text has three errors, so
+there is a mode for the text and one with repairs. A third mode, ``budget``, is ``fixed`` with another loss: the
+Lagrangian of a measured cost, see :mod:`export.adaptive.budget`.
 
 =============  ==============================================  ====================================================
 mode           ``literal``, as the paper writes                ``fixed``
@@ -29,13 +29,13 @@ from torch.nn import functional
 AdaptiveMode = Literal["literal", "fixed", "budget"]
 
 THRESHOLD = 0.5
-#: Widths of the soft mask's two sigmoids: in units of the score, and, once training is over, of coordinates.
+#: Widths of the soft mask's two sigmoids: in units of the score, and of coordinates at the end of training.
 GATE_TEMPERATURE = 0.1
 RANK_TEMPERATURE = 1.0
 
 #: Added to the logits of padding: exp() of it is zero in FP32, and FP16 can hold it.
 MASKED_LOGIT = -1e4
-#: The scorer's first outputs are near sigmoid(2) = 0.88, so that training starts from plain attention.
+#: A new scorer gives about sigmoid(2) = 0.88, so that training starts from plain attention.
 FIRST_SCORE_LOGIT = 2.0
 
 
@@ -43,10 +43,8 @@ class HeadScorer(nn.Module):
     """One score per head: an MLP over tokens, d -> hidden -> hidden -> H with a sigmoid, then the mean over tokens.
 
     Args:
-        dim: d, the width of a token.
-        num_heads: H.
         hidden: the MLP's width; None is d/4, as paper 002 has it.
-        pooled: take the mean over tokens first, so that the MLP costs next to nothing.
+        pooled: whether the MLP reads the mean over tokens, which costs next to nothing.
     """
 
     def __init__(self, dim: int, num_heads: int, hidden: int | None = None, *, pooled: bool = False) -> None:
@@ -67,7 +65,7 @@ class HeadScorer(nn.Module):
         return _mean(self.of_tokens(x), mask)
 
     def of_tokens(self, x: Tensor) -> Tensor:
-        """Return the scores of each token for itself, [N, T, H]."""
+        """Return the scores of each token, [N, T, H]."""
         scores: Tensor = self.layers(x)
         return scores.to(x.dtype)  # under autocast too: a sum of many needs more than 8 bits
 
@@ -76,8 +74,6 @@ class MultiHeadAttention(nn.Module):
     """Self-attention with separate projections, and heads that a scorer may shrink.
 
     Args:
-        dim: d, the width of a token.
-        num_heads: H.
         head_dim: d_k, the width of a head; H * d_k need not be d.
         adaptive: how heads shrink; None leaves the scorer out.
         scorer: returns scores [N, H] for tokens [N, T, d] and their mask; None is a :class:`HeadScorer` of its own.
@@ -106,7 +102,7 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(dim, width)
         self.output_proj = nn.Linear(width, dim)
         self.scorer = (scorer or HeadScorer(dim, num_heads)) if adaptive else None
-        #: Of the soft mask, in coordinates; whoever trains may lower it from step to step.
+        #: Of the soft mask, in coordinates; a training may lower it from step to step.
         self.rank_temperature = RANK_TEMPERATURE
 
     def forward(
@@ -117,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         Args:
             x: [N, T, d].
             mask: [N, T], 1 for tokens and 0 for padding; None when nothing is padding.
-            queries: only the first so many tokens attend, for a layer of which no more is read; None is all, T.
+            queries: number of tokens, from the first on, that attend; None is all, T.
 
         Returns:
             The output [N, queries, d], and the scores [N, H] or None without a scorer.
@@ -125,9 +121,8 @@ class MultiHeadAttention(nn.Module):
         q = self._heads(self.q_proj(x[:, :queries]))  # [N, H, queries, d_k]
         k, v, bias = self.context(x, mask)
         scores = None if self.scorer is None else self.scorer(x, mask)
-        # In training the fused kernel, whose backward pass takes half the time in FP32, and six times as long in
-        # bfloat16; else the plain algebra, because the exporter wraps the fused one in reshapes that cost a served
-        # request an eighth.
+        # The backward pass of the fused kernel takes half the time in FP32, but six times as long in bfloat16. The
+        # exporter wraps the fused kernel in reshapes, which cost a served request an eighth.
         fused = self.training and q.dtype == torch.float32
         attend: Any = functional.scaled_dot_product_attention if fused else _attend
         if scores is None:
@@ -138,7 +133,7 @@ class MultiHeadAttention(nn.Module):
         return self.output_proj(heads.transpose(1, 2).flatten(2)), scores
 
     def keep(self, scores: Tensor) -> Tensor:
-        """Return which coordinates of each head are used, [N, H, d_k] of 0 and 1, for scores [N, H]."""
+        """Return the mask of the coordinates in use, [N, H, d_k] of 0 and 1, for scores [N, H]."""
         if self.adaptive == "literal":
             return hard_keep(scores, self.dim, self.head_dim)
         hard = hard_keep(scores, self.head_dim, self.head_dim)
@@ -149,11 +144,11 @@ class MultiHeadAttention(nn.Module):
         return hard + (soft - soft.detach())
 
     def context(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what is attended to: keys and values, [N, H, T, d_k], and what is added to the logits."""
+        """Return keys and values, [N, H, T, d_k], and the bias of the logits."""
         return self._heads(self.k_proj(x)), self._heads(self.v_proj(x)), self._bias(x, mask)
 
     def _bias(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return what is added to the logits: [N, 1, 1, T] for padding, [1, 1, T, T] for the future, or their sum."""
+        """Return the bias of the logits: [N, 1, 1, T] for padding, [1, 1, T, T] for the future, or their sum."""
         bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * MASKED_LOGIT
         if not self.causal:
             return bias
@@ -167,7 +162,10 @@ class MultiHeadAttention(nn.Module):
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the tokens that are no padding, [N, w] of [N, T, w]."""
+    """Return the mean over the tokens that are no padding, [N, w] of [N, T, w].
+
+    A sum, because autocast would round the product in :mod:`export.heads` to bfloat16.
+    """
     if mask is None:
         return x.mean(dim=1)
     weights = mask.to(x.dtype)[:, :, None]  # [N, T, 1]
@@ -186,8 +184,7 @@ def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
 
     Args:
         scores: [N, H].
-        rank_width: what a score is a share of: d in literal mode, d_k in fixed mode.
-        head_dim: d_k.
+        rank_width: number of coordinates for a score of 1: d in literal mode, d_k in fixed mode.
 
     Returns:
         [N, H, d_k] of 0 and 1; no gradient flows through it.
@@ -199,9 +196,9 @@ def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
 
 
 def soft_keep(scores: Tensor, rank_width: int, head_dim: int, rank_temperature: float = RANK_TEMPERATURE) -> Tensor:
-    """Return the smooth stand-in for :func:`hard_keep` whose gradient trains the scorer; same arguments and shape.
+    """Return a smooth version of :func:`hard_keep`, whose gradient trains the scorer; same arguments and shape.
 
-    The warmer the ranks, the more coordinates around the last one tell the scorer what they are worth.
+    At a higher ``rank_temperature``, more coordinates around the last one contribute to the gradient.
     """
     number = torch.arange(1, head_dim + 1, dtype=scores.dtype, device=scores.device)
     rank = (rank_width * scores).clamp(min=1)[:, :, None]
@@ -211,7 +208,7 @@ def soft_keep(scores: Tensor, rank_width: int, head_dim: int, rank_temperature: 
 
 
 def adaptive_loss(scores: Sequence[Tensor], mode: AdaptiveMode) -> Tensor:
-    """Return what is added to the task's loss, times :func:`adaptive_weight`; ``scores`` holds [N, H] of each layer."""
+    """Return the loss of scores, [N, H] of each layer; :func:`adaptive_weight` is its weight beside the task's."""
     assert mode != "budget", "its loss is that of export.adaptive.budget"
     stacked = torch.stack(tuple(scores))  # [layers, N, H]
     if mode == "literal":
@@ -220,7 +217,7 @@ def adaptive_loss(scores: Sequence[Tensor], mode: AdaptiveMode) -> Tensor:
 
 
 def adaptive_weight(progress: float) -> float:
-    """Return lambda of paper 002 after a share ``progress`` of all steps.
+    """Return paper 002's lambda after a share ``progress`` of all steps.
 
     The paper's phases (10 %, "remaining 90 %", "last 5 %") add up to 105 %; here the last 5 % end the 90 %.
     """

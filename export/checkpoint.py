@@ -1,4 +1,4 @@
-"""Run directories: written whole or not at all, and read back with their weights checked."""
+"""Run directories: atomic writes, and reads that check the weights."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def save(
     """Write a run directory; an earlier run at that path is replaced.
 
     Args:
-        directory: path of the run.
-        module: its weights are written.
-        config: of the run.
-        metrics: of the run.
         further: contents by file name, for the optional files ``tokenizer.json`` and ``predictions.npz``.
 
     Raises:
@@ -65,7 +61,6 @@ def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) ->
     """Read a run directory.
 
     Args:
-        directory: written by :func:`save`.
         models: constructors by the model's name.
 
     Returns:
@@ -102,7 +97,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     wanted: dict[str, Tensor] = module.state_dict()
     if set(weights) != set(wanted):
         name = sorted(set(weights) ^ set(wanted))[0]
-        given = Literally("a tensor that the model has not" if name in weights else "no such tensor")
+        given = Literally("a tensor that the model lacks" if name in weights else "no such tensor")
         raise CheckpointError(f"{path} tensor {name!r}", given=given, expected="the model's tensors", fix=TRAIN_AGAIN)
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:

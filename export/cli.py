@@ -41,7 +41,7 @@ _ADAPTIVE = "calculator-transformer4"
 @click.option(
     "--loss",
     type=click.Choice(["fixed", "literal", "none"]),
-    help=f"How the heads of {_ADAPTIVE} learn to shrink: as paper 002 means it (the default), as it writes it, not.",
+    help=f"Loss by which heads of {_ADAPTIVE} shrink: paper 002's repaired (the default) or as printed, or none.",
 )
 @click.option(
     "--out",
@@ -75,9 +75,8 @@ def train(
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
     with loading_torch():
-        from export.calculator.run import train_run
-        from export.calculator.train import recipe_of
-        from export.seeds import pooled
+        from export.calculator.train import recipe_of, train_run
+        from export.intervals import pooled
     results = []
     for name in names:
         adaptive: Any = (loss or "fixed") if name == _ADAPTIVE and loss != "none" else None
@@ -178,7 +177,6 @@ def export(
 
 
 def _names(models: Sequence[str]) -> list[str]:
-    """Return the models meant, each once, in the order given."""
     names: dict[str, None] = {}
     for model in models:
         if model != _ALL and model not in NAMES:
@@ -192,7 +190,6 @@ def _names(models: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _epoch_bar(name: str, epochs: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a bar of epochs, and yield what moves it."""
     with progress() as bar:
         task = bar.add_task(name, total=epochs, note="")
         done = 0

@@ -22,19 +22,16 @@ OPSET = 18
 
 
 def to_onnx(
-    module: nn.Module,
-    inputs: Mapping[str, Tensor],
-    outputs: Sequence[str],
-    dynamic: Mapping[str, Mapping[int, str]],
+    module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], dynamic: Mapping[str, Mapping[int, str]]
 ) -> bytes:
     """Return a module as a checked ONNX model, its weights inside.
 
     Args:
-        module: what to convert; it is put into evaluation mode.
-        inputs: example inputs by the names they shall have, in the order of the module's arguments. Give at least two
-            items along a dynamic dimension: one would be taken for a constant.
-        outputs: the names that the module's outputs shall have.
-        dynamic: for each input with a dimension that a request chooses, dimension to symbolic name.
+        module: to convert; it is put into evaluation mode.
+        inputs: example inputs by their new names, in the order of the module's arguments. A dynamic dimension needs at
+            least two items: the exporter takes one for a constant.
+        outputs: names of the outputs.
+        dynamic: for each input with dynamic dimensions, dimension to symbolic name.
 
     Raises:
         onnx.checker.ValidationError: the exporter wrote an invalid model.
@@ -63,7 +60,7 @@ def to_onnx(
 
 
 def golden_of(module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Golden:
-    """Return a golden set: what the module answers to real inputs. A single tensor is the first output."""
+    """Return a golden set: real inputs and the module's outputs. A single tensor is the first output."""
     with torch.no_grad():
         answers = module.eval()(*(torch.from_numpy(array) for array in inputs.values()))
     if isinstance(answers, Tensor):
@@ -76,7 +73,7 @@ def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subje
 
     Raises:
         GoldenError: a difference exceeds the tolerance.
-        BundleError: ONNX Runtime does not take the model.
+        BundleError: ONNX Runtime rejects the model.
     """
     runner = OnnxRuntimeRunner(model, subject=subject)
     try:
@@ -87,15 +84,15 @@ def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subje
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Keep back three remarks of the exporter that nobody who exports can act on."""
+    """Silence three messages of the exporter that users cannot act on."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     log.setLevel(logging.ERROR)  # "torchvision is not installed", at every export
     try:
         with warnings.catch_warnings():
-            # A name that torch itself has deprecated and still uses.
+            # A name that torch has deprecated and uses itself.
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
-            # Inputs that share their batch dimension share its name, which is what is meant.
+            # Inputs that share their batch dimension share its name on purpose.
             warnings.filterwarnings("ignore", message=r"# The axis name: \w+ will not be used", category=UserWarning)
             yield
     finally:

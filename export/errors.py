@@ -1,11 +1,11 @@
-"""The errors of the workstation half, beside those of :mod:`edge.errors`.
+"""Errors of the workstation, beside those of :mod:`edge.errors`.
 
 - FewheadsError
-  - DataError              a data set is not what it must be
+  - DataError              a data set is missing or malformed
   - TrainingError          a training run cannot go on
   - CheckpointError        a run directory breaks its format, or cannot be read or written
-  - ReductionError         a model cannot be reduced from what is given
-  - PlanError              a plan of reduction does not fit, cannot be met, or is said to give what it cannot
+  - ReductionError         a model cannot be reduced with the given inputs
+  - PlanError              a plan of reduction does not fit, cannot be met, or cannot explain a speed-up
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge.errors import FewheadsError
 
 
 class DataError(FewheadsError):
-    """A data set is not what it must be."""
+    """A data set is missing or malformed."""
 
 
 class TrainingError(FewheadsError):
@@ -26,8 +26,8 @@ class CheckpointError(FewheadsError):
 
 
 class ReductionError(FewheadsError):
-    """A model cannot be reduced from what is given."""
+    """A model cannot be reduced with the given inputs."""
 
 
 class PlanError(FewheadsError):
-    """A plan of reduction does not fit, cannot be met, or is said to give what it cannot."""
+    """A plan of reduction does not fit, cannot be met, or cannot explain a speed-up."""

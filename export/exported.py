@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-#: Runtimes whose files a tier of fine-tuned runs has.
+#: Runtimes for which a tier of fine-tuned runs has files.
 RUNTIMES = ("onnxruntime", "tensorrt")
-
-
-#: Name of the tier that is the full model.
+#: Name of the tier with the full model.
 FULL = "x1"
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A bundle that was written.
-
-    Attributes:
-        bundle: path of its directory.
-        largest_difference: between the outputs of its ONNX files and torch's, absolute.
-        onnx_bytes: size of these files together.
-    """
+    """A bundle's directory, the largest absolute difference of its ONNX outputs to torch's, and its ONNX bytes."""
 
     bundle: str
     largest_difference: float

@@ -1,4 +1,4 @@
-"""Pictures, if matplotlib is installed; they need no display."""
+"""Figures by matplotlib, which is optional; they need no display."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
 
     Args:
         width: in inches.
-        height: likewise.
-        without: alternative to installing matplotlib, for the message.
+        without: alternative to an installation of matplotlib, for the message.
 
     Raises:
         UsageError: there is no matplotlib.
@@ -38,7 +37,7 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
 
 
 def check_plot(path: Path) -> None:
-    """Check that a picture can be drawn in the format of its suffix, before the work that it shows.
+    """Check before the work that its figure can be drawn in the format of its suffix.
 
     Raises:
         UsageError: there is no matplotlib, or the suffix is unknown.

@@ -1,4 +1,4 @@
-"""Task heads on a :class:`export.transformer.Transformer`: one answer for a sequence, or two scores for each token."""
+"""Task heads on a :class:`export.transformer.Transformer`: logits for a sequence, or two logits for each token."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ class SequenceClassifier(nn.Module):
     """A linear layer over one vector for the whole sequence.
 
     Args:
-        transformer: what computes the hidden states.
-        labels: how many logits.
         pooling: ``mean`` over the tokens that are no padding, or ``summary``, the first token.
         regression: the one logit is a value, and its loss the squared error.
 
@@ -57,11 +55,7 @@ class SequenceClassifier(nn.Module):
 
 
 class SpanClassifier(nn.Module):
-    """Start and end of a span: two logits for each token, padding included.
-
-    Args:
-        transformer: what computes the hidden states.
-    """
+    """Start and end of a span: two logits for each token, padding included."""
 
     def __init__(self, transformer: Transformer) -> None:
         super().__init__()
@@ -71,7 +65,7 @@ class SpanClassifier(nn.Module):
     def forward(
         self, inputs: Tensor, mask: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits of a span's first and of its last token, [N, T] each; arguments as above."""
+        """Return the logits of a span's first and last token, [N, T] each."""
         hidden = self.transformer(inputs, mask, segments)
         logits = self.classifier(hidden)  # [N, T, 2]
         return logits[..., 0], logits[..., 1]

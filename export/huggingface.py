@@ -32,8 +32,8 @@ class Pretrained(NamedTuple):
 
     Attributes:
         transformer: the model without a head, in FP32 and evaluation mode.
-        pooler: the layer d -> d over the first token, to be followed by tanh; None where the directory has none.
-        classifier: the head of a fine-tuned model, d -> labels; None where the directory has none.
+        pooler: the layer d -> d over the first token, before a tanh; None if there is none.
+        classifier: the head of a fine-tuned model, d -> labels; None if there is none.
     """
 
     transformer: Transformer
@@ -42,8 +42,6 @@ class Pretrained(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A tensor on disk: its file, its name there, its type and shape."""
-
     path: Path
     name: str
     datatype: str
@@ -51,8 +49,6 @@ class _Stored(NamedTuple):
 
 
 class _Index(msgspec.Struct):
-    """The index of a model in several files: tensor to file."""
-
     weight_map: dict[str, FileName]
 
 
@@ -63,8 +59,8 @@ def load_pretrained(directory: str | Path) -> Pretrained:
         directory: holds ``config.json`` and ``model.safetensors``, or an index and the files that it names.
 
     Raises:
-        CheckpointError: a file is missing or malformed; the architecture is another, or computes something else than
-            its name says; heads do not divide the width; a tensor is missing, unknown, of another shape or not finite.
+        CheckpointError: a file is missing or malformed; the architecture is unknown, or a variant that is not computed
+            here; heads do not divide the width; a tensor is missing, unknown, of another shape or not finite.
     """
     directory = Path(directory)
     config, names = _read_config(directory / CONFIG)
@@ -97,7 +93,7 @@ def _read_config(path: Path) -> tuple[TransformerConfig, Names]:
     names = NAMES[architecture]
     for field, only in names.required.items():
         if fields.get(field, only) != only:
-            raise _broken(f"{path} field {field}", fields[field], f"{only}, the only kind that is computed here")
+            raise _broken(f"{path} field {field}", fields[field], f"{only}, the only variant that is supported")
     config = _decode(path, data, names.fields).config()
     if config.dim % config.layers[0].num_heads:
         expected = f"a divisor of {names.dim}, {config.dim}"
@@ -108,7 +104,7 @@ def _read_config(path: Path) -> tuple[TransformerConfig, Names]:
 
 
 def _stored(directory: Path, names: Names) -> dict[str, _Stored]:
-    """Return what the files hold, without prefix and in today's names, less what nothing needs."""
+    """Return the tensors of the files by today's names without prefix; buffers and unused heads are left out."""
     files = [WEIGHTS]
     if (directory / INDEX).exists():
         index = _decode(directory / INDEX, _read(directory / INDEX), _Index)
@@ -137,7 +133,7 @@ def _tensors_of(path: Path) -> Iterator[_Stored]:
 
 
 def _heads(stored: Mapping[str, _Stored], dim: int) -> dict[str, nn.Linear]:
-    """Return the heads that the files hold, d -> as many rows as the stored weight has; d for the pooler."""
+    """Return the heads in the files, d -> rows of the stored weight, and d -> d for the pooler."""
     found = {}
     for path in (POOLER, *CLASSIFIERS):
         if f"{path}.weight" in stored:
@@ -148,8 +144,8 @@ def _heads(stored: Mapping[str, _Stored], dim: int) -> dict[str, nn.Linear]:
 
 def _check(directory: Path, stored: Mapping[str, _Stored], shapes: Mapping[str, list[int]]) -> None:
     for name in sorted(stored.keys() ^ shapes.keys()):
-        given = "a tensor that this architecture has not" if name in stored else "no such tensor"
-        raise _broken(f"{directory} tensor {name!r}", Literally(given), "the tensors that config.json tells of")
+        given = "a tensor that this architecture lacks" if name in stored else "no such tensor"
+        raise _broken(f"{directory} tensor {name!r}", Literally(given), "the tensors that follow from config.json")
     for name, shape in shapes.items():
         tensor = stored[name]
         if tensor.shape != shape or tensor.datatype not in _FLOATS:

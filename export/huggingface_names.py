@@ -1,4 +1,4 @@
-"""Hugging Face's names for the fields and tensors of BERT, ViT and GPT-2, as tables."""
+"""Tables of Hugging Face's names for the fields and tensors of BERT, ViT and GPT-2."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh"]
 
 
 class _Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that BERT and ViT share."""
-
     hidden_size: Positive
     num_hidden_layers: Positive
     num_attention_heads: Positive
@@ -29,7 +27,7 @@ class _Encoder(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_eps: Epsilon = 1e-12
 
     def common(self) -> dict[str, Any]:
-        """Return what all these models tell in the same words, as arguments of a configuration."""
+        """Return the arguments of a configuration that follow from these fields."""
         shape = LayerShape(
             self.num_attention_heads, self.hidden_size // self.num_attention_heads, self.intermediate_size
         )
@@ -50,7 +48,7 @@ class BertFields(_Encoder, frozen=True, kw_only=True):
     position_embedding_type: Literal["absolute"] = "absolute"
 
     def config(self) -> TransformerConfig:
-        """Return the same in our words."""
+        """Return the configuration."""
         return TransformerConfig(
             architecture="bert",
             vocab_size=self.vocab_size,
@@ -68,7 +66,7 @@ class VitFields(_Encoder, frozen=True, kw_only=True):
     num_channels: Positive
 
     def config(self) -> TransformerConfig:
-        """Return the same in our words."""
+        """Return the configuration."""
         return TransformerConfig(
             architecture="vit",
             image_size=self.image_size,
@@ -92,7 +90,7 @@ class Gpt2Fields(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_epsilon: Epsilon = 1e-5
 
     def config(self) -> TransformerConfig:
-        """Return the same in our words."""
+        """Return the configuration."""
         shape = LayerShape(self.n_head, self.n_embd // self.n_head, self.n_inner or 4 * self.n_embd)
         return TransformerConfig(
             architecture="gpt2",
@@ -113,9 +111,9 @@ class Source(NamedTuple):
 
     Attributes:
         name: theirs.
-        part: which third of it, for GPT-2's joint projection of queries, keys and values; None is all of it.
+        part: third of the tensor, for GPT-2's joint projection of queries, keys and values; None is all of it.
         transposed: whether a matrix is [in, out]; GPT-2's "Conv1D" keeps it so.
-        leading: whether it has a leading dimension of 1 that ours has not.
+        leading: whether it has a leading dimension of 1, unlike ours.
     """
 
     name: str
@@ -140,12 +138,11 @@ class Names(NamedTuple):
     Attributes:
         fields: the type of its ``config.json``.
         dim, heads: the fields that hold the model's width and the number of heads.
-        required: fields that change what is computed, and the only value of each that is computed here; absent is
-            that value.
-        prefix: stands before every name where the model has a head.
-        layer_prefix: stands before the number of a layer.
-        layer: within a layer, our modules to theirs.
-        other: our other modules, and parameters that their model keeps outside of a module, to theirs.
+        required: fields that change the computation, with their only supported value, which is also the default.
+        prefix: of every name in a model with a head.
+        layer_prefix: before the number of a layer.
+        layer: our modules within a layer to theirs.
+        other: our other modules, and parameters that are outside of their modules, to theirs.
     """
 
     fields: type[Fields]
@@ -158,7 +155,7 @@ class Names(NamedTuple):
     other: dict[str, Source]
 
     def sources(self, ours: Iterable[str]) -> dict[str, Source]:
-        """Return, for each name of our ``state_dict``, where its tensor stands; names are without the prefix."""
+        """Return the location of the tensor for each name of our ``state_dict``, without the prefix."""
         found = {}
         for name in ours:
             if layered := _LAYER.fullmatch(name):
@@ -231,11 +228,7 @@ NAMES: dict[Architecture, Names] = {
         fields=Gpt2Fields,
         dim="n_embd",
         heads="n_head",
-        required={
-            "add_cross_attention": False,
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-        },
+        required={"add_cross_attention": False, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
         prefix="transformer.",
         layer_prefix="h.",
         layer={
@@ -248,11 +241,7 @@ NAMES: dict[Architecture, Names] = {
             "feed_forward.down": Source("mlp.c_proj", transposed=True),
             "feed_forward_norm": Source("ln_2"),
         },
-        other={
-            "embeddings.word": Source("wte"),
-            "embeddings.position": Source("wpe"),
-            "final_norm": Source("ln_f"),
-        },
+        other={"embeddings.word": Source("wte"), "embeddings.position": Source("wpe"), "final_norm": Source("ln_f")},
     ),
 }
 
@@ -260,7 +249,7 @@ POOLER = "pooler.dense"
 #: A fine-tuned model has one of these: for sequences, for spans, or GPT-2's.
 CLASSIFIERS = ("classifier", "qa_outputs", "score")
 
-#: Buffers that follow from the configuration, and the heads and masks of pre-training, which nothing here uses.
+#: Buffers that follow from the configuration, and unused heads and masks of pre-training.
 IGNORED = re.compile(r"(.*\.)?position_ids|.*\.attn\.(masked_)?bias|(cls|lm_head)\..*|embeddings\.mask_token")
-#: Ends of names in BERT's first checkpoints, and what they are now.
+#: Suffixes of names in BERT's first checkpoints, and their names today.
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}

@@ -1,4 +1,4 @@
-"""Loading torch, which takes seconds, with something to see meanwhile."""
+"""Import of torch, which takes seconds, with a progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.cli.output import working
 
 @contextmanager
 def loading_torch(what: str = "loading torch") -> Iterator[None]:
-    """Show a bar while the block imports modules that need torch, and let torch compute with one thread.
+    """Show a bar while the block imports modules that need torch, and set torch to one thread.
 
     One thread gives the same sums on every machine, and the matrices here are too small to gain from a second one.
     """

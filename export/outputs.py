@@ -1,8 +1,8 @@
-"""The rules for everything that a command writes.
+"""Rules for the paths that commands write to.
 
-No command writes over what it reads: an output is never equal to an input, inside of one, or a directory that holds
-one, with symbolic links resolved. An earlier result is replaced only with ``--replace``. Commands check this before
-they load torch; the writers themselves replace whole or not at all.
+No command overwrites its inputs: an output is never equal to an input, inside of one, or a directory that contains one,
+with symbolic links resolved. An earlier result is replaced only with ``--replace``. Commands check this before they
+load torch; the writers themselves replace whole or not at all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ Inputs = Mapping[str, Path | None]
 
 
 def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out: str = "another --out") -> None:
-    """Check the path of a run directory that a command is about to make.
+    """Check the path of a new run directory.
 
     Args:
         option: that gave the path, for the message.
-        path: of the run.
         inputs: everything that the command reads.
         replace: whether an earlier run may be replaced.
-        way_out: what else the user can give, for the message.
+        way_out: other options of the user, for the message.
 
     Raises:
         UsageError: the path overlaps an input, cannot be written, holds an earlier run and ``replace`` is not set, or
@@ -39,7 +38,7 @@ def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out
 
 
 def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
-    """Check the path of a bundle, ``REPOSITORY/NAME-VERSION``, that a command is about to make.
+    """Check the path of a new bundle, ``REPOSITORY/NAME-VERSION``.
 
     Raises:
         UsageError: as :func:`check_run`.
@@ -52,10 +51,10 @@ def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
 
 
 def check_name(option: str, name: str | None) -> str:
-    """Return the name of a model or tier, checked.
+    """Return the name of a model or tier.
 
     Raises:
-        UsageError: it is missing, or no name that a bundle can have.
+        UsageError: it is missing, or not allowed in a bundle.
     """
     try:
         return msgspec.convert(name, ModelName)
@@ -66,7 +65,7 @@ def check_name(option: str, name: str | None) -> str:
 
 
 def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
-    """Check the path of a file that a command is about to write; arguments and errors as :func:`check_run`.
+    """Check the path of a new file; arguments and errors as :func:`check_run`.
 
     The directory of the file must exist.
     """
@@ -81,11 +80,10 @@ def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> Non
 
 
 def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -> None:
-    """Check the directory of an experiment, which continues where it was and never replaces anything.
+    """Check the directory of an experiment, which resumes and never replaces anything.
 
     Args:
         option: that gave the path, for the message.
-        path: of the directory.
         inputs: everything that the command reads.
         settings: name of the file, or directory, by which the command recognises its own experiment.
 
@@ -96,21 +94,12 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
     _check_apart(option, path, inputs, way_out)
     _check_writable(option, path / settings, way_out)
     if path.is_dir() and any(path.iterdir()) and not any(path.glob(settings)):
-        given, expected = (
-            Literally("a directory with other files"),
-            "an empty path or an earlier experiment",
-        )
+        given, expected = (Literally("a directory with other files"), "an empty path or an earlier experiment")
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
 
 
 def _check_directory(
-    option: str,
-    path: Path,
-    inputs: Inputs,
-    is_ours: Callable[[Path], bool],
-    what: str,
-    replace: bool,
-    way_out: str,
+    option: str, path: Path, inputs: Inputs, is_ours: Callable[[Path], bool], what: str, replace: bool, way_out: str
 ) -> None:
     _check_apart(option, path, inputs, way_out)
     _check_writable(option, path, way_out)
@@ -147,7 +136,7 @@ def _relation(path: Path, other: Path) -> str | None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    # samefile sees through hard links, bind mounts and file systems that ignore case.
+    # samefile also detects hard links, bind mounts and file systems that ignore case.
     return one == other or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
 
 

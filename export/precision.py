@@ -1,8 +1,8 @@
-"""One FP32 ONNX model as each runtime wants it: fused or in INT8 for ONNX Runtime, in FP16 or INT8 for TensorRT.
+"""Variants of an FP32 ONNX model for each runtime: fused or INT8 for ONNX Runtime, FP16 or INT8 for TensorRT.
 
-TensorRT knows standard operators only, and neither dynamic quantisation nor zero points; ONNX Runtime's operators for
-transformers are its own. So a tier has a file for each. TensorRT networks are strongly typed here: the types that
-these files hold are the types that compute.
+TensorRT reads standard operators only, and neither dynamic quantisation nor zero points; ONNX Runtime has operators of
+its own for transformers. So a tier has a file for each. TensorRT networks are strongly typed here: they compute in the
+types of these files.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from edge.datatypes import Array
 #: QuantizeLinear and DequantizeLinear take FP16 scales from here on; TensorRT 10.3 reads up to 20.
 INT8_OPSET = 19
 
-#: Rows that one calibration step takes; all that a step computes stays in memory.
+#: Rows of a calibration step; all its intermediate results stay in memory.
 _CALIBRATION_ROWS = 8
 
 
 def fused(model: bytes) -> bytes:
     """Return the model with ONNX Runtime's own attention, SkipLayerNormalization, BiasGelu and FastGelu.
 
-    By onnxscript: the optimizer of ``onnxruntime.transformers`` finds no attention in the graph that torch exports.
-    A layer's own number of heads and its scale are kept; a fused operator's default scale is 1/sqrt(r).
+    By onnxscript: the optimizer of ``onnxruntime.transformers`` finds no attention in the graph that torch exports. A
+    layer's own number of heads and its scale are kept; a fused operator's default scale is 1/sqrt(r).
     """
     optimised, _ = optimize_for_ort(onnx_ir.from_proto(onnx.load_from_string(model)), clear_metadata=True)
     return _checked(onnx_ir.to_proto(optimised))
 
 
 def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
-    """Return the model for ONNX Runtime with INT8 weights, per channel, and inputs quantised as they come.
+    """Return the model for ONNX Runtime with INT8 weights, per channel, and inputs quantised at run time.
 
-    From the plain model: ONNX Runtime fuses the rest as it loads, and is no slower than on one fused before. Embeddings
-    stay FP32: they cost memory but no time, and would be quantised per tensor. So does the head, if there is one.
+    ``model`` is the plain one: ONNX Runtime fuses the rest when it loads, and is no slower than on a fused one.
+    Embeddings stay FP32: they cost memory but no time, and would be quantised per tensor. The head stays FP32, too.
     """
     source = _load(model)
     with tempfile.TemporaryDirectory() as directory:
@@ -62,7 +62,7 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
 def half(model: bytes) -> bytes:
     """Return the model in FP16 for TensorRT, weights too, with softmaxes in FP32.
 
-    Token ids stay INT64 and logits FP32. A LayerNormalization takes and gives FP16 and sums in FP32, its
+    Token ids stay INT64 and logits FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
     ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
     """
     return _checked(_half(_load(model)))
@@ -72,11 +72,10 @@ def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: boo
     """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
 
     Each product with weights gets QuantizeLinear and DequantizeLinear on both inputs: symmetric, as TensorRT demands,
-    weights per channel, and what comes in per tensor, from the largest value that calibration shows. Products between
-    tokens, residuals, normalisations and the head stay as they are in :func:`half`.
+    per channel for weights, and per tensor for activations, from the largest value in calibration. Products between
+    tokens, residuals, normalisations and the head are those of :func:`half`.
 
     Args:
-        model: in FP32.
         calibration: real inputs by name, as many rows of each.
         has_head: whether a task head follows the last normalisation.
     """
@@ -105,8 +104,6 @@ def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: boo
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
-    """Hands out calibration rows in steps."""
-
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         self._steps = self._iterate(inputs)
 
@@ -122,7 +119,7 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 
 def _load(model: bytes) -> ModelProto:
     loaded = onnx.load_from_string(model)
-    # Types and shapes between nodes follow from the rest, and would contradict what is changed here.
+    # Recorded types and shapes between nodes would contradict the changes; they can be inferred again.
     del loaded.graph.value_info[:]
     return loaded
 
@@ -134,14 +131,14 @@ def _checked(model: ModelProto) -> bytes:
 
 
 def _preprocessed(model: ModelProto) -> ModelProto:
-    """Say that the model needs no preprocessing: the exporter has folded its constants. Else each call warns."""
+    """Mark the model as preprocessed, because the exporter has folded its constants; otherwise each call warns."""
     add_pre_process_metadata(model)
     return model
 
 
 def _half(model: ModelProto) -> ModelProto:
     converted = convert_float_to_float16(model, keep_io_types=True, op_block_list=["Softmax"])
-    # It appends its casts at the end.
+    # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
     return converted
 

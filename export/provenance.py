@@ -14,13 +14,7 @@ _PACKAGES = ("torch", "onnx", "onnxscript", "numpy")
 
 
 def provenance(*, trainer: str, data: str, seed: int | None) -> Provenance:
-    """Return the record of a run that starts now.
-
-    Args:
-        trainer: what made the weights, for people.
-        data: what they were made from, for people.
-        seed: the seed of all randomness; None where nothing is random.
-    """
+    """Return the provenance of weights that are made now; ``trainer`` and ``data`` are descriptions for people."""
     return Provenance(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         trainer=trainer,
@@ -33,7 +27,7 @@ def provenance(*, trainer: str, data: str, seed: int | None) -> Provenance:
 
 def _git_commit() -> str | None:
     """Return the commit that this source is, with ``-dirty`` after it if it was changed; None outside a checkout."""
-    # ls-files first: an installed copy may lie inside somebody else's checkout, whose commit would say nothing.
+    # ls-files first: an installed copy may be inside of another checkout, whose commit is irrelevant.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

@@ -1,7 +1,7 @@
-"""The files of a run directory, and the two of them that are read without torch: ``config.json``, ``metrics.json``.
+"""Files of a run directory, and ``config.json`` and ``metrics.json``, which are read without torch.
 
-A run directory holds ``weights.safetensors``, ``config.json`` and ``metrics.json``; a model of text also has its
-``tokenizer.json``, and a fine-tuned one the ``predictions.npz`` that it was measured by.
+A run directory contains ``weights.safetensors``, ``config.json`` and ``metrics.json``; that of a text model also
+``tokenizer.json``, and that of a fine-tuned one ``predictions.npz``, from which its metrics were computed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
 from export.errors import CheckpointError, DataError
+from export.processor import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
 TOKENIZER, PREDICTIONS = "tokenizer.json", "predictions.npz"
@@ -23,7 +24,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class Speedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Measured speed relative to the model before reduction, on ONNX Runtime, CPU, one thread, batch 1.
+    """Measured speed relative to the model before reduction: ONNX Runtime, CPU, one thread, batch 1.
 
     Attributes:
         ratio: time of the original over time of this model.
@@ -43,6 +44,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         provenance: how and when the weights were made.
         data_dir: absolute path of the ``--data-dir`` that the run was trained with; None where it used none.
         speedup: over the model that it was reduced from; None for a model that was never reduced.
+        precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
+        processor: that trained or reduced it. Runs of earlier versions record neither.
     """
 
     model: str
@@ -50,20 +53,33 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provenance: Provenance
     data_dir: str | None = None
     speedup: Speedup | None = None
+    precision: str | None = None
+    processor: Processor | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Results of a run: parameters, epochs in all and the best of them, seconds, and the measured accuracy."""
+    """Results of a run.
+
+    Attributes:
+        epochs: of training.
+        best_epoch: whose weights were kept.
+        seconds: of the training or reduction.
+        measures: the measured accuracy.
+        losses: mean loss of each epoch of a fine-tuning.
+        scores: on the hold-out, of each epoch of a fine-tuning.
+    """
 
     parameters: int
     epochs: int
     best_epoch: int
     seconds: float
     measures: tuple[Measure, ...]
+    losses: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 def is_run(directory: Path) -> bool:
-    """Return whether a directory holds the files of a run and nothing else."""
+    """Return whether a directory contains the files of a run and no others."""
     if not directory.is_dir():
         return False
     return {entry.name for entry in directory.iterdir()} - {TOKENIZER, PREDICTIONS} == {WEIGHTS, CONFIG, METRICS}
@@ -84,7 +100,7 @@ def read_config(directory: str | Path) -> RunConfig:
 
 
 def recorded(directory: str | Path) -> RunConfig | None:
-    """Return the configuration of a run; None for a directory without weights of ours, such as a Hugging Face model.
+    """Return the configuration of a run; None for another directory, such as a Hugging Face model.
 
     Raises:
         CheckpointError: the configuration is missing or malformed.
@@ -93,10 +109,10 @@ def recorded(directory: str | Path) -> RunConfig | None:
 
 
 def data_dir_of(config: RunConfig | None, given: Path | None) -> Path:
-    """Return where the data of a run are: as given, else as the run recorded it, else ``data``.
+    """Return the data directory of a run: the given one, else the recorded one, else ``data``.
 
     Raises:
-        DataError: the recorded directory is no longer there.
+        DataError: the recorded directory does not exist any more.
     """
     if given is not None or config is None or config.data_dir is None:
         return given or Path("data")

@@ -23,9 +23,9 @@ class ExportedArtifact(NamedTuple):
     """One ONNX file.
 
     Attributes:
-        artifact: what the manifest says of it, its tolerance included.
+        artifact: its entry in the manifest.
         data: its bytes.
-        largest_difference: of its outputs to torch's over the given inputs, absolute.
+        largest_difference: absolute difference of its outputs to torch's over the given inputs.
     """
 
     artifact: Artifact
@@ -34,11 +34,11 @@ class ExportedArtifact(NamedTuple):
 
 
 class _Precision(NamedTuple):
-    """What a precision may cost.
+    """Allowed error of a precision.
 
     Attributes:
-        worst: the largest difference to torch that is exported at all, as a share of the outputs' spread.
-        margin: the tolerance as a multiple of the largest difference: other machines round elsewhere.
+        worst: the largest difference to torch that may be exported, as a share of the outputs' spread.
+        margin: the tolerance as a multiple of the largest difference, because other machines round differently.
         least: the smallest tolerance, as a share of the outputs' spread.
     """
 
@@ -70,19 +70,16 @@ def export_tier(
 
     Args:
         module: takes the inputs in their order; a head on a :class:`export.transformer.Transformer`.
-        inputs: real inputs by the names they shall have, at least two rows: what the files are checked with. Token
-            ids, masks and segments are INT64 [N, T], with N and T for a request to choose; pixels are
-            [N, channels, size, size], with N to choose.
-        calibration: other real inputs, in the same names, from which ranges for INT8 are taken.
-        outputs: the names that the module's outputs shall have.
-        name: of the tier; files are called after it.
-        dynamic: input to the symbolic names of its dimensions that a request chooses; None for those above.
-        runtimes: whose files to make.
-        precisions: the precisions to make.
+        inputs: real inputs by name, at least two rows, with which the files are checked. Token ids, masks and segments
+            are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with dynamic N.
+        calibration: other real inputs by the same names, for the ranges of INT8.
+        outputs: names of the outputs.
+        name: of the tier; the files are named after it.
+        dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
 
     Raises:
-        GoldenError: a file computes something else than torch does.
+        GoldenError: the outputs of a file differ from torch's.
         onnx.checker.ValidationError: a file is no valid ONNX.
     """
     if dynamic is None:
@@ -110,7 +107,7 @@ def export_tier(
 
 
 def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
-    """Return the largest difference to torch, and the tolerance for every machine that follows from it."""
+    """Return the largest difference to torch, and the tolerance for other machines."""
     cost = _PRECISIONS[precision]
     spread = max(float(output.std()) for output in golden.outputs.values())
     difference = largest_difference(data, golden, Tolerance(atol=cost.worst * spread, rtol=0.0), subject)

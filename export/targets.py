@@ -1,4 +1,7 @@
-"""The bundles that an export makes, checked before anything is converted."""
+"""Bundles of an export, checked before the conversion: their paths, and the names of their tiers.
+
+``x1`` is the full model, and ``x3`` is three times as fast by its recorded measurement.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from typing import NamedTuple
 
 from edge.errors import Literally, UsageError
 from export.calculator import NAMES as CALCULATORS
+from export.exported import FULL
 from export.outputs import check_bundle, check_name
 from export.runs import RunConfig, data_dir_of, read_config, recorded
 from export.tasks import data_of
-from export.tasks.tiers import tier_names
 
 
 class Target(NamedTuple):
@@ -42,16 +45,12 @@ def targets_of(
     data_dir: Path | None,
     replace: bool,
 ) -> list[Target]:
-    """Return the bundles that runs become: one for each calculator, or one for all fine-tuned runs.
+    """Return the bundles of runs: one for each calculator, or one for all fine-tuned runs.
 
     Args:
-        runs: run directories.
-        repository: directory of the bundles.
         name: of the bundle of fine-tuned runs; None for calculators.
-        version: of the bundles.
         tiers: names of the tiers, or empty for names by speed.
         data_dir: data directory; None for the one that the first run recorded.
-        replace: whether existing bundles may be replaced.
 
     Raises:
         CheckpointError: a run cannot be read.
@@ -105,12 +104,7 @@ def _calculator(
 
 
 def _classifier(
-    runs: Sequence[Path],
-    configs: Sequence[RunConfig],
-    directory: Path,
-    name: str,
-    tiers: Sequence[str],
-    data_dir: Path,
+    runs: Sequence[Path], configs: Sequence[RunConfig], directory: Path, name: str, tiers: Sequence[str], data_dir: Path
 ) -> Target:
     for run, config in _pairs(runs, configs):
         if config.model in CALCULATORS:
@@ -121,3 +115,45 @@ def _classifier(
         check_name("--tier-name", tier)
     names = tier_names(runs, configs, tiers)
     return Target(directory, name, tuple(runs), tuple(names), data_dir)
+
+
+#: A manifest holds eight tiers, and each run has a twin in INT8.
+_MOST_RUNS = 4
+
+
+def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequence[str]) -> list[str]:
+    """Return a name for each run.
+
+    Args:
+        runs: the full model first.
+        given: names to use instead, one for each run in their order; empty for names by speed.
+
+    Raises:
+        UsageError: there are too many runs, the number of names differs, names are equal, or a run records no speed.
+    """
+    if len(runs) > _MOST_RUNS:
+        fix = "Leave some of them out."
+        raise UsageError("runs of one bundle", given=len(runs), expected=f"{_MOST_RUNS} at most", fix=fix)
+    if given and len(given) != len(runs):
+        fix = "Give --tier-name once for each run, in the same order."
+        raise UsageError("--tier-name", given=list(given), expected=f"{len(runs)} names", fix=fix)
+    names = list(given) or [FULL]
+    for run, config in zip(runs[len(names) :], configs[len(names) :], strict=True):
+        name = speed_name(configs[0], config)
+        if name is None:
+            given_speed, expected = Literally("no measured speed"), "a run that comes from 'fewheads reduce'"
+            fix = "Name the tiers: give --tier-name once for each run."
+            raise UsageError(f"run {run}", given=given_speed, expected=expected, fix=fix)
+        names.append(name)
+    taken = [*names, *(f"{name}-int8" for name in names)]
+    if len(set(taken)) < len(taken):
+        fix = "Name the tiers: give another --tier-name for each run."
+        raise UsageError("tiers", given=names, expected="names that differ, with -int8 behind them too", fix=fix)
+    return names
+
+
+def speed_name(full: RunConfig, lean: RunConfig) -> str | None:
+    """Return ``xN`` for a run that was measured as N times as fast as the full one; None without a measurement."""
+    if lean.speedup is None:
+        return None
+    return f"x{lean.speedup.ratio / (full.speedup.ratio if full.speedup else 1):.2g}"

@@ -1,9 +1,9 @@
-"""Transformer encoders and decoders whose every layer has its own shape: BERT (post-LN), ViT (pre-LN), GPT-2 (causal).
+"""Transformers with a shape for each layer: BERT (post-LN), ViT (pre-LN) and GPT-2 (causal).
 
 - token, position and segment embeddings, or image patches with a summary token
 - attention with separate projections, h heads of width r; h * r need not be the model's width
-- feed-forward of width f; a layer without heads or without hidden units has no such sub-layer, and costs nothing
-- learned positions, exact or tanh GELU, biases everywhere, no dropout: the models here are fine-tuned for few epochs
+- feed-forward of width f; without heads or hidden units, a layer lacks that sub-layer and its cost
+- learned positions, exact or tanh GELU, biases, no dropout, because the models are fine-tuned for few epochs
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class LayerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The shape of a whole model; it travels with the weights, so that a reduced checkpoint loads at its own shapes.
+    """Shape of a whole model; saved with the weights, so that a reduced checkpoint loads at its own shapes.
 
     Attributes:
-        architecture: which embeddings, and where the normalisation stands.
+        architecture: decides the embeddings and the place of the normalisation.
         dim: d, the width of a token.
         layers: a shape for each.
         vocab_size: number of tokens; unused for images.
@@ -67,7 +67,7 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def pre_norm(self) -> bool:
-        """Whether sub-layers normalise what they read; post-LN normalises what they wrote."""
+        """Whether sub-layers normalise their input; post-LN normalises the sum with their output."""
         return self.architecture != "bert"
 
     @property
@@ -98,7 +98,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each with its residual and its normalisation.
 
-    Post-LN keeps the normalisation of a sub-layer that is left out: it was trained to read what that one writes.
+    Post-LN keeps the normalisation of a sub-layer that is left out, because later layers expect its output.
     """
 
     def __init__(self, config: TransformerConfig, shape: LayerShape) -> None:
@@ -112,7 +112,7 @@ class Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.feed_forward = FeedForward(config.dim, shape.ffn_dim, config.tanh_gelu) if shape.ffn_dim else None
         self.feed_forward_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
-        # What stays of a removed sub-layer: its mean output, a constant.
+        # A removed sub-layer is replaced by its mean output, a constant.
         self.attention_constant = nn.Parameter(torch.zeros(config.dim)) if self.attention is None else None
         self.feed_forward_constant = nn.Parameter(torch.zeros(config.dim)) if self.feed_forward is None else None
 
@@ -121,14 +121,14 @@ class Layer(nn.Module):
         return self.after_feed_forward(self.after_attention(x, mask))
 
     def after_attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what the first half makes of x, [N, T, d]; arguments as above."""
+        """Return the output of the first half, [N, T, d]."""
         if self.pre_norm:
             return x + self._attend(self.attention_norm(x), mask)
         normalised: Tensor = self.attention_norm(x + self._attend(x, mask))
         return normalised
 
     def after_feed_forward(self, x: Tensor) -> Tensor:
-        """Return what the second half makes of the first half's x, [N, T, d]."""
+        """Return the output of the second half, [N, T, d], for that of the first."""
         if self.pre_norm:
             return x + self._feed(self.feed_forward_norm(x))
         normalised: Tensor = self.feed_forward_norm(x + self._feed(x))
@@ -185,11 +185,7 @@ class ImageEmbeddings(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings, layers, and for pre-LN a last normalisation.
-
-    Args:
-        config: its shape.
-    """
+    """Embeddings, layers, and for pre-LN a last normalisation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

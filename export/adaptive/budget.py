@@ -1,10 +1,10 @@
-"""The loss of the mode ``budget``: what the kept coordinates cost, held to a target by a Lagrangian.
+"""The loss of the mode ``budget``: a Lagrangian that holds the cost of the kept coordinates to a target.
 
     λ1 (C - C*) + λ2 (C - C*)²,   C = Σ_layers cost(share of kept coordinates) / Σ_layers cost(1)
 
-Unlike a constant weight, which buys whatever reduction the task's loss happens to tolerate, it ends at the target. The
-multipliers rise by gradient ascent while the cost is above it, λ1 never falls below zero, and the target itself comes
-down from 1, so that no head is cut before it could make room: as in CoFi (arXiv 2204.00408).
+A constant weight reduces as far as the task's loss happens to tolerate; this loss ends at the target. The multipliers
+rise by gradient ascent while the cost is above it, and λ1 never falls below zero. The target itself falls from 1, so
+that no head is cut before the others can adapt, as in CoFi (arXiv 2204.00408).
 """
 
 from __future__ import annotations
@@ -18,24 +18,21 @@ from torch import Tensor, nn
 
 from edge.errors import UsageError
 from export.reduction.latency import measure_layers
-from export.reduction.plan import macs_per_token
 from export.transformer import LayerShape, TransformerConfig
 
-#: Steps of the dual ascent, in units of the cost's excess.
+#: Step sizes of the dual ascent, in units of the excess cost.
 LINEAR_STEP, SQUARE_STEP = 0.03, 0.5
-#: Shares of all steps: the target starts to come down, and is reached.
+#: Shares of all steps at which the target starts to fall, and is reached.
 RAMP = (0.10, 0.50)
-#: Coordinates around the last kept one that feel the gradient, in units of coordinates: at the start and at the end.
+#: Width of the soft mask around the last kept coordinate, in coordinates: at the start and at the end.
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 8.0, 1.0
 _PARTS = 4
 
 
 class CostCurve(msgspec.Struct, frozen=True):
-    """Cost of a layer, in units of the dense one, for rising shares of the coordinates of its heads.
+    """Cost of a layer, in units of the dense one, at ``shares`` of its heads' coordinates that rise from 0 to 1.
 
-    Attributes:
-        shares: from 0 to 1, rising.
-        costs: of each; between them the cost is a straight line.
+    Between two shares the cost is a straight line.
     """
 
     shares: tuple[float, ...]
@@ -53,36 +50,27 @@ class CostCurve(msgspec.Struct, frozen=True):
 SHARE = CostCurve((0.0, 1.0), (0.0, 1.0))
 
 
-def mac_curve(config: TransformerConfig, tokens: int) -> CostCurve:
-    """Return the cost as if every multiplication took the same time."""
-    dense = config.layers[0]
-    none = msgspec.structs.replace(dense, num_heads=0)
-    costs = [macs_per_token(config.dim, shape, tokens) for shape in (none, dense)]
-    return CostCurve((0.0, 1.0), (costs[0] / costs[1], 1.0))
-
-
 def measured_curve(config: TransformerConfig, tokens: int, *, cache: Path | None = None, calls: int = 60) -> CostCurve:
-    """Return the cost as ONNX Runtime has it on this machine; arguments as those of ``measure_layers``."""
+    """Return the cost as measured with ONNX Runtime; see :func:`export.reduction.latency.measure_layers`."""
     dense = config.layers[0]
     widths = [max(1, dense.head_dim * part // _PARTS) for part in range(1, _PARTS)]
     shapes = [LayerShape(0, dense.head_dim, dense.ffn_dim, dense.scale)]
     shapes += [LayerShape(dense.num_heads, width, dense.ffn_dim) for width in widths]
     table = measure_layers(config, shapes, [tokens], cache=cache, calls=calls)
     costs = [1 / found.ratio for shape in shapes if (found := table.find(shape, tokens))]
-    # A wider head is never cheaper; where the clock says so, it is noise.
+    # A wider head is never cheaper: a measurement that shows it is noise.
     rising = [min(1.0, max(costs[: number + 1])) for number in range(len(costs))]
     return CostCurve((0.0, *(width / dense.head_dim for width in widths), 1.0), (*rising, 1.0))
 
 
 class Budget(nn.Module):
-    """The multipliers, which travel with the model's state, and the loss.
+    """The multipliers, which are part of the model's state, and the loss.
 
     Args:
-        curve: what a layer costs.
-        target: C*, of the same unit as the cost: between that of no head and 1.
+        target: C*, between the cost without heads and 1.
 
     Raises:
-        UsageError: the target cannot be reached, or is no reduction.
+        UsageError: the target is outside of that range.
     """
 
     def __init__(self, curve: CostCurve, target: float) -> None:
@@ -95,16 +83,16 @@ class Budget(nn.Module):
         self.register_buffer("multipliers", torch.tensor([0.0, 1.0]))  # λ1, λ2
 
     def cost(self, shares: Sequence[Tensor]) -> Tensor:
-        """Return C, a scalar, for the share of kept coordinates of each input, [N] of each layer."""
+        """Return C, a scalar, for the shares of kept coordinates, [N] of each layer."""
         return self.curve.at(torch.stack(tuple(shares))).mean()
 
     def target_at(self, progress: float) -> float:
-        """Return the target after a share ``progress`` of all steps: 1 first, then down a straight line."""
+        """Return the target after a share ``progress`` of all steps: 1 at first, then falling linearly."""
         start, end = RAMP
         return 1 - (1 - self.target) * min(1.0, max(0.0, (progress - start) / (end - start)))
 
     def loss(self, cost: Tensor, progress: float) -> Tensor:
-        """Return what is added to the task's loss for a cost C."""
+        """Return the loss of a cost C, which is added to the task's."""
         excess = cost - self.target_at(progress)
         linear, square = self.multipliers.tolist()
         loss: Tensor = linear * excess + square * excess.square()
@@ -112,12 +100,12 @@ class Budget(nn.Module):
 
     @torch.no_grad()
     def ascend(self, cost: Tensor, progress: float) -> None:
-        """Raise the multipliers while the cost is above the target, and lower the first below it."""
+        """Raise the multipliers if the cost is above the target; otherwise lower the first one."""
         excess = float(cost) - self.target_at(progress)
         self.multipliers[0] = max(0.0, float(self.multipliers[0]) + LINEAR_STEP * excess)
         self.multipliers[1] += SQUARE_STEP * max(0.0, excess) ** 2
 
 
 def temperature(progress: float) -> float:
-    """Return the temperature of the ranks after a share ``progress`` of all steps, falling along a straight line."""
+    """Return the temperature of the ranks after a share ``progress`` of all steps; it falls linearly."""
     return FIRST_TEMPERATURE + (LAST_TEMPERATURE - FIRST_TEMPERATURE) * min(1.0, max(0.0, progress))

@@ -1,4 +1,4 @@
-"""Sources of the heads' scores, and their installation in a model."""
+"""Modules that give the heads' scores, and their installation in a model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ HeadT = TypeVar("HeadT", bound=Head)
 
 
 class GlobalScores(nn.Module):
-    """Scores that are learnt, and the same for every input.
-
-    Args:
-        number: of scores.
-    """
+    """Learnt scores that are the same for every input."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -33,11 +29,7 @@ class GlobalScores(nn.Module):
 
 
 class GivenScores(nn.Module):
-    """Scores that stay what they are.
-
-    Args:
-        scores: [H].
-    """
+    """Constant scores."""
 
     def __init__(self, scores: Tensor) -> None:
         super().__init__()
@@ -50,12 +42,7 @@ class GivenScores(nn.Module):
 
 
 class SkippableAttention(nn.Module):
-    """An attention that a learnt gate may leave out, for all inputs alike; its mean output then takes its place.
-
-    Args:
-        attention: what the gate lets pass.
-        constant: [d], the mean of what it returns.
-    """
+    """An attention with a learnt gate, the same for all inputs; closed, it returns the mean output ``constant`` [d]."""
 
     def __init__(self, attention: MultiHeadAttention, constant: Tensor) -> None:
         super().__init__()
@@ -66,7 +53,7 @@ class SkippableAttention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [N, queries, d] and the gate's score [N, 1]; arguments as those of the attention."""
+        """Return the output [N, queries, d] and the gate's score [N, 1]."""
         scores = self.scorer(x, mask)
         gate = self.keep(scores).to(x.dtype)
         attended = self.attention(x, mask, queries=queries)[0]
@@ -79,7 +66,7 @@ class SkippableAttention(nn.Module):
 
 
 def scored_attentions(model: nn.Module) -> Iterator[Any]:
-    """Yield the modules that have a ``scorer`` and a ``keep`` which turns its scores into gates, from the first on."""
+    """Yield the modules with a ``scorer``, in order; their ``keep`` turns its scores into gates."""
     return (module for module in model.modules() if getattr(module, "scorer", None) is not None)
 
 
@@ -87,9 +74,8 @@ def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHead
     """Return a copy of a model with scores on every layer that has heads.
 
     Args:
-        model: best from :func:`export.adaptive.rotation.rotated_model`; it is left alone.
-        mode: how heads shrink.
-        scorer_of: makes what returns the scores, from an attention and the number of its layer.
+        model: usually from :func:`export.adaptive.rotation.rotated_model`; it is not changed.
+        scorer_of: returns the scorer for an attention and the number of its layer.
     """
     new = copy.deepcopy(model)
     for number, layer in enumerate(layers_of(new.transformer)):
@@ -110,13 +96,7 @@ def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHead
 
 
 def scorers(seed: int, *, share: int = 4, pooled: bool = False) -> Callable[[MultiHeadAttention, int], nn.Module]:
-    """Return what makes the scorers of a model for :func:`with_scores`, MLPs of width d / ``share``.
-
-    Args:
-        seed: of their weights.
-        share: the paper's is 4.
-        pooled: see :class:`export.attention.HeadScorer`.
-    """
+    """Return the ``scorer_of`` of :func:`with_scores` for MLPs of width d / ``share``; the paper has d / 4."""
 
     def scorer(attention: MultiHeadAttention, number: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Scores that are the same for every input, folded into the weights: smaller matrices that return the same."""
+"""Smaller matrices with the same outputs, for scores that are the same for every input."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ WIDTH_STEP = 8
 
 
 class GroupedAttention(nn.Module):
-    """Attention whose heads come in groups of different widths; the groups' outputs add up.
-
-    Args:
-        groups: one module for each width.
-    """
+    """Attention with groups of heads of different widths, whose outputs are added."""
 
     def __init__(self, groups: list[MultiHeadAttention]) -> None:
         super().__init__()
@@ -36,16 +32,16 @@ class GroupedAttention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [N, queries, d] and None; arguments as those of the attention."""
+        """Return the output [N, queries, d], and None for the scores."""
         outputs: list[Tensor] = [group(x, mask, queries=queries)[0] for group in self.groups]
         return torch.stack(outputs).sum(dim=0), None
 
 
 def shrunk_model(model: HeadT) -> HeadT:
-    """Return a copy of a model that answers the same, without the coordinates and attentions that its scores leave out.
+    """Return a copy of a model with the same outputs, without the coordinates and attentions that its scores drop.
 
     Raises:
-        ReductionError: the scores depend on the input, so that there is nothing to fold.
+        ReductionError: the scores depend on the input.
     """
     new = copy.deepcopy(model)
     new.eval()
@@ -59,7 +55,7 @@ def shrunk_model(model: HeadT) -> HeadT:
 
 
 def shrunk_attention(attention: MultiHeadAttention) -> nn.Module:
-    """Return an attention without the coordinates that the scores of this one leave out; errors as above."""
+    """Return the attention without the coordinates that its scores drop; errors as :func:`shrunk_model`."""
     if not isinstance(attention.scorer, GivenScores | GlobalScores) or attention.adaptive == "literal":
         given = Literally(f"{type(attention.scorer).__name__} in mode {attention.adaptive}")
         fix = "Run it as it is; only scores that are the same for every input can be folded into the weights."
@@ -75,7 +71,7 @@ def shrunk_attention(attention: MultiHeadAttention) -> nn.Module:
 
 
 def _group(attention: MultiHeadAttention, keep: Tensor, heads: Tensor, width: int) -> MultiHeadAttention:
-    """Return the attention of some heads alone, at a width that holds all their kept coordinates."""
+    """Return the attention of some heads, at a width that holds all their kept coordinates."""
     new = MultiHeadAttention(attention.dim, len(heads), width, causal=attention.causal, scale=attention.scale)
     kept = keep[heads, :width].flatten().float()
     rows = (heads[:, None] * attention.head_dim + torch.arange(width)).flatten()

@@ -1,4 +1,4 @@
-"""Scores, trained: what :func:`export.tasks.finetune.fine_tune` minimises beside the task's loss."""
+"""Training of scores: the loss that :func:`export.tasks.finetune.fine_tune` minimises beside the task's."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from export.attention import adaptive_loss, adaptive_weight
 
 #: The paper's lambda, in the 85 % of the steps between its first and its last.
 PAPER_WEIGHT = 0.01
-#: Scores must cross half of their range within one short fine-tuning, where weights only shift a little.
+#: In one short fine-tuning, scores have to cross half of their range, while weights only shift a little.
 SCORER_RATE = 20.0
 #: A score without a network behind it moves only by its own learning rate.
 GLOBAL_RATE = 200.0
 
 
 class Penalty(msgspec.Struct, frozen=True):
-    """Paper 002's loss: a weight that follows its schedule, times the mean over the scores.
+    """Paper 002's loss: a scheduled weight times the mean score.
 
     Attributes:
-        mode: with its sign as the paper writes it, or repaired.
+        mode: ``literal`` has the sign of the paper, ``fixed`` the repaired one.
         weight: lambda of the long middle phase.
         rate: the learning rate of the scorers, in units of the recipe's.
     """
@@ -39,8 +39,8 @@ class Target(msgspec.Struct, frozen=True):
     """The Lagrangian of :mod:`export.adaptive.budget`.
 
     Attributes:
-        curve: what a layer costs.
-        cost: C*.
+        curve: cost of a layer.
+        cost: C*, the target.
         rate: the learning rate of the scorers, in units of the recipe's.
     """
 
@@ -50,7 +50,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class AdaptiveTerm:
-    """An :class:`export.tasks.extra.Extra` for a model with scores; see :func:`adaptive_term`."""
+    """An :class:`export.tasks.finetune.Extra` for a model with scores; see :func:`adaptive_term`."""
 
     def __init__(self, model: nn.Module, how: Penalty | Target) -> None:
         self._how, self._attentions = how, list(scored_attentions(model))
@@ -71,13 +71,13 @@ class AdaptiveTerm:
                 attention.rank_temperature = temperature(progress)
 
     def loss(self, progress: float) -> Tensor:
-        """Return the loss of the scores that the last forward pass gave."""
+        """Return the loss of the scores of the last forward pass."""
         scores = [self.scores[attention.scorer] for attention in self._attentions]
         if isinstance(self._how, Penalty):
             weight = adaptive_weight(progress) * self._how.weight / PAPER_WEIGHT
             return weight * adaptive_loss(scores, self._how.mode)
         assert self._budget is not None
-        # Forward the hard gates, so that the target is what will run; backward the soft ones.
+        # The hard gates forward, so that the target is the cost that will run, and the soft ones backward.
         shares = [a.keep(s).mean(dim=(1, 2)) for a, s in zip(self._attentions, scores, strict=True)]
         cost = self._budget.cost(shares)
         loss = self._budget.loss(cost, progress)
@@ -85,15 +85,15 @@ class AdaptiveTerm:
         return loss
 
     def watch(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """Keep what a scorer returned."""
+        """Record the output of a scorer; a forward hook."""
         self.scores[module] = output
 
 
 @contextmanager
 def adaptive_term(model: nn.Module, how: Penalty | Target) -> Iterator[AdaptiveTerm]:
-    """Yield the extra loss of a model with scores; give it to ``fine_tune`` inside the block.
+    """Yield the extra loss of a model with scores, for ``fine_tune`` inside the block.
 
-    A budget's multipliers join the model as ``budget`` for the block, so that an interrupted run finds them again.
+    Inside the block, a budget's multipliers are part of the model, so that the state of an interrupted run has them.
     """
     term = AdaptiveTerm(model, how)
     handles = [attention.scorer.register_forward_hook(term.watch) for attention in scored_attentions(model)]

@@ -1,4 +1,4 @@
-"""Use of a model's heads: their scores, the coordinates that the scores keep, and the scores by a token's position."""
+"""Use of a model's heads: scores, kept coordinates, and scores by the position of a token."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class HeadUse(msgspec.Struct, frozen=True):
     """Means over inputs.
 
     Attributes:
-        scores: of each head of each layer, [layers, H]; of each layer where a gate is the whole layer's.
-        kept: likewise, the share of coordinates that are used.
-        spread: the share of the scores' variance that lies between inputs, for one head: 0 is the same for all inputs.
-        places: mean score over the heads by the token's place, [layers, places]; empty where tokens have none.
+        scores: [layers, H], or [layers, 1] for gates of whole layers.
+        kept: share of the coordinates in use, of the same shape.
+        spread: share of a head's variance of scores that is between inputs; 0 if they are the same for all inputs.
+        places: mean score over the heads by position, [layers, positions]; empty where tokens have no scores.
     """
 
     scores: tuple[tuple[float, ...], ...]
@@ -32,16 +32,10 @@ class HeadUse(msgspec.Struct, frozen=True):
     spread: float
     places: tuple[tuple[float, ...], ...] = ()
 
-    @property
-    def mean_kept(self) -> float:
-        """The share of all coordinates."""
-        flat = [share for layer in self.kept for share in layer]
-        return sum(flat) / len(flat)
-
 
 @torch.no_grad()
 def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
-    """Return how a model with scores uses its heads on some rows; None for a model without."""
+    """Return the use of a model's heads on some rows; None for a model without scores."""
     attentions = list(scored_attentions(model))
     if not attentions:
         return None
@@ -71,8 +65,6 @@ def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
 
 
 class _Places:
-    """Sums of scores by the place of the token."""
-
     def __init__(self) -> None:
         self._sums, self._counts = torch.zeros(_PLACES), torch.zeros(_PLACES)
 

@@ -1,4 +1,4 @@
-"""From a run directory to a bundle: ONNX, checked against torch on every split, and measured as it will be served."""
+"""Export of a run to a bundle: ONNX, compared with torch on every split, and evaluated as it will be served."""
 
 from __future__ import annotations
 
@@ -45,12 +45,6 @@ _GOLDEN_PER_SPLIT = 12
 def export_run(run: str | Path, repository: str | Path, *, version: int = 1, replace: bool = False) -> Exported:
     """Write the bundle of a run to ``repository/<model>-<version>``.
 
-    Args:
-        run: of ``fewheads train``.
-        repository: directory of the bundles.
-        version: of the bundle.
-        replace: whether an existing bundle may be replaced.
-
     Raises:
         CheckpointError: the run cannot be read.
         GoldenError: ONNX Runtime's answers differ from torch's by more than the tolerance.
@@ -96,7 +90,6 @@ def _artifact(tolerance: Tolerance) -> Artifact:
 
 
 def _golden(model: Regressor, splits: Mapping[str, Split]) -> Golden:
-    """Return the golden set: expressions spread over the splits, their tokens, and what torch makes of them."""
     texts: list[str] = []
     tokens: list[Array] = []
     for name in _GOLDEN_SPLITS:

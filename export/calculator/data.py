@@ -62,7 +62,7 @@ def load() -> dict[str, Split]:
     """Return all splits by name; the same at every call and on every machine.
 
     Raises:
-        DataError: this NumPy's legacy generator gives other numbers.
+        DataError: the legacy generator of the installed NumPy gives other numbers.
     """
     random = np.random.RandomState(42)
     drawn = sorted(_draw_three_terms(random))

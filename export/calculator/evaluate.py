@@ -1,4 +1,4 @@
-"""Evaluation: errors on every split with their intervals, and the figures of paper 000 to hold them against."""
+"""Evaluation: errors on every split with their intervals, and the figures of paper 000 beside them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.calculator.data import Split
 from export.calculator.models import Transformer4
+from export.intervals import mean, middle, resampled
 
-#: Paper 000, section "Findings", table of regression models, by model and (metric, split). What it prints for long
-#: expressions is no error of the network: see :func:`paper_long_error`.
+#: Paper 000, section "Findings", table of regression models, by model and (metric, split). The figures for long
+#: expressions are no errors of a network: the paper's code subtracts the predictions for the in-range split from |y| of
+#: the long one, without a second absolute value. A model that is perfect in range gets 6.17 there, and five of the six
+#: columns have 6.07 to 6.29.
 PAPER: dict[str, dict[tuple[str, str], float]] = {
     "calculator-fnn2": {
         ("mae", "in_range"): 0.0389406,
@@ -32,7 +35,6 @@ PAPER: dict[str, dict[tuple[str, str], float]] = {
 }
 
 _EVALUATED = ("val", "in_range", "out_of_range", "long")
-_RESAMPLES = 1000
 
 
 def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
@@ -45,7 +47,6 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
 
     Args:
         predict: maps tokens [n, 15] to values [n, 1].
-        splits: the data.
     """
     measures: list[Measure] = []
     for name in _EVALUATED:
@@ -66,7 +67,7 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
 
 
 def head_use(model: Transformer4, splits: Mapping[str, Split]) -> tuple[Measure, ...]:
-    """Measure how far an adaptive network shrinks its heads: mean scores, and the share of coordinates in use."""
+    """Measure the use of heads by an adaptive network: mean scores, and the share of coordinates in use."""
     model.eval()
     measures: list[Measure] = []
     for name in _EVALUATED:
@@ -79,15 +80,6 @@ def head_use(model: Transformer4, splits: Mapping[str, Split]) -> tuple[Measure,
             for metric, values in use.items()
         ]
     return tuple(measures)
-
-
-def paper_long_error(long: Split, in_range: Split) -> float:
-    """Return what paper 000's code computes for the long expressions when its model is perfect on ``in_range``.
-
-    It subtracts the predictions of the in-range split from |y| of the long one, without a second absolute value, so the
-    figure says nothing of any network: it is 6.17 here, and 6.07 to 6.29 in five of the six columns of the paper.
-    """
-    return float(np.abs(long.truth).mean() - in_range.truth.mean())
 
 
 def _long(split: Split, errors: Array) -> list[Measure]:
@@ -103,8 +95,7 @@ def _long(split: Split, errors: Array) -> list[Measure]:
 
 def _mae(split: str, strata: list[Array]) -> Measure:
     """Return the mean of the strata's mean errors, with the interval from resampling each of them."""
-    random = np.random.default_rng(0)
-    means = [errors[random.integers(0, len(errors), size=(_RESAMPLES, len(errors)))].mean(axis=1) for errors in strata]
-    low, high = np.quantile(np.mean(means, axis=0), [0.025, 0.975])
+    generator = np.random.default_rng(0)
+    means = np.mean([resampled(mean, errors, generator=generator) for errors in strata], axis=0)
     value = float(np.mean([errors.mean() for errors in strata]))
-    return Measure(metric="mae", split=split, value=value, n=sum(map(len, strata)), interval=(float(low), float(high)))
+    return Measure(metric="mae", split=split, value=value, n=sum(map(len, strata)), interval=middle(means))

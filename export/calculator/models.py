@@ -43,7 +43,7 @@ class Regressor(nn.Module):
 
 
 class Oracle(Regressor):
-    """One hidden ReLU layer of 30 units that is right by construction; nothing in it is trained.
+    """One hidden ReLU layer of 30 units that is exact by construction, without training.
 
     The first operand a is relu(a) - relu(-a). A term (o, x), operator before operand, is, for |x| <= M,
 
@@ -95,8 +95,8 @@ class Fnn2(Regressor):
 class Gate(Regressor):
     """Attention with signed weights: each term's operator gates its operand; 51 parameters.
 
-    It is the "FNN with attention" that paper 000 proposes. Summing gated terms and skipping padding build the
-    additive structure in: it shows which inductive bias the other networks miss, not that a net finds the rule.
+    It is the "FNN with attention" that paper 000 proposes. Summing gated terms and skipping padding build the additive
+    structure in: it shows which inductive bias the other networks miss, not that a net finds the rule.
     """
 
     def __init__(self) -> None:
@@ -118,10 +118,8 @@ class EncoderLayer(nn.Module):
     """A post-LN transformer encoder layer: attention, then two linear layers with a ReLU between.
 
     Args:
-        dim: the width of a token.
         num_heads: heads, of width ``dim / num_heads`` each.
         hidden: the width between the two linear layers.
-        adaptive: see :class:`export.attention.MultiHeadAttention`.
     """
 
     def __init__(self, dim: int, num_heads: int, hidden: int, adaptive: AdaptiveMode | None) -> None:

@@ -1,4 +1,4 @@
-"""Training: one loop for every network, and the recipe of each."""
+"""Training: one loop for every network, the recipe of each, and run directories."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import torch
@@ -13,19 +14,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.attention import AdaptiveMode, adaptive_loss, adaptive_weight
-from export.calculator.data import Split
-from export.calculator.models import Regressor
+from export.calculator.data import DESCRIPTION, Split, load
+from export.calculator.evaluate import evaluate, head_use
+from export.calculator.models import Regressor, Transformer4, create
+from export.checkpoint import save
 from export.errors import TrainingError
+from export.processor import processor
+from export.provenance import provenance
+from export.runs import RunConfig, RunMetrics
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a training.
 
     Attributes:
-        epochs: at most so many.
+        epochs: the maximum.
         peak_learning_rate: after the warm-up.
-        patience: stop after so many epochs in which the validation loss did not fall by ``min_delta``.
-        min_delta: what counts as falling, in units of the loss.
+        patience: epochs without a fall of the validation loss by ``min_delta`` until the training stops.
+        min_delta: in units of the loss.
         batch_size: items per step.
         betas: of Adam.
         weight_decay: decoupled (AdamW); 0 is plain Adam.
@@ -73,12 +79,11 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | None = None) -> Recipe | None:
-    """Return how to train a model; None for one with nothing to train.
+    """Return the recipe of a model; None for one without training.
 
     Args:
-        name: of the model.
-        epochs: at most so many; None is the number of :data:`RECIPES`.
-        adaptive: how its heads shrink. If they do, the run goes to its end: lambda rises in the last 5 % of the steps.
+        epochs: the maximum; None is that of :data:`RECIPES`.
+        adaptive: how its heads shrink. Such a run does not stop early: lambda rises in the last 5 % of the steps.
     """
     if name not in RECIPES:
         return None
@@ -97,13 +102,10 @@ def fit(
     seed: int,
     on_epoch: Callable[[int, float], None] = lambda epoch, val_mae: None,
 ) -> Fitted:
-    """Train a network in place and leave it with the weights that were best on ``val``.
+    """Train a network in place, and leave it with the best weights on ``val``.
 
     Args:
-        model: the network.
-        recipe: how.
-        train: what it learns from.
-        val: what decides when to stop and which weights to keep; nothing is learnt from it.
+        val: decides when to stop and which weights to keep; it is not learnt from.
         seed: of the order of the items.
         on_epoch: called after each epoch with its number, from 1, and the mean absolute error on ``val``.
 
@@ -179,3 +181,45 @@ def _check_finite(epoch: int, train_loss: float, val_loss: float) -> None:
         if not math.isfinite(loss):
             fix = "Train again with another --seed, or with a lower learning rate in its recipe."
             raise TrainingError(f"{subject} loss in epoch {epoch}", given=loss, expected="a finite number", fix=fix)
+
+
+def train_run(
+    name: str,
+    directory: str | Path,
+    *,
+    seed: int,
+    epochs: int | None = None,
+    adaptive: AdaptiveMode | None = None,
+    on_epoch: Callable[[int, float], None] = lambda epoch, val_mae: None,
+) -> RunMetrics:
+    """Make a network, train it unless it is constructed, evaluate it, and write its run directory.
+
+    Args:
+        directory: path of the run; an earlier run there is replaced when this one is done.
+        seed: of the initial weights and of the order of the items.
+        epochs: the maximum; None is the recipe's.
+        adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.
+
+    Raises:
+        TrainingError: the loss is no longer a finite number.
+        CheckpointError: the run directory cannot be written.
+    """
+    arguments = {"adaptive": adaptive} if adaptive else {}
+    model = create(name, seed, **arguments)
+    splits = load()
+    recipe = recipe_of(name, epochs=epochs, adaptive=adaptive)
+    started = time.perf_counter()
+    last_epoch = best_epoch = 0
+    if recipe is not None:
+        fitted = fit(model, recipe, splits["train"], splits["val"], seed=seed, on_epoch=on_epoch)
+        last_epoch, best_epoch = fitted.epochs, fitted.best_epoch
+    seconds = time.perf_counter() - started
+    measures = evaluate(model.predict, splits)
+    if isinstance(model, Transformer4) and model.adaptive:
+        measures += head_use(model, splits)
+    metrics = RunMetrics(model.parameter_count, last_epoch, best_epoch, seconds, measures)
+    trained = f"AdamW, {recipe}" if recipe else "constructed, not trained"
+    record = provenance(trainer=trained, data=DESCRIPTION, seed=seed if recipe else None)
+    config = RunConfig(name, arguments, record, precision="fp32" if recipe else None, processor=processor())
+    save(directory, model, config, metrics)
+    return metrics

@@ -61,7 +61,7 @@ def estimate(
 ) -> None:
     """Predict the latency of each tier of BUNDLE on a Jetson Orin Nano, without one.
 
-    Nothing that it prints was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
+    None of the output was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
     """
     if (bundle is None) == (shapes is None):
         given = Literally("both" if bundle else "neither")

@@ -51,8 +51,7 @@ class Device(msgspec.Struct, frozen=True):
 #: Boards by the name that ``--device`` takes.
 DEVICES = {
     "orin-nano-super": Device(
-        "Jetson Orin Nano Super",
-        {"15W": Mode(612, 2133), "25W": Mode(918, 3199), "MAXN_SUPER": Mode(1020, 3199)},
+        "Jetson Orin Nano Super", {"15W": Mode(612, 2133), "25W": Mode(918, 3199), "MAXN_SUPER": Mode(1020, 3199)}
     ),
     "orin-nano": Device("Jetson Orin Nano", {"7W": Mode(408, 2133), "15W": Mode(625, 2133)}),
 }

@@ -1,22 +1,23 @@
-"""Predicted latencies of the tiers of a bundle on a board."""
+"""Latencies of the tiers of a bundle on a board: predicted, or put together from a measured latency table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest
 from edge.errors import UsageError
-from edge.profiling.table import PREDICTION
+from edge.profiling.table import PREDICTION, LatencyTable, Shape, check_key
 from export.estimate.devices import DEVICES, mode_of
-from export.estimate.measured import MeasuredTable
-from export.estimate.model import TierModel, how_counted, input_shapes
+from export.estimate.model import RUNTIME, TierModel, how_counted, input_shapes
+from export.estimate.operations import Halves
 from export.estimate.roofline import BAND, BIAS, Prediction
 
-#: How many times faster a tier has to be predicted before it is recommended: below it, the fuller one is as good a bet.
+#: The least predicted speed-up that recommends a tier: below it, the error of a prediction is larger than the gain.
 _WORTH = 1.15
 
 
@@ -28,11 +29,11 @@ class Row(msgspec.Struct, frozen=True):
         precision: of the tier's file.
         rows: the batch.
         tokens: of each input; None where the model's inputs have a fixed size.
-        milliseconds: the latency: predicted, or put together from a measured latency table.
-        prediction: of the latency, and its parts.
-        times_faster: the latency of the first tier over this one's, both measured or else both predicted.
-        counted: whether the kernels were counted in an engine; otherwise they are those of the fit.
-        label: that the latency is a prediction, or whose measurements it is put together from.
+        milliseconds: the latency, predicted or the sum of measured layers.
+        prediction: the predicted latency, and its parts.
+        times_faster: the latency of the first tier over this one's, both measured or both predicted.
+        counted: whether the kernels were counted in an engine; otherwise the prediction has those of the fit.
+        label: a prediction, or the source of the measurements.
     """
 
     tier: str
@@ -53,7 +54,7 @@ class Estimate(msgspec.Struct, frozen=True):
         bundle: its directory.
         device: the board, for people.
         power_mode: of the board.
-        label: that the device, power mode and rows without another label are predictions.
+        label: of the rows without another label: a prediction.
         band: the error band, as a share of each latency.
         bias: the known direction of the error.
         kernels: how launches were counted.
@@ -74,6 +75,80 @@ class Estimate(msgspec.Struct, frozen=True):
     recommendation: str
 
 
+_FIX = "Give the table of this board and power mode with TensorRT, or leave --latency-table out."
+
+
+class MeasuredTable(NamedTuple):
+    """A measured latency table, and its file."""
+
+    path: Path
+    table: LatencyTable
+
+    @classmethod
+    def read(cls, path: Path, device: str, power_mode: str) -> MeasuredTable:
+        """Read a table.
+
+        Args:
+            device: a name in :data:`export.estimate.devices.DEVICES`.
+
+        Raises:
+            UsageError: it is no table, a prediction itself, or of another runtime, board or power mode.
+        """
+        table = LatencyTable.read(path)
+        board = table.key.get("device", "")
+        name = DEVICES[device].name
+        check_key(
+            f"latency table {path}",
+            table.key | {"label": table.label, "device": name if _is(board, device) else board},
+            {"label": "measured", "runtime": RUNTIME, "device": name, "power_mode": power_mode},
+            _FIX,
+        )
+        return cls(path, table)
+
+    def check_model(self, dense: Halves, dim: int) -> None:
+        """Check that the table is of this model.
+
+        Raises:
+            UsageError: the layers of the first tier are not the table's dense layer.
+        """
+        shapes = {Shape(*heads, units) for heads, units in zip(dense.attention, dense.feed_forward, strict=False)}
+        found = " and ".join(sorted(shape.name for shape in shapes)) or "no layers"
+        check_key(
+            f"latency table {self.path}",
+            self.table.key,
+            {"dim": str(dim), "dense": found},
+            "Give a table of this model, or leave --latency-table out.",
+        )
+
+    def milliseconds(self, halves: Halves, layers: int, precision: str, tokens: int | None) -> float | None:
+        """Return the latency of a tier; None where the table lacks its precision, length or a shape.
+
+        Args:
+            layers: of the original; the halves that the tier lacks were removed.
+        """
+        if precision != self.table.key.get("precision") or tokens is None:
+            return None
+        dense = next((t.shape for t in self.table.timings if t.shape.name == self.table.key.get("dense")), None)
+        rest = self.table.find_rest(tokens)
+        whole = self.table.find(dense, tokens) if dense else None
+        if dense is None or whole is None or rest is None:
+            return None
+        removed = [(0, 0)] * (layers - len(halves.attention)), [0] * (layers - len(halves.feed_forward))
+        shapes = [Shape(*heads, dense.ffn_dim) for heads in (*halves.attention, *removed[0])]
+        shapes += [Shape(dense.num_heads, dense.head_dim, units) for units in (*halves.feed_forward, *removed[1])]
+        found = [self.table.find(shape, tokens) for shape in shapes]
+        times = [1 / comparison.ratio - 0.5 for comparison in found if comparison]
+        if len(times) < len(shapes):
+            return None
+        return (whole.dense_milliseconds - whole.floor_milliseconds) * (sum(times) + rest.dense_layers)
+
+
+def _is(board: str, device: str) -> bool:
+    """Return whether a name such as "NVIDIA Jetson Orin Nano Super Developer Kit" means a device."""
+    words = board.lower().split()
+    return {"orin", "nano"} <= set(words) and ("super" in words) == device.endswith("super")
+
+
 def estimate_bundle(
     path: Path,
     device: str,
@@ -87,18 +162,15 @@ def estimate_bundle(
     """Predict the latency of each tier of a bundle.
 
     Args:
-        path: of the bundle.
         device: a name in :data:`export.estimate.devices.DEVICES`.
-        power_mode: of the board.
         lengths: tokens; empty for 32 and 128, as far as the bundle takes them.
-        batches: rows.
-        table: a measured latency table, whose times replace predictions of tiers in its precision, for one row.
+        table: a measured latency table; its times replace the predictions of tiers in its precision for one row.
         on_tier: called with how many tiers are done, of how many.
 
     Raises:
-        UsageError: there is no such mode, the bundle takes no input of a size that was given, or the table is of
-            another model, runtime, board or power mode.
-        BundleError: the bundle is broken, or has no file for TensorRT whose work can be counted.
+        UsageError: the mode does not exist, the bundle does not take inputs of a given size, or the table is of another
+            model, runtime, board or power mode.
+        BundleError: the bundle is broken, or has no file for TensorRT.
     """
     mode = mode_of(device, power_mode)
     bundle = Bundle.open(path)
@@ -148,7 +220,6 @@ def estimate_bundle(
 
 
 def _sizes(manifest: Manifest, lengths: tuple[int, ...], batches: tuple[int, ...]) -> list[tuple[int, int | None]]:
-    """Return batch and tokens of the inputs to predict for."""
     for batch in batches:
         if batch > max(manifest.max_batch_size, 1):
             expected = f"at most {max(manifest.max_batch_size, 1)}, as the bundle has it"
@@ -170,7 +241,7 @@ def _sizes(manifest: Manifest, lengths: tuple[int, ...], batches: tuple[int, ...
 
 
 def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the fullest tier that no other one beats by more than the error of a ratio, and the reason."""
+    """Return the fastest tier, or the first if none is :data:`_WORTH` times as fast, and the reason."""
     first = rows[0]
     speeds: dict[str, list[float]] = {}
     for row in rows:

@@ -17,7 +17,7 @@ _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What one run of a graph computes.
+    """The work of one run of a graph.
 
     Attributes:
         gflop: 10⁹ operations of matrix products and convolutions, by precision; an addition is one operation.
@@ -50,8 +50,6 @@ def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -
 
     Args:
         model: the bytes of an ONNX file with standard operators.
-        shapes: of every input.
-        subject: the name of the model in errors.
 
     Raises:
         BundleError: a product's shape does not follow from the inputs' shapes, or the operators are not standard.
@@ -93,7 +91,7 @@ def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, sub
 
 
 def _hidden_units(widths: Sequence[tuple[int, ...]], dim: int) -> list[int]:
-    """Return the hidden units of pairs of products, and nothing of a task head behind them."""
+    """Return the hidden units of pairs of products; a task head behind them is left out."""
     pairs = zip(widths[::2], widths[1::2], strict=False)
     return [up[1] for up, down in pairs if up[0] == down[1] == dim and up[1] == down[0]]
 
@@ -111,8 +109,6 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
 
 
 class _Graph:
-    """A graph whose shapes are known."""
-
     def __init__(self, model: ModelProto, subject: str) -> None:
         graph = model.graph
         self.nodes = list(graph.node)

@@ -1,4 +1,4 @@
-"""The prediction: kernels that each take a least time, and products or reads of weights, whichever take longer.
+"""The prediction: a least time for each kernel, plus the longer of the products and the reads of the weights.
 
 Fitted on published FP16 latencies of encoders at batch 1 on an Orin Nano, before and after Super: 0.2 ms for a layer at
 625 MHz, and 45 % of the peak for its products. A transformer layer is ten kernels in an engine, so 0.02 ms for each.
@@ -13,7 +13,7 @@ import msgspec
 from export.estimate.devices import Mode
 from export.estimate.operations import Work
 
-#: Milliseconds of a kernel that has little to compute, at :data:`_KERNEL_MHZ`.
+#: Milliseconds of a kernel with little work, at :data:`_KERNEL_MHZ`.
 KERNEL_MS = 0.02
 KERNELS_OF_A_LAYER = 10
 _KERNEL_MHZ = 625.0
@@ -21,7 +21,7 @@ _KERNEL_MHZ = 625.0
 EFFICIENCY = 0.45
 #: Products with weights in a transformer layer.
 _PRODUCTS_OF_A_LAYER = 6
-#: How far a measurement may be from a prediction, as a share of it.
+#: Expected distance of a measurement from a prediction, as a share of it.
 BAND = 0.40
 BIAS = (
     "On the eleven published figures that it was fitted to, encoders in FP16 at batch 1, the prediction is 11 % too "
@@ -33,7 +33,7 @@ class Prediction(msgspec.Struct, frozen=True):
     """A predicted latency, and its parts.
 
     Attributes:
-        milliseconds: of one run on the GPU, without server and network: ``launch_ms`` and the larger one of the others.
+        milliseconds: of one run on the GPU, without server and network: ``launch_ms`` and the longer of the other two.
         low_ms: the low end of the error band.
         high_ms: the high end.
         launch_ms: the least time of all kernels.
@@ -54,13 +54,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def predict(work: Work, kernels: int, mode: Mode) -> Prediction:
-    """Predict the latency of a run.
-
-    Args:
-        work: what it computes.
-        kernels: how many kernels it launches.
-        mode: of the board.
-    """
+    """Predict the latency of a run."""
     launch = kernels * KERNEL_MS * _KERNEL_MHZ / mode.gpu_mhz
     compute = sum(gflop / (EFFICIENCY * mode.tflops(precision)) for precision, gflop in work.gflop.items())
     memory = 1e-6 * work.weight_bytes / mode.gb_per_s

@@ -14,7 +14,7 @@ from export.estimate.devices import DEVICES, mode_of
 from export.estimate.model import RUNTIME, TierModel, how_counted, input_shapes
 from export.estimate.roofline import Prediction
 
-#: Of a layer that predicts no more than an empty model, as a share of the dense layer.
+#: The least time of a layer, as a share of the dense one.
 _LEAST_SHARE = 0.01
 
 
@@ -27,13 +27,10 @@ def estimate_shapes(
     lengths: tuple[int, ...] = (),
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
 ) -> LatencyTable:
-    """Predict what ``fewheads profile`` would measure; the table is marked as a prediction.
+    """Predict the table that ``fewheads profile`` measures; its label says that it is a prediction.
 
     Args:
-        directory: from ``fewheads shapes``.
         device: a name in :data:`export.estimate.devices.DEVICES`.
-        power_mode: of the board.
-        precision: ``fp16`` or ``int8``.
         lengths: tokens; empty for those of the directory.
         on_shape: called with how many shapes are done, of how many.
 

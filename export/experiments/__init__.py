@@ -1,1 +1,1 @@
-"""Experiments that answer a paper's claims: one command each, resumable, with JSON, a table and plots."""
+"""Experiments on the claims of a paper: one resumable command each, with JSON, a table and plots."""

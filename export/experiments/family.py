@@ -1,7 +1,7 @@
-"""A family of runs on one task and seed: a teacher, the dense model it becomes, and leaner tiers that learnt from it.
+"""A family of runs on one task and seed: a teacher, a dense model, and leaner tiers distilled from the teacher.
 
-All have the same total of epochs: the teacher's, then as many of distillation from it as each tier gets, the dense
-one too. The dense baseline is the better of teacher and distilled teacher on the hold-out.
+All have the same total of epochs: the teacher's, then the same number of distillation for each tier and the dense
+model. The dense baseline is the better of teacher and distilled dense model on the hold-out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from export.tasks.tokens import load_tokenizer
 from export.tasks.watch import Watch
 
 TEACHER, DENSE = "teacher", "dense"
-#: What is asked of the reduction, at one length. Over dev as it is, leaner tiers are faster than that: 4.2 gave 4.6.
+#: Target speed-ups at one length. At the lengths of dev, leaner tiers are faster: 4.2 gave 4.6.
 TIERS = {"half": 2.03, "third": 2.95, "quarter": 3.75}
 _LATENCIES = "latency.json"
 
@@ -37,9 +37,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         teacher_epochs: of the first fine-tuning.
-        epochs: of distillation, after it.
-        calibration: examples to reduce with: some thousand tokens.
-        limit: train on so many examples only; None is all.
+        epochs: of the distillation after it.
+        calibration: examples for the reduction: some thousand tokens.
+        limit: most examples to train on; None is all.
     """
 
     teacher_epochs: int
@@ -68,13 +68,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the results of a family depend on; a family with other settings is never mixed with it.
+    """All settings that the results of a family depend on; other settings need another directory.
 
     Attributes:
-        task: of GLUE.
         seed: of heads and orders of examples.
-        budget: of the task.
-        settings: of the experiment.
         model: SHA-256 of the Hugging Face directory.
         data: SHA-256 of the task's files.
         machine: from :func:`export.experiments.settings.machine`.
@@ -89,8 +86,8 @@ class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str]
 
 
-class Material(NamedTuple):
-    """The inputs of all families of a task: the model to start from, and the data as it reads them."""
+class FamilyInputs(NamedTuple):
+    """Inputs of all families of a task: the initial model, and the data in its tokens."""
 
     task: Task
     model: Path
@@ -111,10 +108,7 @@ def settings_of(
 
     Args:
         tasks: names in :data:`BUDGETS`.
-        seeds: of the families of each task.
-        model: a Hugging Face directory.
-        data_dir: holds ``glue/``.
-        settings: of the experiment.
+        data_dir: contains ``glue/``.
         changes: fields of every task's budget to replace.
 
     Raises:
@@ -140,15 +134,8 @@ def settings_of(
     ]
 
 
-def gather(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings: Settings) -> Material:
+def family_inputs(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings: Settings) -> FamilyInputs:
     """Read the inputs of a task's families.
-
-    Args:
-        task: of GLUE.
-        model: a Hugging Face directory.
-        data_dir: holds ``glue/``.
-        budget: of the task.
-        settings: of the experiment.
 
     Raises:
         CheckpointError: the model's tokenizer cannot be read.
@@ -156,27 +143,20 @@ def gather(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings:
     """
     reader = load_tokenizer(model)
     data = prepare(task, data_dir, reader, max_length=settings.max_length, limit=budget.limit)
-    return Material(task, model, reader, data_dir, data)
+    return FamilyInputs(task, model, reader, data_dir, data)
 
 
 class Stage(NamedTuple):
-    """One run of a family that is still missing: its name, and the function that makes it."""
+    """A missing run of a family: its name, and the function that makes it."""
 
     name: str
     make: Callable[[Watch], object]
 
 
-def stages(material: Material, directory: Path, *, seed: int, budget: Budget, settings: Settings) -> Iterator[Stage]:
+def stages(inputs: FamilyInputs, directory: Path, *, seed: int, budget: Budget, settings: Settings) -> Iterator[Stage]:
     """Yield the missing runs of a family, in order; each must be made before the next is taken.
 
-    A finished run stays as it is, and an unfinished one resumes.
-
-    Args:
-        material: from :func:`gather`, with the same budget and settings.
-        directory: for the runs, by their names.
-        seed: of heads and orders of examples.
-        budget: of the task.
-        settings: of the experiment.
+    A finished run is left out, and an unfinished one resumes.
 
     Raises:
         CheckpointError: the model, or a run, cannot be read.
@@ -185,15 +165,15 @@ def stages(material: Material, directory: Path, *, seed: int, budget: Budget, se
     def tune(name: str, source: Path, epochs: int, teacher: Path | None, watch: Watch) -> None:
         rate, precision = settings.peak_learning_rate, settings.precision
         finetune_run(
-            material.task,
+            inputs.task,
             source,
-            material.data,
-            material.reader,
+            inputs.data,
+            inputs.reader,
             directory / name,
             Recipe(epochs=epochs, peak_learning_rate=rate, precision=precision),
             seed=seed,
             max_length=settings.max_length,
-            data_dir=material.data_dir,
+            data_dir=inputs.data_dir,
             teacher=teacher,
             on_resume=watch.on_resume,
             on_step=watch.on_step,
@@ -202,15 +182,14 @@ def stages(material: Material, directory: Path, *, seed: int, budget: Budget, se
 
     teacher = directory / TEACHER
     wanted = [
-        Stage(TEACHER, partial(tune, TEACHER, material.model, budget.teacher_epochs, None)),
+        Stage(TEACHER, partial(tune, TEACHER, inputs.model, budget.teacher_epochs, None)),
         Stage(DENSE, partial(tune, DENSE, teacher, budget.epochs, teacher)),
     ]
     for tier, speedup in TIERS.items():
         reduced = directory / f"{tier}-reduced"
         wanted.append(
             Stage(
-                reduced.name,
-                partial(_reduce, teacher, material.data_dir, reduced, speedup, budget.calibration, settings),
+                reduced.name, partial(_reduce, teacher, inputs.data_dir, reduced, speedup, budget.calibration, settings)
             )
         )
         wanted.append(Stage(tier, partial(tune, tier, reduced, budget.epochs, teacher)))
@@ -225,7 +204,7 @@ def family_directory(out: Path, task: str, seed: int) -> Path:
 def _reduce(
     teacher: Path, data_dir: Path, reduced: Path, speedup: float, examples: int, settings: Settings, watch: Watch
 ) -> None:
-    # Layers of one kind of model take the same time whatever the task, so that one table serves all families.
+    # The time of a layer does not depend on the task, so that one table serves all families.
     shared = reduced.parent.parent / _LATENCIES
     own = reduced.parent / f".{teacher.name}.reduction" / _LATENCIES
     if shared.exists() and not own.exists():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from export.experiments.family import FamilySettings
     from export.experiments.frontier import Frontier
     from export.experiments.measure import MeasuredFamily
-    from export.tasks.metrics import Difference
+    from export.intervals import Difference
     from export.tasks.recipe import Precision
 
 
@@ -66,8 +66,8 @@ def frontier(
 ) -> None:
     """Measure speed against accuracy: dense models and leaner ones, on five tasks of GLUE and several seeds.
 
-    Each family is trained, reduced, distilled, exported in FP32 and INT8, and asked in turns on ONNX Runtime. Writes
-    frontier.json and frontier.png after every family; one of them takes 20 to 40 minutes of a core.
+    Each family is trained, reduced, distilled, exported in FP32 and INT8, and run in turns on ONNX Runtime. Writes
+    frontier.json and frontier.png after every family, which takes 20 to 40 minutes of a core.
     """
     tasks = tasks or AVERAGED
     inputs = {"--model": model, **{f"the data of {task} in": data_directory(task, data_dir) for task in tasks}}
@@ -76,8 +76,7 @@ def frontier(
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch and data"):
         from export.experiments.family import Settings, family_directory, settings_of
-        from export.experiments.frontier import frontier_of
-        from export.experiments.frontier_plot import draw
+        from export.experiments.frontier import draw, frontier_of
         from export.experiments.measure import read_measured
         from export.experiments.settings import check_settings
 
@@ -106,8 +105,7 @@ def frontier(
 
 
 def _family(family: FamilySettings, model: Path, data_dir: Path, directory: Path) -> MeasuredFamily:
-    """Make the missing runs of a family, and measure it."""
-    from export.experiments.family import gather, stages
+    from export.experiments.family import family_inputs, stages
     from export.experiments.measure import measure_family
     from export.experiments.settings import keep_settings
     from export.tasks.glue import TASKS
@@ -117,11 +115,11 @@ def _family(family: FamilySettings, model: Path, data_dir: Path, directory: Path
         remark(f"{directory.name}: resumes")
     keep_settings(directory, family)
     task, budget, settings = TASKS[family.task], family.budget, family.settings
-    material = gather(task, model, data_dir, budget=budget, settings=settings)
-    for stage in stages(material, directory, seed=family.seed, budget=budget, settings=settings):
+    inputs = family_inputs(task, model, data_dir, budget=budget, settings=settings)
+    for stage in stages(inputs, directory, seed=family.seed, budget=budget, settings=settings):
         with watching(f"{directory.name}/{stage.name}") as watch:
             stage.make(watch)
-    dev = material.data.dev["dev"]
+    dev = inputs.data.dev["dev"]
     assert isinstance(dev, Encoded)
     with watching(f"{directory.name}/measured") as watch:
         return measure_family(task, directory, dev, seed=family.seed, on_item=partial(watch.on_part, "items"))
@@ -151,7 +149,8 @@ def _print(found: Frontier) -> None:
         for point in found.points
     ]
     seeds = ", ".join(f"{task} {number}" for task, number in found.seeds.items())
-    print_table(f"Against dense FP32, ONNX Runtime, one thread, batch 1; seeds: {seeds}", columns, rows)
+    title = f"Against dense FP32, ONNX Runtime, one thread, batch 1; seeds: {seeds}"
+    print_table(f"{title}; processor: {', '.join(found.processors)}", columns, rows)
     each = [
         (task.task, point.tier, point.precision, task.metric, *_words(task.difference))
         for number in range(len(found.seeds))

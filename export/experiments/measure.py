@@ -1,7 +1,7 @@
-"""A family as it is served: every tier in FP32 and INT8 on ONNX Runtime, one thread, batch 1, all in turns in one run.
+"""Measurement of a family: every tier in FP32 and INT8 on ONNX Runtime, one thread, batch 1, in turns.
 
-Each item of dev is asked once of every tier before the next item comes, so that clocks and neighbours, which drift,
-touch all tiers alike. The same pass gives the answers and the times.
+Each item of dev is run on every tier before the next item, so that drifts of clocks and other work affect all tiers
+alike. The same pass gives predictions and times.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from export.errors import CheckpointError
 from export.experiments.family import DENSE, TEACHER, TIERS
 from export.heads import SequenceClassifier
 from export.precision import dynamic_int8, fused
+from export.processor import Processor, processor
+from export.reduction.latency import feeds_of
 from export.reduction.plan import Plan, check_speedup
-from export.reduction.timing import feeds_of
 from export.tasks.metrics import METRICS
-from export.tasks.models import find_tuned
+from export.tasks.models import open_tuned
 from export.tasks.predictions import read_predictions
 from export.tasks.task import HOLDOUT, Task
 from export.tasks.tokens import Encoded
 
-#: Every tier is measured in these.
+#: Precisions of every tier.
 PRECISIONS = ("fp32", "int8")
-#: Tokens of the one length that all tasks share, if the model can read so many.
+#: Tokens of the length that all tasks share, or the most that the model can read.
 FIXED_TOKENS = 128
 _FIXED_CALLS = 100
 _ANSWERS, _MEASURED = "answers.npz", "measured.json"
@@ -47,7 +48,7 @@ class Measured(msgspec.Struct, frozen=True):
         tier: ``dense``, or a name in :data:`export.experiments.family.TIERS`.
         precision: in :data:`PRECISIONS`.
         metric: the task's headline metric on dev.
-        speedup: the dense FP32 model's time by this one's, of neighbouring calls for one item: the median over dev.
+        speedup: the dense FP32 model's time over its time, in neighbouring calls for one item: the median over dev.
         fixed_speedup: the same for :data:`FIXED_TOKENS` tokens.
         median_ms: of an item of dev.
         file_bytes: of the ONNX file.
@@ -66,12 +67,11 @@ class MeasuredFamily(msgspec.Struct, frozen=True):
     """All files of one family.
 
     Attributes:
-        task: of GLUE.
-        seed: of the family.
-        dense: the run that the dense model came from, the better one on the hold-out.
+        dense: the run of the dense model, the better one on the hold-out.
         items: of dev.
         mean_tokens: of an item.
         files: dense FP32 first.
+        processor: of the measurement; earlier versions did not record it.
     """
 
     task: str
@@ -80,9 +80,10 @@ class MeasuredFamily(msgspec.Struct, frozen=True):
     items: int
     mean_tokens: float
     files: tuple[Measured, ...]
+    processor: Processor | None = None
 
     def file(self, tier: str, precision: str) -> Measured:
-        """Return what was measured of one file."""
+        """Return the measurements of one file."""
         return next(file for file in self.files if (file.tier, file.precision) == (tier, precision))
 
 
@@ -94,32 +95,28 @@ def measure_family(
     seed: int,
     on_item: Callable[[int, int], None] = lambda done, items: None,
 ) -> MeasuredFamily:
-    """Measure a trained family, and store it with its answers, for paired comparisons.
+    """Measure a trained family, and store its predictions, too, for paired comparisons.
 
     Args:
-        task: of the family.
-        directory: of its runs.
-        dev: the task's first development split.
-        seed: of the family, for the record.
-        on_item: called with how many items are done, of how many.
+        on_item: called with the number of items done, and of all items.
 
     Raises:
         CheckpointError: a run is missing or malformed.
-        PlanError: a tier is faster than the multiplications that it lacks can explain, against the dense model in the
-            same precision: the machine was too busy to measure on.
+        PlanError: a tier is faster than the removed multiplications can explain, against the dense model in the same
+            precision: the machine was too busy.
     """
     dense = better_dense(task, directory)
     runs = {DENSE: directory / dense} | {tier: directory / tier for tier in TIERS}
     files: dict[tuple[str, str], bytes] = {}
     configs = {}
     for tier, run in runs.items():
-        model = find_tuned(run, task.name)
+        model = open_tuned(run, task.name)
         assert isinstance(model, SequenceClassifier)
         configs[tier] = model.transformer.config
         plain = _to_onnx(model, dev)
         files |= {(tier, "fp32"): fused(plain), (tier, "int8"): dynamic_int8(plain)}
     runners = {key: OnnxRuntimeRunner(data, subject=" ".join(key)) for key, data in files.items()}
-    answers, seconds = _ask(runners, dev, on_item)
+    answers, seconds = _run(runners, dev, on_item)
     fixed_tokens = min(FIXED_TOKENS, configs[DENSE].max_positions)
     feeds = feeds_of(configs[DENSE], fixed_tokens)
     feeds["segments"] = np.zeros_like(feeds["inputs"])
@@ -140,13 +137,13 @@ def measure_family(
         plan = Plan.between(configs[DENSE], configs[file.tier])
         check_speedup(plan, round(mean_tokens), file.speedup / dense_file.speedup)
         check_speedup(plan, fixed_tokens, file.fixed_speedup / dense_file.fixed_speedup)
-    found = MeasuredFamily(task.name, seed, dense, len(dev.tokens), mean_tokens, tuple(measured))
+    found = MeasuredFamily(task.name, seed, dense, len(dev.tokens), mean_tokens, tuple(measured), processor())
     _store(directory, found, {"/".join(key): values for key, values in answers.items()}, dev.targets)
     return found
 
 
 def read_measured(directory: Path) -> MeasuredFamily | None:
-    """Return the measurements of a family; None where there are none yet.
+    """Return the measurements of a family; None if there are none.
 
     Raises:
         CheckpointError: they are malformed.
@@ -161,13 +158,13 @@ def read_measured(directory: Path) -> MeasuredFamily | None:
 
 
 def better_dense(task: Task, directory: Path) -> str:
-    """Return which dense run is better on the hold-out, the teacher or what it became; a tie goes to the longer one."""
+    """Return the better dense run on the hold-out, the teacher or the distilled model, which wins a tie."""
     scores = {name: read_predictions(directory / name, HOLDOUT).score(task.headline) for name in (DENSE, TEACHER)}
     return max(scores, key=lambda name: scores[name])
 
 
 def read_answers(directory: Path) -> tuple[dict[tuple[str, str], Array], Array]:
-    """Return the answers of each tier and precision to dev, [n], and dev's targets, [n].
+    """Return the predictions of each tier and precision for dev, [n], and dev's targets, [n].
 
     Raises:
         CheckpointError: the family was not measured.
@@ -193,10 +190,9 @@ def _to_onnx(model: SequenceClassifier, dev: Encoded) -> bytes:
     return to_onnx(model, inputs, ["logits"], dynamic)
 
 
-def _ask(
+def _run(
     runners: Mapping[tuple[str, str], OnnxRuntimeRunner], dev: Encoded, on_item: Callable[[int, int], None]
 ) -> tuple[dict[tuple[str, str], Array], dict[tuple[str, str], Array]]:
-    """Return answers and seconds of each runner, [n] each."""
     items, keys = len(dev.tokens), list(runners)
     answers = {key: np.zeros(items, dtype=np.float64) for key in runners}
     seconds = {key: np.zeros(items) for key in runners}
@@ -216,5 +212,5 @@ def _store(directory: Path, found: MeasuredFamily, answers: Mapping[str, Array],
     buffer = io.BytesIO()
     np.savez(buffer, **answers, targets=targets)  # type: ignore[arg-type]
     write_whole(directory / _ANSWERS, buffer.getvalue())
-    # Last: its presence says that the family is measured.
+    # Last, because it marks the family as measured.
     write_whole(directory / _MEASURED, msgspec.json.format(msgspec.json.encode(found), indent=1))

@@ -1,4 +1,4 @@
-"""The settings of an experiment on disk: results with other settings are never mixed with it."""
+"""Settings of an experiment on disk: a directory never mixes results of different settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import torch
 from edge import __version__
 from edge.errors import Literally, UsageError
 from edge.files import sha256, write_whole
-from edge.profiling.conditions import cpu_name
+from export.processor import processor
 
 SETTINGS = "settings.json"
 
 
 def keep_settings(directory: Path, settings: msgspec.Struct) -> None:
-    """Write the settings of an experiment into its directory, or check that they are those already there.
+    """Write the settings of an experiment into its directory, or check those that are there.
 
     Raises:
-        UsageError: the experiment there has other settings, or unknown ones, or the directory cannot be written.
+        UsageError: the experiment there has other or unknown settings, or the directory cannot be written.
     """
     if not check_settings(directory, settings):
         try:
@@ -36,10 +36,10 @@ def keep_settings(directory: Path, settings: msgspec.Struct) -> None:
 
 
 def check_settings(directory: Path, settings: msgspec.Struct) -> bool:
-    """Return whether a directory holds an experiment with these settings; False for an empty or missing one.
+    """Return whether a directory has an experiment with these settings; False for an empty or missing one.
 
     Raises:
-        UsageError: the experiment there has other settings, or unknown ones.
+        UsageError: the experiment there has other or unknown settings.
     """
     path = directory / SETTINGS
     fix = "Give the earlier options on the same machine, or another --out."
@@ -61,9 +61,11 @@ def check_settings(directory: Path, settings: msgspec.Struct) -> bool:
 
 
 def machine() -> dict[str, str]:
-    """Return what times and rounding depend on: the processor, and the versions of the packages that compute."""
+    """Return the processor and the versions of packages, on which times and rounding depend."""
+    here = processor()
     return {
-        "cpu": cpu_name(),
+        "cpu": here.name,
+        "features": here.described,
         "cores": str(os.cpu_count()),
         "fewheads": __version__,
         "torch": str(torch.__version__),

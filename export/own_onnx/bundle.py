@@ -16,11 +16,14 @@ from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
 from export.outputs import check_bundle, check_name
-from export.own_onnx.golden_inputs import RANDOM, SEED, random_inputs, read_inputs
-from export.own_onnx.golden_outputs import (
+from export.own_onnx.golden import (
+    RANDOM,
+    SEED,
     check_repeatable,
     check_rows_independent,
     golden_outputs,
+    random_inputs,
+    read_inputs,
     tolerance_of,
 )
 from export.own_onnx.model import OwnModel, load_model, read_model
@@ -32,11 +35,11 @@ _PACKAGES = ("onnx", "onnxruntime", "numpy")
 
 
 class OwnOptions(msgspec.Struct, frozen=True):
-    """What the command line says about an own ONNX file.
+    """Options for an own ONNX file.
 
     Attributes:
-        max_batch_size: rows of a run at most; 0 for no batch dimension; None to take it from the graph.
-        shapes: of each input with a dimension other than the batch that a request chooses.
+        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
+        shapes: of each input with a dynamic dimension other than the batch.
         inputs: an ``.npz`` with golden inputs; None for random ones.
     """
 
@@ -49,12 +52,9 @@ class OwnExported(msgspec.Struct, frozen=True):
     """A bundle that was written from an own ONNX file.
 
     Attributes:
-        bundle: its directory.
-        max_batch_size: rows of a run at most; 0 where the graph has no batch dimension.
-        precision: ``fp32``, ``fp16`` or ``int8``, as found in the graph.
-        golden: where the golden inputs come from.
-        golden_rows: the number of items in the golden set.
-        onnx_bytes: the size of the model.
+        max_batch_size: most rows of a run; 0 without a batch dimension.
+        precision: ``fp32``, ``fp16`` or ``int8``, found in the graph.
+        golden: source of the golden inputs.
     """
 
     bundle: str
@@ -74,20 +74,14 @@ def export_own(
     version: int = 1,
     replace: bool = False,
 ) -> OwnExported:
-    """Write ``repository/<name>-<version>`` from an ONNX file. ONNX Runtime computes the golden outputs.
+    """Write ``repository/<name>-<version>`` from an ONNX file, with golden outputs by ONNX Runtime.
 
-    Args:
-        path: the ONNX file. Weights in files beside it are put inside.
-        repository: the directory that holds bundles.
-        name: of the model.
-        options: see :class:`OwnOptions`.
-        version: of the bundle.
-        replace: whether an existing bundle may be replaced.
+    Weights in files beside the ONNX file are embedded.
 
     Raises:
         UsageError: the file, the name or an option does not fit, or the bundle exists; the message names the option
             that helps.
-        GoldenError: the graph gives other outputs for the same inputs.
+        GoldenError: repeated runs of the graph give other outputs.
         BundleError: the bundle cannot be written.
     """
     name = check_name("--name", name)

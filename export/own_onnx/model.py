@@ -1,4 +1,4 @@
-"""A user's ONNX file: read and checked for what a bundle demands."""
+"""A user's ONNX file: reading, and checks of the requirements of a bundle."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class OwnModel(NamedTuple):
 
 
 def read_model(path: Path) -> OwnModel:
-    """Read an ONNX file. Weights in files beside it are put inside.
+    """Read an ONNX file. Weights in files beside it are embedded.
 
     Raises:
-        UsageError: it is no ONNX model, too large, or of an opset that bundles do not take.
+        UsageError: it is not an ONNX model, too large, or of an opset that bundles do not support.
     """
     model, data = _read(path)
     producer = f"{model.producer_name} {model.producer_version}".strip()
@@ -50,10 +50,10 @@ def read_model(path: Path) -> OwnModel:
 
 
 def load_model(model: OwnModel) -> OnnxRuntimeRunner:
-    """Return the model in ONNX Runtime; every input and output is a tensor that a manifest can describe.
+    """Return the model in ONNX Runtime, with inputs and outputs that a manifest can describe.
 
     Raises:
-        UsageError: ONNX Runtime refuses the model, or a tensor has a name, type or shape that bundles do not take.
+        UsageError: ONNX Runtime rejects the model, or a tensor has a name, type or shape that bundles do not support.
     """
     try:
         runner = OnnxRuntimeRunner(model.data, subject=f"model {model.path}")
@@ -119,7 +119,6 @@ def _check_spec(subject: str, spec: TensorSpec) -> None:
 
 
 def _precision(model: onnx.ModelProto) -> str:
-    """Return the lowest precision that the graph computes in."""
     import onnx
 
     if any(node.op_type in _QUANTIZED for node in model.graph.node):

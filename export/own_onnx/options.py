@@ -1,4 +1,4 @@
-"""The options and the output of ``fewheads export`` for an own ONNX file."""
+"""Options and output of ``fewheads export`` for an own ONNX file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from edge.cli.output import print_json, print_table
 from edge.errors import Literally, UsageError
 from export.own_onnx.bundle import DEFAULT_MAX_BATCH_SIZE, OwnExported, OwnOptions
-from export.own_onnx.golden_inputs import RANDOM
+from export.own_onnx.golden import RANDOM
 from export.own_onnx.profiles import parse_shapes
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -37,9 +37,7 @@ def profiles(inputs: Sequence[TensorSpec], max_batch_size: int, shapes: Mapping[
     """Return the profile of each input with a -1; the batch alone needs no ``--shape``.
 
     Args:
-        inputs: of the graph.
         max_batch_size: rows of a run at most; 0 where there is no batch dimension.
-        shapes: from :func:`parse_shapes`.
 
     Raises:
         UsageError: a shape is missing, superfluous, or does not fit its input.

@@ -1,8 +1,8 @@
-"""Calibration: what really goes through a layer, as means and covariances in float64.
+"""Calibration: means and covariances of the activations in a layer, in float64.
 
-Only tokens count, never padding. A batch is added to the sums and forgotten, so that memory depends on the widths
-alone. Letters are those of the papers: H heads of width d_k, f hidden units, S for queries and keys, C for the heads'
-outputs o, A for the hidden units' activations.
+Only tokens count, never padding. A batch is added to the sums and dropped, so that memory depends on the widths alone.
+Letters are those of the papers: H heads of width d_k, f hidden units, S for queries and keys, C for the heads' outputs
+o, A for the activations of hidden units.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ _FIX = "Give more inputs; some hundred sentences suffice for widths up to 3072."
 
 
 class Moments:
-    """Mean and second moment of vectors that come in G groups of width w, each group for itself.
-
-    Args:
-        groups: G.
-        width: w.
-    """
+    """Mean and second moment of vectors that consist of G ``groups`` of ``width`` w, for each group."""
 
     def __init__(self, groups: int, width: int) -> None:
         self.count = 0
@@ -62,11 +57,11 @@ class Moments:
 
 
 class AttentionStatistics(NamedTuple):
-    """Of one attention sub-layer, float64.
+    """Statistics of one attention sub-layer, float64.
 
     Attributes:
-        S_q: E[q qᵀ], [H, d_k, d_k], the queries' bias included.
-        S_k: covariance of the keys, [H, d_k, d_k]; their mean adds the same to all logits of a query, so to none.
+        S_q: E[q qᵀ], [H, d_k, d_k], with the queries' bias.
+        S_k: covariance of the keys, [H, d_k, d_k]; their mean adds the same to all logits of a query.
         C: covariance of the outputs of all heads together, before W_O and without b_V, [H * d_k, H * d_k].
         m: their mean, [H * d_k].
     """
@@ -78,22 +73,17 @@ class AttentionStatistics(NamedTuple):
 
 
 class FeedForwardStatistics(NamedTuple):
-    """Of one feed-forward sub-layer, float64.
-
-    Attributes:
-        A: covariance of the activations, [f, f]; the second moment less the mean's part, which goes into a bias.
-        mean: of the activations, [f].
-    """
+    """Covariance [f, f] and mean [f] of the activations of one feed-forward sub-layer, float64."""
 
     A: Tensor
     mean: Tensor
 
 
 def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> None:
-    """Check that there are more tokens than the widest covariance has rows.
+    """Check that there are more tokens than features in the widest layer.
 
     Raises:
-        ReductionError: there are not, or a batch belongs to another kind of model.
+        ReductionError: there are too few, or a batch belongs to another kind of model.
     """
     tokens = 0
     for number, batch in enumerate(batches):
@@ -118,12 +108,10 @@ def attention_statistics(
     """Run a layer's attention over calibration inputs.
 
     Args:
-        layer: with heads.
-        states: what it reads, [N, T, d] for each batch.
-        batches: whose masks tell tokens from padding.
+        states: input of the layer, [N, T, d] for each batch.
 
     Returns:
-        The statistics, and what the layer's first half returned, as :func:`after_attention`.
+        The statistics, and the output of the layer's first half for each batch.
 
     Raises:
         ReductionError: an activation is not finite.
@@ -147,7 +135,7 @@ def attention_statistics(
 
 
 def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]) -> FeedForwardStatistics:
-    """Run a layer's feed-forward over calibration inputs; as above, ``states`` being those after the attention.
+    """Run a layer's feed-forward over the states after its attention.
 
     Raises:
         ReductionError: an activation is not finite.

@@ -59,11 +59,10 @@ def reduce(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Make a fine-tuned model smaller, until it is so many times faster.
+    """Make a fine-tuned model smaller until it reaches a speed-up.
 
-    Heads, their width and hidden units go where the answers change least. Nothing is trained: to win back accuracy,
-    fine-tune the new run with the old one as --teacher. An interrupted reduction resumes when the same command is given
-    again.
+    Removes heads, their width and hidden units where the outputs change least. It does not train: to win back accuracy,
+    fine-tune the new run with the old one as --teacher. The same command resumes an interrupted reduction.
     """
     config = recorded(run)
     data_dir = data_dir_of(config, data_dir)
@@ -92,7 +91,7 @@ def reduce(
         print_json(reduced)
     else:
         _print(reduced)
-    if plot:  # last, so that nothing is lost where it cannot be drawn
+    if plot:  # last, so that a failure loses no results
         from export.reduction.plot import draw
 
         draw(reduced, plot)

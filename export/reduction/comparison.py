@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from export.reduction.devices import Device, measured_device, tabled_device
 from export.reduction.reduce import Progress, measure_losses
-from export.reduction.run import open_source, state_of, tokens_of
+from export.reduction.run import Device, measured_device, open_source, state_of, tabled_device, tokens_of
 from export.reduction.search import choose_shapes, grid_of, speedup_of
 from export.transformer import LayerShape
 
@@ -22,7 +21,7 @@ class DevicePlan(msgspec.Struct, frozen=True):
         label: whether its times are measured or predicted.
         key: of its latency table.
         layers: the shape of each layer.
-        loss: the sum of the layers' losses, a divergence of the answers.
+        loss: sum of the layers' losses, a divergence of the outputs.
         speedups: of this plan on each device, in the order of the plans.
     """
 
@@ -63,22 +62,15 @@ def compare_plans(
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> PlanComparison:
-    """Plan a model for this machine's processor and for the devices of latency tables; nothing is reduced.
+    """Plan a model for this machine's processor and for the devices of latency tables, without reducing it.
 
     Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
 
     Args:
         source: a run of ``fewheads finetune``.
-        data_dir: holds the data of its task.
-        target_speedup: of the whole model, on each device.
-        tables: latency tables.
-        tokens: in the one input of each call.
-        examples: of the training set, to calibrate with.
-        on_shape: see :func:`export.reduction.latency.measure_layers`.
-        on_progress: see :func:`export.reduction.reduce.reduce_model`.
 
     Raises:
-        UsageError: the source is no run on a task, or a table does not fit.
+        UsageError: the source is not a run on a task, or a table does not fit.
         DataError: the data are missing or malformed.
         CheckpointError: the source cannot be read.
         ReductionError: the model is reduced already, or there are too few examples.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,45 @@ from torch import Tensor, nn
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError, Whole
 from edge.profiling.conditions import cpu_name
-from edge.profiling.table import LatencyTable, Shape, Timing, check_key
+from edge.profiling.table import Comparison, LatencyTable, Shape, Timing, check_key
+from edge.profiling.timing import compared, times_in_turns
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.reduction.search import Costs, Grid
-from export.reduction.timing import compare, feeds_of, measure_models
 from export.tasks.objectives import Head
 from export.transformer import Layer, LayerShape, TransformerConfig
+
+
+def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) -> Comparison:
+    """Time two ONNX models in turns, ``calls`` of each after a warm-up.
+
+    Raises:
+        BundleError: ONNX Runtime rejects a model.
+    """
+    models = {"dense": dense, "other": other}
+    runners = {name: OnnxRuntimeRunner(model, subject="a model to be timed") for name, model in models.items()}
+    seconds = times_in_turns(runners, feeds, calls)
+    for runner in runners.values():
+        runner.close()
+    return compared(seconds["dense"], seconds["other"])
+
+
+def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array], calls: int = 60) -> Comparison:
+    """Export two models, with embeddings and task heads, and compare them; ``feeds`` decide the exported shapes."""
+    models = [to_onnx(m, {n: torch.from_numpy(a) for n, a in feeds.items()}, ["output"], {}) for m in (dense, other)]
+    return compare(models[0], models[1], feeds, calls)
+
+
+def feeds_of(config: TransformerConfig, tokens: int) -> dict[str, Array]:
+    """Return one input of ``tokens`` tokens for a whole model, or one image."""
+    random = np.random.default_rng(0)
+    if config.architecture == "vit":
+        pixels = random.standard_normal((1, config.channels, config.image_size, config.image_size))
+        return {"inputs": pixels.astype(np.float32)}
+    return {
+        "inputs": random.integers(config.vocab_size, size=(1, tokens)),
+        "mask": np.ones((1, tokens), dtype=np.int64),
+    }
 
 
 def measure_layers(
@@ -36,15 +69,13 @@ def measure_layers(
     calls: int = 60,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
 ) -> LatencyTable:
-    """Measure what is not in the cache, and bring the cache up to date after every shape.
+    """Measure the shapes that are not in the cache, and update the cache after every shape.
 
     Args:
         config: of the model; its first layer is the dense one.
-        shapes: to measure.
         lengths: numbers of tokens; one input at a time.
         cache: a JSON file; one of another machine, version or model is replaced.
-        calls: of each model at each length.
-        on_shape: called with how many shapes are done, of how many.
+        on_shape: called with the number of shapes done, and of all shapes.
     """
     key = machine_key(config)
     table = _cached(cache, key)
@@ -72,18 +103,10 @@ def measure_times(
     calls: int = 60,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
 ) -> tuple[Costs, float]:
-    """Return what a layer's options take, and what embeddings and task head take, in units of a dense layer.
+    """Return the times of a layer's options, and of embeddings and task head, in units of a dense layer.
 
-    The halves of a layer run one after the other, so each option is measured beside the other half's original, and
-    half of the dense layer is written to either side's account.
-
-    Args:
-        model: the original.
-        grid: what its layers may become.
-        tokens: in the one input of each call.
-        cache: see :func:`measure_layers`.
-        calls: likewise.
-        on_shape: likewise.
+    The halves of a layer run one after the other, so each option is measured beside the other half's original, and half
+    of the dense layer's time is assigned to each.
     """
     config = model.transformer.config
     shapes = grid.beside(config.layers[0]).all()
@@ -96,17 +119,10 @@ def measure_times(
 def table_times(
     table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int, subject: str
 ) -> tuple[Costs, float]:
-    """Return what :func:`measure_times` returns, from a device's table.
-
-    Args:
-        table: of the device.
-        config: of the model.
-        grid: what its layers may become.
-        tokens: in the one input of each call.
-        subject: the name of the table in errors.
+    """Return the same as :func:`measure_times`, from a device's table; ``subject`` names the table in errors.
 
     Raises:
-        UsageError: the table is of another model, lacks shapes or the length, or holds timings of a device that
+        UsageError: the table is of another model, lacks shapes or the length, or has timings of a device that
             throttled.
     """
     fix = "Write the shapes of this model with 'fewheads shapes', and time them with 'fewheads profile'."
@@ -134,7 +150,7 @@ def table_times(
 
 
 def _costs(table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int) -> Costs:
-    """Return the options' times; half of the dense layer is written to either side's account."""
+    """Return the times of the options; half of the dense layer's time is assigned to each half."""
 
     def times(options: Sequence[LayerShape]) -> list[float]:
         found = [table.find(shape, tokens) for shape in options]
@@ -145,7 +161,7 @@ def _costs(table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: i
 
 
 def without_layers(model: Head) -> Head:
-    """Return a copy of a model with its embeddings and task head alone."""
+    """Return a copy of a model with only its embeddings and task head."""
     empty = copy.deepcopy(model)
     empty.transformer.layers = nn.ModuleList()
     return empty
@@ -166,28 +182,23 @@ def machine_key(config: TransformerConfig) -> dict[str, str]:
 
 
 def layer_key(config: TransformerConfig) -> dict[str, str]:
-    """Return what the time of a layer depends on in its model, the layer's shape apart."""
-    return {
-        "architecture": config.architecture,
-        "dim": str(config.dim),
-        "dense": Shape.of(config.layers[0]).name,
-    }
+    """Return the properties of a model that the time of a layer depends on, beside the layer's shape."""
+    return {"architecture": config.architecture, "dim": str(config.dim), "dense": Shape.of(config.layers[0]).name}
 
 
 def model_key(config: TransformerConfig) -> dict[str, str]:
-    """Return what all times depend on in the model, with the size of its embeddings."""
+    """Return the properties of a model that all times depend on: those of a layer, and the embeddings."""
     image = f"{config.image_size}/{config.patch_size}"
     return {**layer_key(config), "embeddings": image if config.architecture == "vit" else str(config.vocab_size)}
 
 
 def _block(config: TransformerConfig, shape: LayerShape) -> bytes:
-    """Return one layer as ONNX, for one input of any length."""
     inputs = {name: torch.from_numpy(array) for name, array in layer_feeds(config, 16).items()}
     return to_onnx(LayerBlock(Layer(config, shape)), inputs, ["y"], {name: {1: "tokens"} for name in inputs})
 
 
 def layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
-    """Return one input of a layer: x [1, tokens, dim], and but for images its mask [1, tokens]."""
+    """Return one input of a layer: x [1, tokens, dim], and except for images its mask [1, tokens]."""
     x = np.random.default_rng(0).standard_normal((1, tokens, config.dim)).astype(np.float32)
     if config.architecture == "vit":
         return {"x": x}
@@ -195,7 +206,7 @@ def layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
 
 
 class LayerBlock(nn.Module):
-    """A layer whose mask may be left out, as images have none."""
+    """A layer with an optional mask, because images have none."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -208,7 +219,6 @@ class LayerBlock(nn.Module):
 
 
 def _cached(cache: Path | None, key: dict[str, str]) -> LatencyTable:
-    """Return the table in a cache; an empty one where there is none of this key."""
     if cache is None or not cache.exists():
         return LatencyTable(key=key)
     try:

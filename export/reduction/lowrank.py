@@ -1,8 +1,8 @@
-"""Heads of a smaller width r < d_k, in closed form: a change of basis, of which only what carries signal is kept.
+"""Heads of a smaller width r < d_k, in closed form: a change of basis that keeps the coordinates with the most signal.
 
-Which r coordinates of a head to keep is no question that its weights answer as they are: q·k stays the same when q is
-multiplied by any invertible matrix and k by its inverse transposed, so that a slice of coordinates is a random
-projection. What follows is the best rank-r factor for given statistics, and exact for r = d_k:
+The weights alone do not tell which r coordinates of a head to keep: q·k stays the same when q is multiplied by any
+invertible matrix and k by its inverse transposed, so that a slice of coordinates is a random projection. These are the
+best rank-r factors for given statistics; they are exact for r = d_k:
 
 - queries and keys: S_q^½ S_k^½ = U Σ Vᵀ, F = S_q^-½ U_r Σ_r^½, G = S_k^-½ V_r Σ_r^½; W_Q F and W_K G have the least
   mean squared error of the logits over pairs of tokens, Σ_{i>r} σ_i²
@@ -10,8 +10,8 @@ projection. What follows is the best rank-r factor for given statistics, and exa
   the head's output, Σ_{i>r} σ_i²
 
 S_q = E[q qᵀ], S_k and C are covariances of keys and of the head's output. With statistics of real inputs this is A3
-(arXiv 2505.12942). With those of :func:`weight_statistics`, which take the inputs for white noise, it is the truncated
-SVD of W_Q W_Kᵀ and W_V W_O. Everything is float64, and the first dimension of every tensor is the head, H.
+(arXiv 2505.12942). With those of :func:`weight_statistics`, which assume white noise as input, it is the truncated SVD
+of W_Q W_Kᵀ and W_V W_O. Everything is float64, and the first dimension of every tensor is the head, H.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from export.attention import MultiHeadAttention
 from export.reduction.calibration import AttentionStatistics
 
-#: Added to covariances, in units of their mean variance: directions that the inputs hardly use must not blow up.
+#: Added to covariances, in units of their mean variance, so that rarely used directions are not amplified.
 RIDGE = 1e-4
-#: Where a covariance is all zero, as of a head that always returns the same.
+#: For covariances of zero, as of a head with a constant output.
 _FLOOR = 1e-12
 
 
@@ -45,13 +45,12 @@ class Factors(NamedTuple):
 
 
 def query_key_factors(S_q: Tensor, S_k: Tensor, rank: int, ridge: float = RIDGE) -> Factors:
-    """Return F, G and the mean squared error of the logits before their scale.
+    """Return F, G and the mean squared error of the unscaled logits.
 
     Args:
         S_q: second moment of the queries, [H, d_k, d_k].
         S_k: covariance of the keys, [H, d_k, d_k].
         rank: r, 1 to d_k.
-        ridge: see :data:`RIDGE`.
     """
     q_root, q_inverse = _roots(regularised(S_q, ridge))
     k_root, k_inverse = _roots(regularised(S_k, ridge))
@@ -69,7 +68,6 @@ def value_output_factors(C: Tensor, W_O: Tensor, rank: int, ridge: float = RIDGE
         C: covariance of each head's output, [H, d_k, d_k].
         W_O: [H, d_k, d].
         rank: r, 1 to d_k.
-        ridge: see :data:`RIDGE`.
     """
     root, inverse = _roots(regularised(C, ridge))
     U, sigma, Vh = torch.linalg.svd(root @ W_O, full_matrices=False)
@@ -78,9 +76,9 @@ def value_output_factors(C: Tensor, W_O: Tensor, rank: int, ridge: float = RIDGE
 
 
 def weight_statistics(attention: MultiHeadAttention) -> AttentionStatistics:
-    """Return what the statistics would be if the inputs were white noise and every head returned its values as such.
+    """Return the statistics for white noise as input and heads that return their values unchanged.
 
-    With them the reduction is the truncated SVD of the weights alone: what calibration is to be compared with.
+    With them, the reduction is the truncated SVD of the weights, the baseline for calibration.
     """
     W_Q, W_K, W_V = (
         heads_of(projection.weight, attention.num_heads)
@@ -91,13 +89,25 @@ def weight_statistics(attention: MultiHeadAttention) -> AttentionStatistics:
 
 
 def sliced(heads: int, head_dim: int, rank: int) -> Tensor:
-    """Return the basis that keeps the first coordinates of each head, [H, d_k, r]: what not to do, for comparison."""
+    """Return the basis that keeps the first coordinates of each head, [H, d_k, r], as a baseline."""
     return torch.eye(head_dim, rank, dtype=torch.float64).expand(heads, -1, -1)
 
 
 def heads_of(weight: Tensor, heads: int) -> Tensor:
-    """Return W [H, d, d_k] of a projection to heads whose weight is stored transposed, [H * d_k, d]."""
+    """Return W [H, d, d_k] of a projection to heads, whose weight is stored transposed, [H * d_k, d]."""
     return torch.unflatten(weight.detach().to("cpu", torch.float64), 0, (heads, -1)).transpose(1, 2)
+
+
+def joined(W: Tensor) -> Tensor:
+    """Return the matrix [d, H * r] of all heads for W [H, d, r], the inverse of :func:`heads_of`."""
+    return W.transpose(0, 1).flatten(1)
+
+
+def fill(linear: nn.Linear, weight: Tensor, bias: Tensor) -> None:
+    """Set the weights of a layer x W + b, W [in, out]."""
+    with torch.no_grad():
+        linear.weight.copy_(weight.T)
+        linear.bias.copy_(bias)
 
 
 def blocks(parts: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ calibration_option = click.option(
 
 @contextmanager
 def reduction_progress() -> Iterator[tuple[Callable[[int, int], None], Callable[[Progress], None]]]:
-    """Show a bar for each stage of a reduction, and yield what moves them: for timings, and for losses and layers."""
+    """Show a bar for each stage of a reduction, and yield two callbacks: for timings, and for losses and layers."""
     with progress() as bar:
         tasks = {
             stage: bar.add_task(name, total=None, note="")

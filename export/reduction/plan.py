@@ -1,4 +1,4 @@
-"""A plan: the shape of each layer, what it computes, and the most that it can give."""
+"""A plan: the shape of each layer, its cost, and the largest speed-up that it can explain."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edge.errors import Literally
 from export.errors import PlanError
 from export.transformer import LayerShape, TransformerConfig
 
-#: How far a measured speed-up may lie above its bound: clocks are noisy, and what is no matrix product (softmax, GELU)
-#: shrinks with heads and units too without being counted.
+#: Allowed distance of a measured speed-up above its bound: clocks are noisy, and softmax and GELU, which are not
+#: counted, shrink with heads and units too.
 TOLERANCE = 0.10
 _FIX = "Make a plan for this very model."
 
@@ -21,8 +21,8 @@ class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         shape: its heads, their width, and its hidden units.
-        heads: which of the original heads stay, ascending; None leaves the choice to the calibration.
-        neurons: which of the original hidden units stay, ascending; None likewise.
+        heads: the original heads that stay, ascending; None leaves the choice to the calibration.
+        neurons: the original hidden units that stay, ascending; None leaves the choice to the calibration.
     """
 
     shape: LayerShape
@@ -35,8 +35,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         dim: d, the width of a token.
-        dense: the shapes that the layers have before.
-        layers: what becomes of them.
+        dense: the original shape of each layer.
+        layers: the plan of each layer.
     """
 
     dim: int
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def between(cls, dense: TransformerConfig, reduced: TransformerConfig) -> Plan:
-        """Return what became of a model that was reduced already; which heads and neurons stayed is not known."""
+        """Return the plan of a model that is reduced already; its heads and neurons that stayed are unknown."""
         return cls(dense.dim, dense.layers, tuple(LayerPlan(shape) for shape in reduced.layers))
 
     def macs(self, tokens: int) -> int:
@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tokens * sum(macs_per_token(self.dim, shape, tokens) for shape in self.dense)
 
     def removed_share(self, tokens: int) -> float:
-        """Return p, the share of the multiplications that the plan does away with, 0 to 1."""
+        """Return p, the share of the multiplications that the plan removes, 0 to 1."""
         return 1 - self.macs(tokens) / self.dense_macs(tokens)
 
 
@@ -71,24 +71,19 @@ def macs_per_token(dim: int, shape: LayerShape, tokens: int) -> int:
 
 
 def amdahl_bound(removed_share: float) -> float:
-    """Return the largest speed-up from making a share p of the work free: 1 / (1 - p), infinite for all of it."""
+    """Return the largest speed-up if a share p of the work becomes free: 1 / (1 - p), infinite for p = 1."""
     return 1 / (1 - removed_share) if removed_share < 1 else float("inf")
 
 
 def check_speedup(plan: Plan, tokens: int, speedup: float, tolerance: float = TOLERANCE) -> float:
-    """Refuse a speed-up that the removed work cannot explain.
+    """Check that the removed work can explain a speed-up, and return the largest one that it explains.
 
     Args:
-        plan: what was removed. Embeddings and heads of tasks are not counted; they would only lower the bound.
-        tokens: in each input of the measurement.
-        speedup: measured, or claimed.
-        tolerance: how far above the bound it may lie, as a share of the bound.
-
-    Returns:
-        The bound.
+        plan: its layers alone count; embeddings and task heads would lower the bound.
+        tolerance: distance from the bound that is allowed, as a share of the bound.
 
     Raises:
-        PlanError: it lies further above; then the baseline or the measurement is wrong.
+        PlanError: the speed-up is larger, so that the baseline or the measurement is wrong.
     """
     share = plan.removed_share(tokens)
     bound = amdahl_bound(share)
@@ -103,7 +98,7 @@ def check_speedup(plan: Plan, tokens: int, speedup: float, tolerance: float = TO
 
 
 def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape]) -> Plan:
-    """Return the plan that gives a model's layers these shapes.
+    """Return the plan with a shape for each layer of a model.
 
     Raises:
         PlanError: it does not fit.
@@ -113,30 +108,11 @@ def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape]) -> Plan:
     return plan
 
 
-def decode(data: bytes, config: TransformerConfig, subject: str) -> Plan:
-    """Return a plan from its JSON, which ``msgspec.json.encode`` wrote.
-
-    Args:
-        data: the JSON.
-        config: of the model that it is for.
-        subject: how errors call it, usually its path.
-
-    Raises:
-        PlanError: it is malformed, or does not fit.
-    """
-    try:
-        plan = msgspec.json.decode(data, type=Plan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        raise PlanError(subject, given=Literally(error), expected="the fields of Plan", fix=_FIX) from None
-    check_plan(plan, config, subject)
-    return plan
-
-
 def check_plan(plan: Plan, config: TransformerConfig, subject: str) -> None:
     """Check that a plan makes the layers of a model smaller.
 
     Raises:
-        PlanError: the first thing that does not fit.
+        PlanError: it does not; the message has the first field that does not fit.
     """
     if (plan.dim, plan.dense) != (config.dim, config.layers):
         given = Literally("the plan of another model")

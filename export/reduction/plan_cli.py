@@ -47,9 +47,10 @@ def plan(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Show what `fewheads reduce` would plan for this processor and for the devices of latency tables, side by side.
+    """Show the plans of `fewheads reduce` for this processor and for the devices of latency tables, side by side.
 
-    Nothing is reduced. Timings and losses are kept beside RUN, in .RUN.reduction, where `fewheads reduce` finds them.
+    It does not reduce the model. Timings and losses are kept beside RUN, in .RUN.reduction, where `fewheads reduce`
+    finds them.
     """
     config = recorded(run)
     data_dir = data_dir_of(config, data_dir)

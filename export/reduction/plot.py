@@ -1,4 +1,4 @@
-"""Picture of a reduction: the size and the error of each layer."""
+"""Figures of a reduction: the size and the error of each layer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ _BAR = 0.27
 
 
 def draw(reduced: Reduced, path: str | Path) -> None:
-    """Write two panels over the layers: heads, their width and hidden units that stay, and the errors.
+    """Draw two panels over the layers: heads, their width and hidden units that stay, and the errors.
 
-    Shares are of the original layer, with the numbers themselves above the bars. Errors are those of
-    :class:`export.reduction.layer.LayerReport`, as measured on the calibration inputs.
-
-    Args:
-        reduced: what to draw.
-        path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
-
-    Raises:
-        UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
+    Shares are of the original layer, with the numbers above the bars. Errors are those of
+    :class:`export.reduction.reduce.LayerReport`, measured on the calibration inputs. Errors as
+    :func:`export.figures.write_figure`.
     """
     layers, dense = reduced.layers, reduced.dense
     figure = new_figure(6.0 + 1.2 * len(layers), 4.5)
@@ -44,7 +38,7 @@ def draw(reduced: Reduced, path: str | Path) -> None:
         name: [value / most for value in values] for (name, values), most in zip(numbers.items(), whole, strict=True)
     }
     _bars(kept, shares, list(numbers.values()))
-    kept.set(title="what stays", ylabel="share of the original", ylim=(0, 1.15))
+    kept.set(title="size", ylabel="share of the original", ylim=(0, 1.15))
     _bars(
         errors,
         {
@@ -53,7 +47,7 @@ def draw(reduced: Reduced, path: str | Path) -> None:
             "feed-forward's output": [layer.measured_feed_forward_error for layer in layers],
         },
     )
-    errors.set(title="what it costs", ylabel="mean square of the error over the variance")
+    errors.set(title="error", ylabel="mean square of the error over the variance")
     figure.suptitle(
         f"{Path(reduced.directory).name}: {reduced.measured.ratio:.2f} times faster at {reduced.tokens} tokens, "
         f"{reduced.bound:.2f} at most"
@@ -62,15 +56,7 @@ def draw(reduced: Reduced, path: str | Path) -> None:
 
 
 def draw_plans(compared: PlanComparison, path: str | Path) -> None:
-    """Write two panels over the layers: the attention and the hidden units that stay in the plan for each device.
-
-    Args:
-        compared: what to draw.
-        path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
-
-    Raises:
-        UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
-    """
+    """Draw two panels over the layers: the attention and the hidden units that stay in the plan for each device."""
     dense = compared.dense
     figure = new_figure(6.0 + 1.2 * len(compared.plans[0].layers), 4.5)
     attention, units = figure.subplots(1, 2)
@@ -88,7 +74,6 @@ def draw_plans(compared: PlanComparison, path: str | Path) -> None:
 
 
 def _bars(axes: Axes, series: Mapping[str, Sequence[float]], numbers: Sequence[Sequence[int]] = ()) -> None:
-    """Draw a group of bars for each layer, with numbers above them if there are any."""
     width = min(_BAR, 0.81 / len(series))
     for index, (name, values) in enumerate(series.items()):
         places = [layer + (index - (len(series) - 1) / 2) * width for layer in range(len(values))]

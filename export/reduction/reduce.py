@@ -1,6 +1,6 @@
-"""A model, reduced from end to end: losses of all options, a plan, and its layers one after the other.
+"""Reduction of a model: losses of all options, a plan, and its layers one after the other.
 
-Each layer is calibrated on the outputs of the reduced layers before it; its target is the original layer on these same
+Each layer is calibrated on the outputs of the reduced layers before it; its target is the original layer on these
 inputs. The state of an unfinished reduction is saved after every layer; the same call resumes from it and ends with the
 same bits.
 """
@@ -19,12 +19,11 @@ from torch import Tensor
 from edge.errors import Literally
 from edge.files import sha256
 from export.errors import ReductionError
-from export.reduction.calibration import check_calibration
-from export.reduction.layer import LayerReport, reduced_layer
-from export.reduction.plan import Plan, check_plan, plan_of
+from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
+from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
 from export.reduction.search import Costs, Grid, LossMeter, choose_shapes
-from export.reduction.states import after_attention, after_feed_forward, embedded, layers_of
-from export.reduction.sublayers import Method
+from export.reduction.states import after_attention, after_feed_forward, embedded, layers_of, relative_error
+from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from export.tasks.objectives import Head
 from export.tasks.state import fingerprint, load_state, save_state
 from export.tasks.tokens import Batch, Rows, sorted_batches
@@ -32,6 +31,67 @@ from export.transformer import Layer
 
 _BATCH = 32
 _LOSSES = "losses.state"
+
+
+class LayerReport(msgspec.Struct, frozen=True):
+    """Result of reducing a layer. Errors are mean squares, relative to the variance of the original.
+
+    Attributes:
+        plan: its shape, and the heads and hidden units that stay.
+        logits_error: of attention logits, from the new width of heads; predicted.
+        attention_error: of the attention's output, from fewer heads and smaller values; predicted.
+        measured_attention_error: of the attention's output, from all causes, on the calibration inputs.
+        feed_forward_error: of the feed-forward's output; predicted.
+        measured_feed_forward_error: of the feed-forward's output, on the calibration inputs.
+    """
+
+    plan: LayerPlan
+    logits_error: float
+    attention_error: float
+    measured_attention_error: float
+    feed_forward_error: float
+    measured_feed_forward_error: float
+
+
+def reduced_layer(
+    layer: Layer, plan: LayerPlan, states: list[Tensor], batches: list[Batch]
+) -> tuple[Layer, list[Tensor], LayerReport]:
+    """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
+
+    Args:
+        layer: the original, with heads and hidden units; it is not changed.
+        plan: its shape; heads and hidden units that it leaves open are chosen here.
+        states: input of the layer, [N, T, d] for each batch.
+
+    Returns:
+        The new layer, the output of its first half for the states, and the report.
+
+    Raises:
+        ReductionError: an activation is not finite.
+    """
+    shape = plan.shape
+    assert layer.attention is not None
+    assert layer.feed_forward is not None
+    statistics, _ = attention_statistics(layer, states, batches)
+    attention_reducer = AttentionReducer(layer.attention, statistics)
+    if plan.heads is None:
+        attention = attention_reducer.reduced(shape.num_heads, shape.head_dim, shape.scale)
+    else:
+        attention = attention_reducer.with_heads(plan.heads, shape.head_dim, shape.scale)
+    halved = with_attention(layer, attention)
+    halfway = after_attention(halved, states, batches)
+    reducer = FeedForwardReducer(layer.feed_forward, feed_forward_statistics(halved, halfway, batches))
+    feed_forward = reducer.reduced(shape.ffn_dim) if plan.neurons is None else reducer.with_neurons(plan.neurons)
+    new = with_feed_forward(halved, feed_forward)
+    report = LayerReport(
+        LayerPlan(shape, attention.heads, feed_forward.neurons),
+        attention.logits_error,
+        attention.output_error,
+        relative_error(layer, new, "attention", states, batches),
+        feed_forward.output_error,
+        relative_error(layer, new, "feed_forward", halfway, batches),
+    )
+    return new, halfway, report
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -49,8 +109,7 @@ class ReducedModel(NamedTuple):
         model: in evaluation mode; its configuration has the new shapes.
         plan: with the heads and hidden units that stay.
         reports: one for each layer.
-        expected_speedup: what the times of the layers add up to; to be confirmed by
-            :func:`export.reduction.latency.measure_models`.
+        expected_speedup: by the sum of the layers' times, not measured on the whole model.
     """
 
     model: Head
@@ -67,23 +126,19 @@ def reduce_model(
     grid: Grid,
     times: Costs,
     rest: float = 0.0,
-    method: Method = "calibrated",
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> ReducedModel:
-    """Return the model that is so much faster and answers most like the original.
+    """Return the model whose outputs are closest to the original's at a target speed-up.
 
     Args:
-        model: the original, with the head of its task; it is left alone.
+        model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Their targets are not read.
         target_speedup: of the whole model, above 1.
-        grid: what a layer may become.
-        times: of a layer, in units of the dense one, from :func:`export.reduction.latency.measure_times` or
-            :func:`export.reduction.search.mac_times`.
+        grid: options for the shape of a layer.
+        times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
         rest: the time of embeddings and task head, in the same unit.
-        method: how heads get smaller.
-        state: a directory for the state of an unfinished reduction. Losses serve every target, so keep it to ask for
-            another one.
+        state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
         on_progress: called after each layer.
 
     Raises:
@@ -93,11 +148,11 @@ def reduce_model(
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
     check_model(model)
-    losses = measure_losses(model, calibration, grid, method=method, state=state, on_progress=on_progress)
+    losses = measure_losses(model, calibration, grid, state=state, on_progress=on_progress)
     config = model.transformer.config
     shapes, speedup = choose_shapes(config.layers[0], grid, losses, times, rest, target_speedup)
     plan = plan_of(config, shapes)
-    reduced, reports = apply_plan(model, calibration, plan, method=method, state=state, on_progress=on_progress)
+    reduced, reports = apply_plan(model, calibration, plan, state=state, on_progress=on_progress)
     return ReducedModel(reduced, _chosen(plan, reports), reports, speedup)
 
 
@@ -106,18 +161,17 @@ def measure_losses(
     calibration: Rows,
     grid: Grid,
     *,
-    method: Method = "calibrated",
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Costs]:
-    """Return what each option of each layer does to the answers; arguments and errors as :func:`reduce_model`."""
+    """Return the loss of each option for each layer; arguments and errors as :func:`reduce_model`."""
     batches = calibration_batches(model, calibration)
-    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {method}")
+    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} calibrated")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
     if len(losses) == layers:
         return losses
-    meter = LossMeter(model, batches, embedded(model.transformer, batches), grid, method)
+    meter = LossMeter(model, batches, embedded(model.transformer, batches), grid)
     for number in range(layers):
         if number < len(losses):
             meter.skip(number)
@@ -133,11 +187,10 @@ def apply_plan(
     calibration: Rows,
     plan: Plan,
     *,
-    method: Method = "calibrated",
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[Head, tuple[LayerReport, ...]]:
-    """Return a model with the layers of a plan, and what became of each; other arguments as :func:`reduce_model`.
+    """Return a model with the layers of a plan, and a report for each; arguments as :func:`reduce_model`.
 
     Heads and hidden units that the plan leaves open are chosen here.
 
@@ -148,7 +201,7 @@ def apply_plan(
     """
     check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
-    saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} {method}")
+    saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} calibrated")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
@@ -162,7 +215,7 @@ def apply_plan(
             new.eval().to(layer.attention_norm.weight)
             halfway = after_attention(new, states, batches)
         else:
-            new, halfway, report = reduced_layer(layer, plan.layers[number], states, batches, method)
+            new, halfway, report = reduced_layer(layer, plan.layers[number], states, batches)
             reports.append(report)
             weights.append(new.state_dict())
             saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
@@ -174,15 +227,15 @@ def apply_plan(
 
 
 def layers_state(state: Path, plan: Plan) -> Path:
-    """Return where the layers of an unfinished plan are kept; each plan has a place of its own."""
+    """Return the file for the layers of an unfinished plan; each plan has its own."""
     return state / f"layers-{sha256(msgspec.json.encode(plan))[:12]}.state"
 
 
 def check_model(model: Head) -> None:
-    """Check that a model can be reduced, before anything takes time.
+    """Check that a model can be reduced.
 
     Raises:
-        ReductionError: a weight is not finite, a head has a scorer, or the layers are not all alike and whole.
+        ReductionError: a weight is not finite, or the layers are not all of one shape, with heads and hidden units.
     """
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
@@ -211,8 +264,6 @@ def _chosen(plan: Plan, reports: tuple[LayerReport, ...]) -> Plan:
 
 
 class _Saved:
-    """Saved state of a reduction, on disk if it has a path."""
-
     def __init__(self, path: Path | None, model: Head, calibration: Rows, settings: str) -> None:
         self._path = path
         self.value: dict[str, Any] = {}

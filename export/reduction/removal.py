@@ -1,9 +1,9 @@
 """Removal of heads or hidden units, with the rest adjusted to compensate.
 
-Both are the same problem: y = z W + b for inputs z [w] with covariance C, and some inputs shall go. Their means move
-into b. What stays gets new weights by least squares, and the loss of leaving out group j next is that of optimal brain
-surgery: L_j = tr(W_jᵀ ([P]_jj)^-1 W_j), P = C^-1 and W being those of what is still there. ZipLM, arXiv 2302.04089,
-does so with second moments in place of covariances and means.
+Both are the same problem: y = z W + b for inputs z [w] with covariance C, some of which are removed. Their means move
+into b. The others get new weights by least squares, and the loss of removing group j next is that of optimal brain
+surgery: L_j = tr(W_jᵀ ([P]_jj)^-1 W_j), with P = C^-1 and W of the remaining inputs. ZipLM, arXiv 2302.04089, does so
+with second moments instead of covariances and means.
 """
 
 from __future__ import annotations
@@ -20,32 +20,24 @@ _BLOCK = 64
 
 
 class Removal(NamedTuple):
-    """In which order to leave things out, of which any start is a choice.
+    """An order of removal; any start of it is a choice.
 
     Attributes:
         order: all indices, the most dispensable first.
-        errors: the mean squared error of the output once that many are left out, [w + 1] with a 0 first; with the
-            ridge's share.
+        errors: mean squared error of the output after each removal, [w + 1] with a 0 first; with the ridge's share.
     """
 
     order: tuple[int, ...]
     errors: Tensor
 
     def kept(self, number: int) -> tuple[int, ...]:
-        """Return which ``number`` stay, ascending."""
+        """Return the ``number`` indices that stay, ascending."""
         return tuple(sorted(self.order[len(self.order) - number :]))
 
 
-def head_removal(C: Tensor, W_O: Tensor, heads: int, ridge: float = RIDGE) -> Removal:
-    """Return the greedy order of heads.
-
-    Args:
-        C: covariance of all heads' outputs, [H * d_k, H * d_k].
-        W_O: [H * d_k, d].
-        heads: H.
-        ridge: see :data:`export.reduction.lowrank.RIDGE`.
-    """
-    P, W = torch.linalg.inv(regularised(C, ridge)), W_O.clone()
+def head_removal(C: Tensor, W_O: Tensor, heads: int) -> Removal:
+    """Return the greedy order of heads for their covariance C [H * d_k, H * d_k] and W_O [H * d_k, d]."""
+    P, W = torch.linalg.inv(regularised(C)), W_O.clone()
     width = len(C) // heads
     left, order, errors = list(range(heads)), [], [0.0]
     while left:
@@ -65,18 +57,13 @@ def head_removal(C: Tensor, W_O: Tensor, heads: int, ridge: float = RIDGE) -> Re
     return Removal(tuple(order), torch.tensor(errors))
 
 
-def neuron_removal(A: Tensor, W_2: Tensor, ridge: float = RIDGE) -> Removal:
-    """Return the greedy order of hidden units.
+def neuron_removal(A: Tensor, W_2: Tensor) -> Removal:
+    """Return the greedy order of hidden units for their covariance A [f, f] and W_2 [f, d].
 
-    The inverse is brought up to date once in so many steps, by a matrix product; in between, only the column that is
-    needed. 1536 units take seconds, where an update at each step takes a minute.
-
-    Args:
-        A: covariance of the activations, [f, f].
-        W_2: [f, d].
-        ridge: see :data:`export.reduction.lowrank.RIDGE`.
+    The inverse is updated once in :data:`_BLOCK` steps by a matrix product, and only the column that is needed in
+    between: 1536 units take seconds, where an update at each step takes a minute.
     """
-    P, W = torch.linalg.inv(regularised(A, ridge)), W_2.clone()
+    P, W = torch.linalg.inv(regularised(A)), W_2.clone()
     units = torch.arange(len(A))  # which units the rows of P and W belong to
     order: list[int] = []
     errors = [0.0]
@@ -106,13 +93,12 @@ def neuron_removal(A: Tensor, W_2: Tensor, ridge: float = RIDGE) -> Removal:
 
 
 def least_squares(C: Tensor, W: Tensor, B: Tensor, ridge: float = RIDGE) -> Tensor:
-    """Return the W' [r, d] with which z B W' comes nearest to z W: (Bᵀ C B)^-1 Bᵀ C W.
+    """Return W' [r, d] such that z B W' is nearest to z W: (Bᵀ C B)^-1 Bᵀ C W.
 
     Args:
         C: covariance of z, [w, w]; the ridge counts as part of it, so that an invertible B loses nothing.
         W: [w, d].
-        B: what is kept of z, [w, r]: some columns of the identity, or a smaller basis.
-        ridge: see :data:`export.reduction.lowrank.RIDGE`.
+        B: the kept part of z, [w, r]: some columns of the identity, or a smaller basis.
     """
     CB = regularised(C, ridge) @ B
     W_small: Tensor = torch.linalg.solve(B.T @ CB, CB.T @ W)
@@ -120,7 +106,7 @@ def least_squares(C: Tensor, W: Tensor, B: Tensor, ridge: float = RIDGE) -> Tens
 
 
 def output_error(C: Tensor, W: Tensor, B: Tensor, W_small: Tensor) -> float:
-    """Return E‖(z - E[z]) (W - B W')‖², letters as above: what W' costs once the means are in the bias."""
+    """Return E‖(z - E[z]) (W - B W')‖², the error of W' when the means are in the bias; letters as above."""
     D = W - B @ W_small
     return float((D * (C @ D)).sum())
 

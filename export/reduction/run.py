@@ -9,24 +9,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.profiling.table import Comparison
+from edge.profiling.table import Comparison, LatencyTable
 from export.errors import PlanError
 from export.provenance import provenance
-from export.reduction.devices import measured_device, tabled_device
-from export.reduction.layer import LayerReport
+from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
 from export.reduction.plan import check_speedup
-from export.reduction.reduce import Progress, ReducedModel, calibration_batches, check_model, reduce_model
-from export.reduction.search import grid_of
-from export.reduction.timing import feeds_of, measure_models
+from export.reduction.reduce import LayerReport, Progress, ReducedModel, calibration_batches, check_model, reduce_model
+from export.reduction.search import Costs, Grid, grid_of
 from export.runs import RunMetrics, Speedup
-from export.tasks.models import Architecture, find
+from export.tasks.finetune import Tuned
+from export.tasks.models import Architecture, open_model
 from export.tasks.objectives import Head
 from export.tasks.registry import task_of
 from export.tasks.run import predict_splits, prepare, save_run
 from export.tasks.task import Data, Reader, Task
 from export.transformer import LayerShape, TransformerConfig
 
-#: Of each model, when the speed-up is confirmed: a ratio that neighbours have spoilt is measured again, and longer.
+#: Calls of each model to measure the speed-up: a ratio that other work has spoilt is measured again, and longer.
 _CALLS = (60, 120, 240)
 
 
@@ -35,15 +34,15 @@ class Reduced(msgspec.Struct, frozen=True):
 
     Attributes:
         directory: of the new run.
-        tokens: in the input that was timed.
-        expected_speedup: what the layers' times add up to, on the device of ``latency_key``.
+        tokens: in the timed input.
+        expected_speedup: by the sum of the layers' times, on the device of ``latency_key``.
         measured: both models in turns, on ONNX Runtime, one thread.
-        bound: the most that the removed multiplications allow, before the tolerance of
+        bound: the largest speed-up that the removed multiplications allow, without the tolerance of
             :func:`export.reduction.plan.check_speedup`.
-        dense: the shape that each layer had.
+        dense: the original shape of each layer.
         layers: a report for each.
-        metrics: of the new model, not fine-tuned yet.
-        latency_key: of the latency table that the plan was made with.
+        metrics: of the new model before any fine-tuning.
+        latency_key: of the latency table of the plan.
         latency_label: whether that table is measured or a prediction.
     """
 
@@ -59,6 +58,42 @@ class Reduced(msgspec.Struct, frozen=True):
     latency_label: str
 
 
+class Device(NamedTuple):
+    """Times of the parts of a model on a device.
+
+    Attributes:
+        name: for people.
+        label: ``measured``, or that it is a prediction.
+        key: of the latency table.
+        times: of the options of a layer, in units of the dense one.
+        rest: of embeddings and task head, in the same unit.
+    """
+
+    name: str
+    label: str
+    key: dict[str, str]
+    times: Costs
+    rest: float
+
+
+def measured_device(model: Head, grid: Grid, tokens: int, state: Path, on_shape: Callable[[int, int], None]) -> Device:
+    """Measure this machine's processor; the measurements are kept in the directory ``state``."""
+    times, rest = measure_times(model, grid, tokens, cache=state / "latency.json", on_shape=on_shape)
+    table = LatencyTable(key=machine_key(model.transformer.config))
+    return Device(table.name, table.label, table.key, times, rest)
+
+
+def tabled_device(path: Path, config: TransformerConfig, grid: Grid, tokens: int) -> Device:
+    """Read a device from its latency table.
+
+    Raises:
+        UsageError: the table cannot be read, is of another model, or lacks shapes or the length.
+    """
+    table = LatencyTable.read(path)
+    times, rest = table_times(table, config, grid, tokens, f"latency table {path}")
+    return Device(table.name, table.label, table.key, times, rest)
+
+
 def reduce_run(
     source: str | Path,
     data_dir: str | Path,
@@ -71,28 +106,23 @@ def reduce_run(
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Reduced:
-    """Reduce a fine-tuned model and write a run directory, to be fine-tuned further with the original as teacher.
+    """Reduce a fine-tuned model and write a run directory, for further fine-tuning with the original as teacher.
 
     Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
-    them, and a call with another target uses them too.
+    them, and a call with another target reuses them.
 
     Args:
         source: a run of ``fewheads finetune``.
-        data_dir: holds the data of its task.
         directory: path of the new run; an earlier run there is replaced when this one is done.
-        target_speedup: of the whole model.
-        tokens: in the input that times are measured with; an image has as many as the model makes of it.
-        examples: of the training set, to calibrate with.
-        table_path: a latency table of the device to plan for; None is this machine, which is measured.
-        on_shape: see :func:`export.reduction.latency.measure_layers`.
-        on_progress: see :func:`export.reduction.reduce.reduce_model`.
+        tokens: in the timed input; images have a fixed number.
+        examples: of the training set, for calibration.
+        table_path: a latency table of the device to plan for; None measures this machine.
 
     Raises:
-        UsageError: the source is no run on a task.
+        UsageError: the source is not a run on a task, or the latency table is of another model or lacks entries.
         DataError: the data are missing or malformed.
-        CheckpointError: the source cannot be read, or something not be written.
+        CheckpointError: the source cannot be read, or a file cannot be written.
         ReductionError: the model is reduced already, or there are too few examples.
-        UsageError: the latency table is of another model, or lacks what the plan needs.
         PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
     """
     started = time.perf_counter()
@@ -129,9 +159,7 @@ def reduce_run(
         reader,
         predict_splits(task, reduced.model, data),
         record=provenance(trainer=how, data=task.origin, seed=None),
-        epochs=0,
-        best_epoch=0,
-        seconds=time.perf_counter() - started,
+        tuned=Tuned((), (), 0, 0, time.perf_counter() - started),  # no training
         data_dir=data_dir,
         speedup=Speedup(measured.ratio, tokens),
     )
@@ -152,7 +180,7 @@ def reduce_run(
 
 
 class OpenedSource(NamedTuple):
-    """A run that can be reduced: its task, model, architecture and reader, and data to calibrate with."""
+    """A run that can be reduced: its task, model, architecture and reader, and data for calibration."""
 
     task: Task
     model: Head
@@ -162,15 +190,15 @@ class OpenedSource(NamedTuple):
 
 
 def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSource:
-    """Open a run and check that it can be reduced, before anything takes minutes.
+    """Open a run and check that it can be reduced, before any step that takes minutes.
 
     Raises:
-        UsageError: the source is no run on a task.
+        UsageError: the source is not a run on a task.
         DataError: the data are missing or malformed.
         CheckpointError: the source cannot be read.
         ReductionError: the model is reduced already, or there are too few examples.
     """
-    found = find(source)
+    found = open_model(source)
     task = task_of(found, source)
     assert found.head is not None
     assert found.architecture is not None
@@ -182,20 +210,20 @@ def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSour
 
 
 def tokens_of(config: TransformerConfig, tokens: int) -> int:
-    """Return the tokens of the input to plan for: as asked for, but images have a fixed number."""
+    """Return the tokens of the input to plan for: the given number, except for images, which have a fixed one."""
     return config.max_positions if config.architecture == "vit" else tokens
 
 
 def state_of(source: Path, directory: Path) -> Path:
-    """Return the directory that keeps what a reduction of ``source`` to ``directory`` has done so far."""
+    """Return the directory with the state of a reduction of ``source`` to ``directory``."""
     return directory.parent / f".{source.name}.reduction"
 
 
 def _measured(model: Head, reduced: ReducedModel, tokens: int) -> tuple[Comparison, float]:
-    """Return how much faster the reduced model is, and the bound of that; other work on the machine may need patience.
+    """Return the speed-up of the reduced model and its bound; a busy machine needs several measurements.
 
     Raises:
-        PlanError: however often it is measured, the speed-up is more than the plan can explain.
+        PlanError: every measured speed-up is more than the plan can explain.
     """
     refused: PlanError | None = None
     for calls in _CALLS:

@@ -1,8 +1,8 @@
-"""The plan that loses least among those that are fast enough.
+"""The plan with the least loss among those that are fast enough.
 
-A layer's loss is what happens to the model's answers when only that layer is reduced, and losses are taken to add up,
-over layers and over the two halves of a layer; so are times. The sum is then least by dynamic programming over
-time, as in SPDY and ZipLM (arXiv 2302.04089).
+The loss of a layer is the change of the model's outputs when only that layer is reduced. Losses are assumed to add up
+over layers and over the two halves of a layer, and so are times. Dynamic programming over time then finds the least
+sum, as in SPDY and ZipLM (arXiv 2302.04089).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import PlanError
 from export.reduction.calibration import attention_statistics, feed_forward_statistics
-from export.reduction.plan import macs_per_token
 from export.reduction.states import after_attention, after_feed_forward, layers_of
-from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, Method, with_attention, with_feed_forward
+from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from export.tasks.objectives import Head, imitation_loss, outputs_of
 from export.tasks.tokens import Batch
-from export.transformer import LayerShape, TransformerConfig
+from export.transformer import LayerShape
 
 #: Widths of heads that TensorRT fuses in FP16 and in INT8.
 _RANKS = (16, 32, 64)
@@ -33,7 +32,7 @@ _RANKS = (16, 32, 64)
 _UNITS = 64
 _HEAD_STEPS, _UNIT_STEPS = 6, 12
 _BINS = 4000
-#: Of a layer without heads and units, in units of a dense one: its normalisations stay, and times are measured apart.
+#: The least time of a layer, in units of a dense one: without heads and units, its normalisations remain.
 _LEAST_TIME = 0.01
 
 
@@ -63,7 +62,7 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 class Beside(NamedTuple):
-    """Shapes by the options of a grid, each beside the dense other half of the layer."""
+    """Shapes of the options of a grid, each beside the dense other half of the layer."""
 
     attention: list[LayerShape]
     feed_forward: list[LayerShape]
@@ -74,19 +73,14 @@ class Beside(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Something that adds up over the halves of a layer: loss, or time in units of a dense layer.
-
-    Attributes:
-        attention: of each option of the grid.
-        feed_forward: likewise.
-    """
+    """A quantity that adds up over the halves of a layer, loss or time: its value for each option of the grid."""
 
     attention: list[float]
     feed_forward: list[float]
 
 
 def grid_of(dense: LayerShape) -> Grid:
-    """Return sensible options for a layer: sixths of its heads, widths that TensorRT fuses, twelfths of its units."""
+    """Return the options for a layer: sixths of its heads, widths that TensorRT fuses, twelfths of its units."""
     heads = sorted({round(dense.num_heads * step / _HEAD_STEPS) for step in range(1, _HEAD_STEPS + 1)}, reverse=True)
     ranks = [dense.head_dim, *(rank for rank in reversed(_RANKS) if rank < dense.head_dim)]
     units = {-(-dense.ffn_dim * step // (_UNIT_STEPS * _UNITS)) * _UNITS for step in range(_UNIT_STEPS)}
@@ -96,46 +90,31 @@ def grid_of(dense: LayerShape) -> Grid:
     )
 
 
-def mac_times(config: TransformerConfig, grid: Grid, tokens: int) -> Costs:
-    """Return times as if every multiplication took the same time: for a target that cannot be measured yet."""
-    dense = config.layers[0]
-    whole = macs_per_token(config.dim, dense, tokens)
-    attention = [macs_per_token(config.dim, LayerShape(h, r, 0), tokens) / whole for h, r in grid.attention]
-    return Costs(
-        attention, [macs_per_token(config.dim, LayerShape(0, 0, f), tokens) / whole for f in grid.feed_forward]
-    )
-
-
 class LossMeter:
     """Measures the losses of one layer after the other, from the first on.
 
     Args:
-        model: the original, with the head of its task.
         batches: calibration inputs.
-        states: what the first layer reads, from :func:`export.reduction.calibration.embedded`.
-        grid: what each layer may become.
-        method: how heads get smaller.
+        states: input of the first layer, from :func:`export.reduction.states.embedded`.
     """
 
-    def __init__(
-        self, model: Head, batches: Sequence[Batch], states: list[Tensor], grid: Grid, method: Method = "calibrated"
-    ) -> None:
-        self._batches, self._states, self._grid, self._method = batches, states, grid, method
+    def __init__(self, model: Head, batches: Sequence[Batch], states: list[Tensor], grid: Grid) -> None:
+        self._batches, self._states, self._grid = batches, states, grid
         self._layers = layers_of(model.transformer)
         with torch.no_grad():
             self._wanted = [outputs_of(model, batch) for batch in batches]
-        # The same head and later layers, behind states that are known already.
+        # The same head and later layers, after layers with known outputs.
         self._known = _Known()
         self._tail = copy.deepcopy(model).eval()
 
     def measure(self, number: int) -> Costs:
-        """Return the losses of each option for layer ``number``; the states become those that the next one reads."""
+        """Return the losses of each option for layer ``number``, and advance the states to the next layer."""
         layer = self._layers[number]
         self._tail.transformer.layers = nn.ModuleList([self._known, *self._layers[number + 1 :]])
         statistics, after = attention_statistics(layer, self._states, self._batches)
         assert layer.attention is not None
         assert layer.feed_forward is not None
-        attention = AttentionReducer(layer.attention, statistics, self._method)
+        attention = AttentionReducer(layer.attention, statistics)
         attention_losses = [0.0]
         for heads, rank in self._grid.attention[1:]:
             smaller = with_attention(layer, attention.reduced(heads, rank))
@@ -150,12 +129,12 @@ class LossMeter:
         return Costs(attention_losses, feed_forward_losses)
 
     def skip(self, number: int) -> None:
-        """Bring the states behind layer ``number`` without measuring it."""
+        """Advance the states beyond layer ``number`` without measuring it."""
         layer = self._layers[number]
         self._states = after_feed_forward(layer, after_attention(layer, self._states, self._batches))
 
     def _loss(self, states: Sequence[Tensor]) -> float:
-        """Return the divergence of the answers from the original's, a mean over inputs."""
+        """Return the divergence of the outputs from the original's, a mean over inputs."""
         total = 0.0
         with torch.no_grad():
             for state, batch, wanted in zip(states, self._batches, self._wanted, strict=True):
@@ -166,7 +145,7 @@ class LossMeter:
 
 
 class _Known(nn.Module):
-    """Stands for layers whose output is known."""
+    """Stands for layers with known output."""
 
     state: Tensor
 
@@ -183,19 +162,14 @@ def choose_shapes(
     target_speedup: float,
     subject: str = "target speed-up",
 ) -> tuple[list[LayerShape], float]:
-    """Return the best shape of each layer, and the speed-up of the whole model that follows from the times.
+    """Return the best shape of each layer, and the speed-up of the whole model by the sum of the times.
 
     Args:
-        dense: the shape that all layers have.
-        grid: what each may become.
-        losses: of each layer.
-        times: of a layer, in units of the dense one.
-        rest: the time of embeddings and task head, in the same unit.
-        target_speedup: of the whole model.
-        subject: the name of the target in errors.
+        rest: the time of embeddings and task head, in units of a dense layer, like ``times``.
+        subject: name of the target in errors.
 
     Raises:
-        PlanError: no plan is that fast; the message says which is the fastest, and how fast.
+        PlanError: no plan is that fast; the message has the fastest one and its speed-up.
     """
     options = [(a, f) for a in range(len(grid.attention)) for f in range(len(grid.feed_forward))]
     time = np.array([max(times.attention[a] + times.feed_forward[f], _LEAST_TIME) for a, f in options])
@@ -226,18 +200,18 @@ def speedup_of(shapes: Sequence[LayerShape], grid: Grid, times: Costs, rest: flo
 
 
 def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) -> list[int]:
-    """Return one option for each layer, with the least sum of losses among those whose times do not exceed the budget.
+    """Return one option for each layer, with the least sum of losses within a budget of time.
 
     Args:
         losses: [layers, options].
         times: [options], the same for every layer.
         budget: at least layers times the least time.
-        bins: the budget is cut into so many, and times are rounded up to them.
+        bins: resolution of the budget; times are rounded up to a bin.
     """
     layers, options = losses.shape
     # The tolerance keeps a time that is a whole number of bins from being rounded up to the next.
     cost = np.ceil(times * bins / budget - 1e-6).astype(int)
-    best = np.zeros(bins + 1)  # the least loss of the layers so far, within so many bins
+    best = np.zeros(bins + 1)  # the least loss of the layers so far, within each number of bins
     choices = np.zeros((layers, bins + 1), dtype=int)
     for layer in range(layers):
         within = np.full((options, bins + 1), np.inf)

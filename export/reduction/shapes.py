@@ -1,4 +1,4 @@
-"""The shapes of a reduction grid as bundles, for a device that has no torch to time them with."""
+"""Bundles of the shapes of a reduction grid, for timing on a device without torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from export.convert import golden_of
 from export.exported import FULL, RUNTIMES
 from export.heads import SequenceClassifier
 from export.provenance import provenance
-from export.reduction.latency import LayerBlock, layer_feeds, model_key, without_layers
+from export.reduction.latency import LayerBlock, feeds_of, layer_feeds, model_key, without_layers
 from export.reduction.search import grid_of
-from export.reduction.timing import feeds_of
 from export.runtimes import export_tier
-from export.tasks.models import find
+from export.tasks.models import open_model
 from export.tasks.objectives import Head
 from export.transformer import Layer
 
@@ -61,18 +60,17 @@ def write_shapes(
 
     Args:
         source: a run of ``fewheads finetune``, or a Hugging Face directory.
-        directory: to write, whole or not at all.
-        lengths: tokens, ascending; images have one length, whatever is given.
-        runtimes: of :data:`export.exported.RUNTIMES`, whose files the bundles carry.
-        replace: whether an earlier directory may be replaced.
-        on_shape: called with how many bundles are written, of how many.
+        directory: written whole or not at all.
+        lengths: tokens, ascending; ignored for images, which have one length.
+        runtimes: of :data:`export.exported.RUNTIMES`.
+        on_shape: called with the number of bundles written, and of all bundles.
 
     Raises:
-        CheckpointError: the source is no model.
-        UsageError: something stands at the directory, a length is beyond the model's, or the disk refuses.
-        GoldenError: an ONNX file computes something else than torch does.
+        CheckpointError: the source is not a model.
+        UsageError: the directory exists, a length is beyond the model's, or the disk is full.
+        GoldenError: the outputs of an ONNX file differ from torch's.
     """
-    found = find(source)
+    found = open_model(source)
     torch.manual_seed(0)
     model = found.head or SequenceClassifier(found.transformer, _LABELS)
     config = model.transformer.config
@@ -108,14 +106,6 @@ def write_shapes(
 
 
 class _Writer:
-    """Writes one bundle after the other.
-
-    Args:
-        lengths: tokens of the inputs, ascending.
-        runtimes: whose files the bundles carry.
-        source: the name of the model.
-    """
-
     def __init__(self, lengths: tuple[int, ...], runtimes: Sequence[str], source: str) -> None:
         self._lengths, self._runtimes, self._source = lengths, runtimes, source
         self.onnx_bytes = 0
@@ -126,11 +116,8 @@ class _Writer:
         """Write a module as a bundle.
 
         Args:
-            path: of the bundle.
-            module: takes the inputs in their order.
-            inputs: one row of the longest length; the second dimension is the tokens', but of pixels.
-            outputs: names of the module's outputs.
-            int8: whether the bundle has a tier in INT8, too.
+            inputs: one row of the longest length; the second dimension is the tokens, except of pixels.
+            int8: whether the bundle also has a tier in INT8.
         """
         tokens = {name: array.ndim < 4 for name, array in inputs.items()}
         exported = export_tier(
@@ -167,7 +154,6 @@ class _Writer:
         self.onnx_bytes += sum(len(data) for data in files.values())
 
     def _is_free(self, output: Array) -> bool:
-        """Return whether an output has a row for each token."""
         return output.ndim > 1 and output.shape[1] == self._lengths[-1]
 
     def _profile(self, array: Array) -> Profile:
@@ -177,7 +163,7 @@ class _Writer:
 
 
 class _Floor(nn.Module):
-    """A model that only copies a layer's input: what a call costs that computes nothing."""
+    """A model that only copies a layer's input: the cost of a call without computation."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return x, through one kernel."""

@@ -16,10 +16,7 @@ from export.options import replace_option
 @click.command()
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to carry to the device.",
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory to carry to the device."
 )
 @click.option(
     "--lengths",

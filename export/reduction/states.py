@@ -1,4 +1,4 @@
-"""States that pass through a model's layers, half by half, and measurements on them."""
+"""States between the layers of a model and between their halves, and measurements on them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def layers_of(transformer: Transformer) -> list[Layer]:
 
 
 def embedded(transformer: Transformer, batches: Sequence[Batch]) -> list[Tensor]:
-    """Return what the first layer reads, [N, T, d] for each batch."""
+    """Return the input of the first layer, [N, T, d] for each batch."""
     embed: Any = transformer.embeddings
     with torch.no_grad():
         return [embed(b.inputs) if b.segments is None else embed(b.inputs, b.segments) for b in batches]
 
 
 def after_attention(layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
-    """Return what a layer's first half makes of ``states``, [N, T, d] for each batch."""
+    """Return the output of a layer's first half for ``states``, [N, T, d] for each batch."""
     with torch.no_grad():
         return [layer.after_attention(x, batch.mask) for x, batch in zip(states, batches, strict=True)]
 
 
 def after_feed_forward(layer: Layer, states: Sequence[Tensor]) -> list[Tensor]:
-    """Return what a layer's second half makes of its first half's ``states``, [N, T, d] for each batch."""
+    """Return the output of a layer's second half for that of its first half, [N, T, d] for each batch."""
     with torch.no_grad():
         return [layer.after_feed_forward(x) for x in states]
 
 
 def tokens_of(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the rows [n, w] of x [N, T, w] that are no padding."""
+    """Return the rows [n, w] of x [N, T, w] that are not padding."""
     return x.flatten(0, 1) if mask is None else x[mask.bool()]
 
 
 @contextmanager
 def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
-    """Yield a dictionary that holds, after a forward pass inside the block, what passed through the modules."""
+    """Yield a dictionary that, after a forward pass in the block, has the input and output of each module."""
     found: dict[nn.Module, Passed] = {}
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -71,14 +71,11 @@ def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
 def relative_error(
     before: Layer, after: Layer, part: Part, states: Sequence[Tensor], batches: Sequence[Batch]
 ) -> float:
-    """Return the mean squared error of what a half adds to its input, over the variance of what the original adds.
+    """Return the mean squared error of a half's output over the variance of the original's, without the residual.
 
     Args:
-        before: the original layer.
-        after: the reduced one.
-        part: which half.
-        states: what that half reads, [N, T, d] for each batch.
-        batches: whose masks tell tokens from padding.
+        part: the half.
+        states: its input, [N, T, d] for each batch.
     """
     count, lost = 0, 0.0
     total, squares = torch.zeros(states[0].shape[-1], dtype=torch.float64), 0.0
@@ -94,7 +91,7 @@ def relative_error(
 
 
 def head_gradients(model: Head, batches: Sequence[Batch]) -> list[Tensor]:
-    """Return how much the task's loss hangs on each head: E|dL/dξ|, ξ a factor on the head's output; [H] per layer.
+    """Return the sensitivity of the task's loss to each head: E|dL/dξ|, ξ a factor on its output; [H] per layer.
 
     Michel et al. 2019, "Are Sixteen Heads Really Better than One?", equation 2. A layer without heads has [0].
 
@@ -119,7 +116,7 @@ def head_gradients(model: Head, batches: Sequence[Batch]) -> list[Tensor]:
 
 
 def _added(layer: Layer, part: Part, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what a half adds to the residual, [N, T, d]."""
+    """Return the output of a half without the residual, [N, T, d]."""
     first = part == "attention"
     constant = layer.attention_constant if first else layer.feed_forward_constant
     if constant is not None:

@@ -1,10 +1,10 @@
-"""Smaller sub-layers: which heads and units stay, at which width, and what they become.
+"""Smaller sub-layers: the choice of heads and units, their width, and their new weights.
 
-The order within an attention: heads go, W_O is fitted anew for those that stay; their queries and keys, and their
-values and outputs, get rank r; W_O' is fitted once more, for all heads together. Means of what is lost go into the
-output's bias, and so does b_V, exactly, because the rows of P sum to 1. b_K adds the same to all logits of a query and
-goes without a trace. TensorRT fuses a layer whose heads all have one width, for queries, keys and values alike, so
-there is one r for both.
+The order within an attention: heads are removed, and W_O is fitted for the others; their queries and keys, and their
+values and outputs, get rank r; W_O' is fitted once more, for all heads together. Means of removed parts move into the
+output's bias, and so does b_V, exactly, because the rows of P sum to 1. b_K adds the same to all logits of a query, and
+is dropped. TensorRT fuses a layer if all its heads have one width, for queries, keys and values alike, so there is one
+r for both.
 """
 
 from __future__ import annotations
@@ -20,23 +20,18 @@ from export.reduction.calibration import AttentionStatistics, FeedForwardStatist
 from export.reduction.lowrank import (
     Factors,
     blocks,
+    fill,
     heads_of,
+    joined,
     query_key_factors,
     sliced,
     value_output_factors,
     weight_statistics,
 )
-from export.reduction.removal import (
-    Removal,
-    head_removal,
-    kept_columns,
-    least_squares,
-    neuron_removal,
-    output_error,
-)
+from export.reduction.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
 from export.transformer import FeedForward, Layer
 
-#: How heads get smaller: by calibration; for comparison, by the weights alone, or by a slice of their coordinates.
+#: Reduction of heads: by calibration, or as baselines by the weights alone or by a slice of their coordinates.
 Method = Literal["calibrated", "weights", "slice"]
 
 
@@ -44,11 +39,11 @@ class ReducedAttention(NamedTuple):
     """A smaller attention.
 
     Attributes:
-        module: what takes the attention's place; None where no head is left.
-        constant: [d], what takes its place then.
-        heads: those of the original that are left.
-        logits_error: the mean squared error of the logits that the new rank causes, over their mean square.
-        output_error: that of the output which follows from fewer heads and smaller values, over the output's variance.
+        module: the new attention; None without heads.
+        constant: [d], the output without heads.
+        heads: the original heads that stay.
+        logits_error: mean squared error of the logits from the new rank, over their mean square.
+        output_error: mean squared error of the output from fewer heads and smaller values, over its variance.
     """
 
     module: MultiHeadAttention | None
@@ -59,7 +54,7 @@ class ReducedAttention(NamedTuple):
 
 
 class ReducedFeedForward(NamedTuple):
-    """A smaller feed-forward: as :class:`ReducedAttention`, with the hidden units that are left."""
+    """A smaller feed-forward, as :class:`ReducedAttention`, with the hidden units that stay."""
 
     module: FeedForward | None
     constant: Tensor | None
@@ -68,43 +63,32 @@ class ReducedFeedForward(NamedTuple):
 
 
 class AttentionReducer:
-    """Makes an attention smaller, in as many ways as are asked for; what they share is computed once.
+    """Makes an attention smaller in several ways; their common part is computed once.
 
     Args:
-        attention: the original; it is left alone.
-        statistics: of its inputs.
-        method: how its heads get smaller.
-        importance: of each head, [H]: the least important go first. None lets the error of the output decide.
+        attention: the original; it is not changed.
     """
 
     def __init__(
-        self,
-        attention: MultiHeadAttention,
-        statistics: AttentionStatistics,
-        method: Method = "calibrated",
-        importance: Tensor | None = None,
+        self, attention: MultiHeadAttention, statistics: AttentionStatistics, method: Method = "calibrated"
     ) -> None:
         self._attention, self._statistics, self._method = attention, statistics, method
-        # What a method may know of the inputs; the errors below are always those on the calibration set.
+        # The statistics that the method uses; the errors below are always those on the calibration set.
         self._known = statistics if method == "calibrated" else weight_statistics(attention)
         self._W_O = attention.output_proj.weight.detach().cpu().double().T  # [H * d_k, d]
-        if importance is None:
-            self._removal = head_removal(self._known.C, self._W_O, attention.num_heads)
-        else:
-            self._removal = Removal(tuple(importance.argsort(stable=True).tolist()), torch.empty(0))
+        self._removal = head_removal(self._known.C, self._W_O, attention.num_heads)
 
     def reduced(self, heads: int, rank: int, scale: float | None = None) -> ReducedAttention:
-        """Return the attention with ``heads`` heads of width ``rank``, or what is left of it for 0.
+        """Return the attention with ``heads`` heads of width ``rank``, or its constant output for 0 heads.
 
         Args:
-            heads: h.
-            rank: r.
-            scale: of the new module's logits, None being 1/sqrt(r); W_Q makes up for the difference to the old one.
+            scale: of the new module's logits; None is 1/sqrt(rank). W_Q compensates for the difference to the old
+                scale.
         """
         return self.with_heads(self._removal.kept(heads), rank, scale)
 
     def with_heads(self, kept: tuple[int, ...], rank: int, scale: float | None = None) -> ReducedAttention:
-        """Return the attention with these heads; other arguments as above."""
+        """Return the attention with these heads; other arguments as :meth:`reduced`."""
         C, W_O = self._statistics.C, self._W_O
         attention = self._attention
         whole = float((W_O * (C @ W_O)).sum())
@@ -114,7 +98,7 @@ class AttentionReducer:
         B, W_small, queries_keys = self._basis(list(kept), rank)
         b_small = b_O + b_V @ W_O + self._known.m @ (W_O - B @ W_small)
         module = self._module(list(kept), rank, scale, B, queries_keys)
-        _fill(module.output_proj, W_small, b_small)
+        fill(module.output_proj, W_small, b_small)
         logits = self._logits_error(list(kept), queries_keys)
         return ReducedAttention(module, None, kept, logits, _share(output_error(C, W_O, B, W_small), whole))
 
@@ -148,9 +132,9 @@ class AttentionReducer:
             W_Q, b_Q, W_K = W_Q @ F, b_Q @ F, W_K @ G
         folded = attention.scale / module.scale
         W_Q, b_Q = W_Q * folded, b_Q * folded
-        _fill(module.q_proj, _joined(W_Q), b_Q.flatten())
-        _fill(module.k_proj, _joined(W_K), torch.zeros(len(kept) * rank))
-        _fill(module.v_proj, attention.v_proj.weight.detach().cpu().double().T @ B, torch.zeros(len(kept) * rank))
+        fill(module.q_proj, joined(W_Q), b_Q.flatten())
+        fill(module.k_proj, joined(W_K), torch.zeros(len(kept) * rank))
+        fill(module.v_proj, attention.v_proj.weight.detach().cpu().double().T @ B, torch.zeros(len(kept) * rank))
         return module.to(attention.q_proj.weight).train(attention.training)
 
     def _logits_error(self, kept: list[int], queries_keys: Factors | None) -> float:
@@ -163,11 +147,10 @@ class AttentionReducer:
 
 
 class FeedForwardReducer:
-    """Makes a feed-forward smaller, likewise.
+    """Makes a feed-forward smaller in several ways.
 
     Args:
-        feed_forward: the original; it is left alone.
-        statistics: of its activations.
+        feed_forward: the original; it is not changed.
     """
 
     def __init__(self, feed_forward: FeedForward, statistics: FeedForwardStatistics) -> None:
@@ -176,7 +159,7 @@ class FeedForwardReducer:
         self._removal = neuron_removal(statistics.A, self._W_2)
 
     def reduced(self, neurons: int) -> ReducedFeedForward:
-        """Return the feed-forward with so many hidden units, or what is left of it for 0."""
+        """Return the feed-forward with ``neurons`` hidden units, or its constant output for 0."""
         return self.with_neurons(self._removal.kept(neurons))
 
     def with_neurons(self, kept: tuple[int, ...]) -> ReducedFeedForward:
@@ -189,8 +172,8 @@ class FeedForwardReducer:
         W_small = least_squares(A, W_2, B) if len(kept) < len(A) else W_2
         module = FeedForward(W_2.shape[1], len(kept), original.approximate == "tanh")
         rows = list(kept)
-        _fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
-        _fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
+        fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
+        fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
         error = _share(output_error(A, W_2, B, W_small), float((W_2 * (A @ W_2)).sum()))
         return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, error)
 
@@ -211,18 +194,6 @@ def with_feed_forward(layer: Layer, reduced: ReducedFeedForward) -> Layer:
 
 def _constant(layer: Layer, value: Tensor | None) -> nn.Parameter | None:
     return None if value is None else nn.Parameter(value.to(layer.attention_norm.weight))
-
-
-def _joined(W: Tensor) -> Tensor:
-    # [h, d, r] -> [d, h * r]
-    return W.transpose(0, 1).flatten(1)
-
-
-def _fill(linear: nn.Linear, weight: Tensor, bias: Tensor) -> None:
-    """Give a layer x W + b its weights, W [in, out]."""
-    with torch.no_grad():
-        linear.weight.copy_(weight.T)
-        linear.bias.copy_(bias)
 
 
 def _mean_square(S_q: Tensor, S_k: Tensor, D: Tensor) -> float:

@@ -20,8 +20,8 @@ from export.tasks import data_of
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.routing.report import Route, SplitReport
-    from export.tasks.metrics import Difference
+    from export.intervals import Difference
+    from export.routing.run import Route, SplitReport
 
 _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
 
@@ -54,9 +54,9 @@ def route(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Find out whether to decide for each input which of two tiers answers.
+    """Find out whether a choice between two tiers for each input pays.
 
-    A cascade asks the full tier where the lean one hesitates; a linear router decides beforehand. Each is compared with
+    A cascade runs the full tier where the lean one is unsure; a linear router decides in advance. Each is compared with
     controls at the same mean cost. Half of the hold-out fits, the other half chooses and decides, dev is only reported.
     """
     config = recorded(full)
@@ -79,7 +79,7 @@ def route(
         for split in found.splits:
             _print(found.task, split)
         stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
-    if plot:  # last, so that nothing is lost where it cannot be drawn
+    if plot:  # last, so that a failure loses no results
         from export.routing.plot import draw
 
         draw(found, plot)

@@ -1,4 +1,4 @@
-"""Whether a policy is surely better than no policy: intervals that know that the threshold was chosen."""
+"""Whether a policy is better than no policy beyond chance: intervals that allow for the choice of the threshold."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
+from export.intervals import Difference, draws
 from export.routing.policies import Items, Outcome, Policy, route, shuffled_at_cost
-from export.tasks.metrics import Difference
 
-_RESAMPLES = 1000
 #: Of the items, which candidates for a threshold send to the full tier.
 _SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -24,9 +23,9 @@ class Judged(msgspec.Struct, frozen=True):
         policy: its name.
         threshold: items with a lower score go to the full tier.
         mean_cost: in units of the full tier's mean time.
-        accuracy: share of items that are answered right.
-        over_static: how much more accurate it is than the mix of both tiers at the same mean cost.
-        over_shuffled: than itself with its scores permuted, at the same mean cost.
+        accuracy: share of correct items.
+        over_static: gain over the mix of both tiers at the same mean cost.
+        over_shuffled: gain over its own permuted scores at the same mean cost.
     """
 
     policy: str
@@ -43,13 +42,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Recommendation of what to ship.
-
-    Attributes:
-        adaptive: whether to decide for each item.
-        recommendation: the policy, or ``ship static tiers``.
-        reason: one sentence.
-    """
+    """Recommendation: whether to choose a tier for each item, by which policy, and why."""
 
     adaptive: bool
     recommendation: str
@@ -57,16 +50,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def auc(scores: Array, positive: Array) -> Array:
-    """Return how often a positive item has a higher score than a negative one, ties counting half.
+    """Return the probability that a positive item has a higher score than a negative one, ties counting half.
 
-    This is Mann and Whitney's U over the number of pairs; 0.5 where there are no pairs.
-
-    Args:
-        scores: [..., n].
-        positive: [..., n], 0 or 1.
-
-    Returns:
-        [...].
+    This is Mann and Whitney's U over the number of pairs; 0.5 without pairs. ``positive`` [..., n] is 0 or 1.
     """
     positives = positive.sum(axis=-1)
     pairs = positives * (positive.shape[-1] - positives)
@@ -75,20 +61,16 @@ def auc(scores: Array, positive: Array) -> Array:
 
 
 def thresholds(policy: Policy) -> list[float]:
-    """Return candidates for a policy's threshold, from its scores alone."""
+    """Return candidates for a policy's threshold, quantiles of its scores."""
     return [float(value) for value in np.unique(np.quantile(policy.scores, _SHARES))]
 
 
 def judge(items: Items, candidates: Sequence[tuple[Policy, float]]) -> list[Judged]:
     """Compare policies at thresholds with the static mix and with shuffled scores, at equal mean cost.
 
-    The intervals are simultaneous: with 95 % probability all of them hold, so that the best of many candidates is no
-    more certain than it says (studentised maxima of a paired bootstrap over the items; Efron and Tibshirani 1993, "An
-    Introduction to the Bootstrap", chapter 12, for one; Westfall and Young 1993 for many).
-
-    Args:
-        items: to judge by.
-        candidates: policies with a score of each item, and their thresholds.
+    The intervals are simultaneous: with 95 % probability all of them hold, also that of the best of many candidates
+    (studentised maxima of a paired bootstrap over the items; Efron and Tibshirani 1993, "An Introduction to the
+    Bootstrap", chapter 12, for one; Westfall and Young 1993 for many).
     """
     outcomes = [route(items, policy, threshold) for policy, threshold in candidates]
     shuffled = [
@@ -106,7 +88,7 @@ def judge(items: Items, candidates: Sequence[tuple[Policy, float]]) -> list[Judg
 
 
 def choose(judged: Sequence[Judged]) -> dict[str, Judged]:
-    """Return each policy at the threshold that gains most over the static mix."""
+    """Return each policy at the threshold with the largest gain over the static mix."""
     best: dict[str, Judged] = {}
     for one in judged:
         if one.policy not in best or one.over_static.value > best[one.policy].over_static.value:
@@ -115,7 +97,7 @@ def choose(judged: Sequence[Judged]) -> dict[str, Judged]:
 
 
 def diagnose(chosen: Sequence[Judged]) -> Diagnosis:
-    """Recommend the policy that is surely better than the static mix and than its shuffled scores, if there is one.
+    """Recommend the policy that is better than the static mix and than its shuffled scores beyond chance, if any.
 
     Args:
         chosen: on the items that thresholds were chosen on, not on dev.
@@ -123,21 +105,21 @@ def diagnose(chosen: Sequence[Judged]) -> Diagnosis:
     best = max(chosen, key=lambda judged: judged.surest_gain)
     adaptive = best.surest_gain > 0
     found = (
-        f"at its mean cost of {best.mean_cost:.3f}, {best.policy} gains {_said(best.over_static)} of accuracy over the "
-        f"static mix and {_said(best.over_shuffled)} over shuffled scores"
+        f"at its mean cost of {best.mean_cost:.3f}, {best.policy} gains {_words(best.over_static)} of accuracy over "
+        f"the static mix and {_words(best.over_shuffled)} over shuffled scores"
     )
     if adaptive:
         return Diagnosis(True, best.policy, f"Both gains are above 0: {found}.")
     return Diagnosis(False, "ship static tiers", f"No policy's gains are both surely above 0: {found}.")
 
 
-def _said(difference: Difference) -> str:
+def _words(difference: Difference) -> str:
     low, high = difference.interval
     return f"{difference.value:+.4f} ({low:+.4f} … {high:+.4f})"
 
 
 def _gains(items: Items, outcomes: Sequence[Outcome]) -> Array:
-    """Return accuracy above the static mix at the same mean cost, [1 + resamples, outcomes]; the first as it is."""
+    """Return the accuracy above the static mix at equal mean cost, [1 + resamples, outcomes]; row 0 is the data."""
     tiers = [items.lean_right, items.full_right, items.lean_cost, items.full_cost]
     columns = np.array([*tiers, *(o.right for o in outcomes), *(o.cost for o in outcomes)])
     means = _means(columns)
@@ -149,18 +131,14 @@ def _gains(items: Items, outcomes: Sequence[Outcome]) -> Array:
 
 
 def _means(columns: Array) -> Array:
-    """Return the means of columns [k, n] over the items as they are, and drawn anew, [1 + resamples, k]."""
-    generator = np.random.default_rng(0)
-    number = columns.shape[1]
-    means = [columns.mean(axis=1)]
-    for _ in range(_RESAMPLES):
-        counts = np.bincount(generator.integers(number, size=number), minlength=number)
-        means.append(columns @ counts / number)
-    return np.array(means)
+    """Return the means of columns [k, n] over the items and over resamples of them, [1 + resamples, k]."""
+    items = columns.shape[1]
+    counts = (np.bincount(rows, minlength=items) for chunk in draws(items) for rows in chunk)
+    return np.array([columns.mean(axis=1), *(columns @ one / items for one in counts)])
 
 
 def _band(samples: Array) -> list[Difference]:
-    """Return values with simultaneous intervals; samples are [1 + resamples, k], the first row the values."""
+    """Return values with simultaneous intervals for samples [1 + resamples, k], whose first row is the values."""
     values, resampled = samples[0], samples[1:]
     deviation = resampled.std(axis=0)
     relative = (resampled - values) / np.where(deviation > 0, deviation, 1.0)

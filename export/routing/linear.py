@@ -1,4 +1,4 @@
-"""A router that costs next to nothing: logistic regression on a few features, known before any layer runs."""
+"""A router of negligible cost: logistic regression on a few features that are known before any layer runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from export.tasks.tokens import Rows, sorted_batches
 
 _BATCH = 64
 _FOLDS = 5
-#: Of the squared weights of standardised features; escalations are rare, so there is little to learn many weights from.
+#: Of the squared weights of standardised features; escalations are rare, so there is little data for many weights.
 _PENALTIES = (1.0, 10.0, 100.0, 1000.0)
-#: Of the bias: enough to keep it finite where one class is all there is.
+#: Of the bias, to keep it finite if there is only one class.
 _BIAS_PENALTY = 1e-3
 
 
@@ -37,12 +37,7 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 def fit(features: Array, targets: Array) -> Linear:
-    """Fit a logistic regression whose L2 penalty has the least log loss in five-fold cross-validation.
-
-    Args:
-        features: [n, d].
-        targets: [n], 0 or 1.
-    """
+    """Fit a logistic regression with the L2 penalty of the least log loss in five-fold cross-validation."""
     folds = np.random.default_rng(0).permutation(len(targets)) % _FOLDS
 
     def loss(penalty: float) -> float:
@@ -57,12 +52,7 @@ def fit(features: Array, targets: Array) -> Linear:
 
 
 def pooled_embeddings(model: SequenceClassifier, rows: Rows) -> Array:
-    """Return the mean of the embeddings over each row's tokens, [n, d]: what is there before the first layer.
-
-    Args:
-        model: whose embeddings; it stays as it is.
-        rows: of the task's data.
-    """
+    """Return the mean of the embeddings over each row's tokens, [n, d]; the model is not changed."""
     embed = copy.deepcopy(model)
     embed.transformer.layers = nn.ModuleList()
     embed.pooling, embed.classifier = "mean", nn.Identity()  # type: ignore[assignment]
@@ -77,7 +67,7 @@ def pooled_embeddings(model: SequenceClassifier, rows: Rows) -> Array:
 def _fit(features: Array, targets: Array, penalty: float) -> Linear:
     mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64)
     deviation = np.where(deviation > 0, deviation, 1.0)  # a constant feature becomes 0
-    # torch multiplies: it keeps to the threads that it is told, while NumPy takes every core and waits for it.
+    # torch multiplies, because it keeps to one thread; NumPy would use every core.
     x = torch.from_numpy(np.column_stack([(features - mean) / deviation, np.ones(len(features))]))
     penalties = np.append(np.full(features.shape[1], penalty), _BIAS_PENALTY)
 

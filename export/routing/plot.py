@@ -1,4 +1,4 @@
-"""The curves of a :class:`export.routing.run.Route`, as a picture; it needs no display."""
+"""Figure of the curves of a :class:`export.routing.run.Route`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.figures import new_figure, write_figure
-from export.routing.report import Route, SplitReport
+from export.routing.run import Route, SplitReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: A line style for each curve: what is compared is drawn strong, what it is compared with weak.
+#: A line style for each curve: strong for policies, weak for controls.
 _STYLES: dict[str, dict[str, Any]] = {
     "cascade": {"color": "C0", "linewidth": 2},
     "linear": {"color": "C1", "linewidth": 2},
@@ -23,15 +23,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def draw(route: Route, path: str | Path) -> None:
-    """Write accuracy over mean cost, a panel for each split; dots are the policies at their thresholds.
-
-    Args:
-        route: what to draw.
-        path: its suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
-
-    Raises:
-        UsageError: there is no matplotlib, or the file cannot be written, or not in this format.
-    """
+    """Draw accuracy over mean cost, a panel for each split; dots are the policies at their thresholds."""
     panels = len(route.splits)
     figure = new_figure(5.5 * panels, 4.5)
     for axes, split in zip(figure.subplots(1, panels, squeeze=False)[0], route.splits, strict=True):

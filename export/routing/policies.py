@@ -1,8 +1,8 @@
 """Routing policies, their cost and accuracy by item, and controls of exactly the same cost.
 
-Every policy is a score of each item: those with the lowest go to the full tier. Where a budget cuts through items of
-equal score, each of them goes there with the same probability, so that any mean cost is met exactly; with one score for
-all that is the static mix. Items of infinite score stay with the lean tier at any cost.
+Every policy has a score for each item, and sends the lowest scores to the full tier. Where a budget cuts through items
+of equal score, each of them goes there with the same probability, so that any mean cost is met exactly; equal scores
+for all items are the static mix. Items of infinite score stay with the lean tier at any cost.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Items(msgspec.Struct, frozen=True):
     """Correctness and cost of both tiers on some items, [n] each.
 
     Attributes:
-        lean_right: 1.0 where the lean tier answers right, else 0.0.
-        full_right: likewise.
-        lean_cost: the lean tier's time, in units of the full tier's mean time; it differs where lengths do.
-        full_cost: the full tier's, larger for every item.
+        lean_right: 1.0 where the lean tier is right, else 0.0.
+        full_right: 1.0 where the full tier is right, else 0.0.
+        lean_cost: the lean tier's time, in units of the full tier's mean time.
+        full_cost: the full tier's time, larger for every item.
     """
 
     lean_right: Array
@@ -45,9 +45,9 @@ class Items(msgspec.Struct, frozen=True):
 
 
 class Policy(NamedTuple):
-    """A name, a score of each item [n], low where the full tier is needed, and whether that needs the lean tier first.
+    """A name, a score of each item [n], low for the full tier, and whether it runs the lean tier first.
 
-    ``cascade`` is the second kind: an escalated item costs both tiers' time.
+    A ``cascade`` does: an escalated item costs the time of both tiers.
     """
 
     name: str
@@ -63,37 +63,37 @@ class Outcome(NamedTuple):
 
 
 def route(items: Items, policy: Policy, threshold: float) -> Outcome:
-    """Return what a policy does that escalates items whose score is below a threshold."""
+    """Return the outcome of a policy that escalates items with a score below a threshold."""
     return _outcome(items, policy, (policy.scores < threshold).astype(np.float64))
 
 
 def at_cost(items: Items, policy: Policy, mean_cost: float) -> Outcome:
-    """Return what a policy does at a mean cost; beyond what it can spend, or below what it must, the nearest it can."""
+    """Return the outcome of a policy at a mean cost, or at the nearest one that it can have."""
     return _outcome(items, policy, _escalated(items, policy, mean_cost))
 
 
 def shuffled_at_cost(items: Items, policy: Policy, mean_cost: float) -> Outcome:
-    """Return what a policy does on average at a mean cost when its scores belong to other items."""
+    """Return the mean outcome of a policy at a mean cost with its scores permuted."""
     random = np.random.default_rng(0)
     drawn = (policy._replace(scores=random.permutation(policy.scores)) for _ in range(_PERMUTATIONS))
     return _outcome(items, policy, np.mean([_escalated(items, one, mean_cost) for one in drawn], axis=0))
 
 
 def static(items: Items) -> Policy:
-    """Return the policy that knows nothing: on the straight line to the full tier, unless that is no better.
+    """Return the policy without knowledge: a mix on the straight line from the lean to the full tier.
 
-    Where it is not, the best without routing is the lean tier alone, however much more might be spent.
+    If the full tier is no better, it is the lean tier alone at any cost.
     """
     return Policy("static", np.full(len(items.lean_right), 0.0 if items.full_is_better else np.inf))
 
 
 def random(items: Items) -> Policy:
-    """Return one draw of a policy that knows nothing; how far it is from the static mix is chance."""
+    """Return a random policy; its distance from the static mix is chance."""
     return Policy("random", np.random.default_rng(0).random(len(items.lean_right)))
 
 
 def oracle(items: Items) -> Policy:
-    """Return the policy that knows who is right, without having asked."""
+    """Return the policy that knows the correct tier in advance."""
     return Policy("oracle", np.where(items.advantage > 0, 0.0, np.inf))
 
 
@@ -114,7 +114,6 @@ def area(items: Items, policy: Policy) -> float:
 
 
 def _extra(items: Items, policy: Policy) -> Array:
-    """Return what escalation adds to the lean tier's cost, [n]."""
     return items.full_cost if policy.cascade else items.full_cost - items.lean_cost
 
 

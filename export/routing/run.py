@@ -15,20 +15,18 @@ from edge.programs.cascade import margins
 from export.errors import CheckpointError
 from export.exported import FULL
 from export.heads import SequenceClassifier
+from export.intervals import Difference, interval
 from export.routing import policies
-from export.routing.diagnose import Judged, auc, choose, diagnose, judge, thresholds
+from export.routing.diagnose import Diagnosis, Judged, auc, choose, diagnose, judge, thresholds
 from export.routing.linear import Linear, fit, pooled_embeddings
 from export.routing.policies import Items, Policy
-from export.routing.report import Cascade, PolicyReport, Route, SplitReport
 from export.runs import read_config
-from export.tasks.examples import Examples, split_holdout
+from export.targets import speed_name
+from export.tasks.examples import Examples, held_out, split_holdout
 from export.tasks.glue import TASKS, read
-from export.tasks.holdout import held_out
-from export.tasks.metrics import Difference, interval
-from export.tasks.models import Architecture, find, find_tuned
+from export.tasks.models import Architecture, open_model, open_tuned
 from export.tasks.predictions import Predictions, read_predictions
 from export.tasks.task import HOLDOUT
-from export.tasks.tiers import speed_name
 from export.tasks.tokens import encode, load_tokenizer
 
 #: The half of the hold-out that thresholds are chosen on.
@@ -38,7 +36,7 @@ _HALVES_SEED = 1
 
 
 class _Split(NamedTuple):
-    """Items of a split, how many of them the tiers answer differently, and what routers read, [n, …]."""
+    """Items of a split, whether the tiers differ on them, and the inputs of routers, [n, …]."""
 
     name: str
     items: Items
@@ -56,23 +54,87 @@ class _Split(NamedTuple):
         return np.column_stack([self.embeddings, self.lengths])
 
 
+class Cascade(msgspec.Struct, frozen=True, tag_field="type", tag="cascade"):
+    """The lean tier answers first; where its margin is below ``margin``, the full tier answers.
+
+    ``lean`` and ``full`` are the names that ``fewheads export FULL LEAN`` gives to the tiers; a lean run without a
+    recorded speed has the name of its directory here. The margin is the likeliest class's probability minus the
+    second's.
+    """
+
+    lean: str
+    full: str
+    margin: float
+
+
+class PolicyReport(msgspec.Struct, frozen=True):
+    """A policy on a split.
+
+    Attributes:
+        judged: at the threshold that was chosen on the choosing half.
+        controls: the accuracy of each control at the same mean cost.
+        auc: of the score for "the lean tier is right", with its 95 % interval.
+        area: between the policy's curve and the static line, as a mean of accuracy.
+    """
+
+    judged: Judged
+    controls: dict[str, float]
+    auc: Difference
+    area: float
+
+
+class SplitReport(msgspec.Struct, frozen=True):
+    """All policies on a split.
+
+    Attributes:
+        split: its name.
+        items: how many.
+        lean_accuracy: of the lean tier alone.
+        full_accuracy: of the full tier alone.
+        differing: share of items that the tiers answer differently.
+        costs: mean costs, in units of the full tier's time.
+        curves: the accuracy at each of the costs, by the name of the policy or control.
+        policies: in detail.
+    """
+
+    split: str
+    items: int
+    lean_accuracy: float
+    full_accuracy: float
+    differing: float
+    costs: tuple[float, ...]
+    curves: dict[str, tuple[float, ...]]
+    policies: tuple[PolicyReport, ...]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Result of a comparison: the choosing half, then the dev splits; and the cascade, whether recommended or not."""
+
+    task: str
+    full: str
+    lean: str
+    cost_ratio: float
+    diagnosis: Diagnosis
+    cascade: Cascade
+    splits: tuple[SplitReport, ...]
+
+
 def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_ratio: float) -> Route:
-    """Fit routers, choose their thresholds, and report whether any is worth it.
+    """Fit routers, choose their thresholds, and report whether any of them pays.
 
     Half of the hold-out fits the linear router, the other half chooses thresholds and decides; dev is only reported.
-    The linear router reads what the lean tier's embeddings give; its own time is not counted. The intervals take items
-    as independent, and a hold-out for as hard as new data; of SST-2 neither is quite so, see
-    :func:`export.tasks.glue.split_holdout`.
+    The linear router reads the lean tier's embeddings; its own time is not counted. The intervals assume that items are
+    independent and that a hold-out is as hard as new data. For SST-2 neither holds exactly, see
+    :func:`export.tasks.examples.split_holdout`.
 
     Args:
         full: a run of ``fewheads finetune``.
         lean: a faster run on the same task, of ``fewheads reduce`` or ``fewheads finetune``.
-        data_dir: holds ``glue/``.
         cost_ratio: the lean tier's time over the full tier's, for every length.
 
     Raises:
         UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of one task of GLUE.
-        CheckpointError: a run cannot be read, or has no predictions of these items.
+        CheckpointError: a run cannot be read, or lacks predictions of these items.
         DataError: the task's data cannot be read.
     """
     if not 0 < cost_ratio < 1:
@@ -81,7 +143,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     full, lean = Path(full), Path(lean)
     model, architecture = _classifier(lean)
     task = TASKS[architecture.task]
-    find_tuned(full, task.name)
+    open_tuned(full, task.name)
     tokenizer = load_tokenizer(lean)
 
     def prepared(split: str, examples: Examples) -> _Split:
@@ -118,12 +180,12 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
 
 
 def _lean_name(full: Path, lean: Path) -> str:
-    """Return what ``fewheads export`` calls the lean tier; without a recorded speed, the name of its directory."""
+    """Return the name that ``fewheads export`` gives to the lean tier, or else the name of its directory."""
     return speed_name(read_config(full), read_config(lean)) or lean.name.lower()
 
 
 def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture]:
-    found = find(run)
+    found = open_model(run)
     head, architecture = found.head, found.architecture
     if (
         not isinstance(head, SequenceClassifier)

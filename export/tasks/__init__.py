@@ -1,7 +1,7 @@
 """Tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
 
-Data are not part of the project. :data:`DATA` says which files each task reads below ``--data-dir``, and where they
-come from. Without its training file, SQuAD makes a quarter of XQuAD's articles dev; MNIST a fifth of ``t10k``.
+Data are not part of the project. :data:`DATA` has the files of each task below ``--data-dir``, and their sources. If
+the training file is missing, dev is a quarter of XQuAD's articles for SQuAD, and a fifth of ``t10k`` for MNIST.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Files(NamedTuple):
 
 
 _GLUE = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI", "QNLI", "MNLI", "QQP")
-#: By the name of the task; nothing for the digits, which come with scikit-learn.
+#: Files by the name of the task; the digits are part of scikit-learn.
 DATA = {
     **{task: Files(f"glue/{task}", "train.tsv and dev.tsv", "gluebenchmark.com/tasks") for task in _GLUE},
     "MNLI": Files("glue/MNLI", "train.tsv, dev_matched.tsv and dev_mismatched.tsv", "gluebenchmark.com/tasks"),
@@ -31,7 +31,7 @@ DATA = {
     "MNIST": Files("mnist", "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and those of t10k", "MNIST's site"),
     "ImageNet": Files("imagenet", "train/ and val/ with a directory of images for each class", "image-net.org"),
 }
-#: The tasks of :mod:`export.tasks.registry`, here so that a command line can name them without NumPy or torch.
+#: Names of the tasks of :mod:`export.tasks.registry`, for command lines without NumPy and torch.
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
 
 
@@ -41,10 +41,10 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
 
 
 def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
-    """Return the directory with the data of a run; None where its task reads no files, or is not known."""
+    """Return the directory with the data of a run; None if its task reads no files, or is unknown."""
     return data_directory(config.arguments.get("task", ""), data_dir) if config else None
 
 
-#: The tasks whose headline metrics are averaged. WNLI stands apart: its dev set contradicts its training set, so that
-#: what learns is worse than chance on it. The others are too large to be trained by everyone.
+#: The tasks whose headline metrics are averaged. WNLI is left out because its dev set contradicts its training set, so
+#: that models that learn are worse than chance. The others are too large for a quick training.
 AVERAGED = ("SST-2", "CoLA", "STS-B", "MRPC", "RTE")

@@ -1,4 +1,4 @@
-"""Answers of a model to questions, and the official measures of SQuAD v1.1: exact match and F1 of tokens."""
+"""Answers of a model to questions, and the official metrics of SQuAD v1.1: exact match and F1 of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.heads import SpanClassifier
-from export.tasks.metrics import interval
+from export.intervals import interval, mean
 from export.tasks.predictions import Predicted
 from export.tasks.squad import Question, Windows
 from export.tasks.tokens import sorted_batches
@@ -23,10 +23,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Answers(Predicted, frozen=True):
-    """Answers to questions, and how right each is.
+    """Answers to questions, and their correctness.
 
     Attributes:
-        questions: their ids, [n].
+        questions: ids, [n].
         texts: the answers, [n].
         exact_match: 0 or 1 for each, from :func:`exact_match`.
         f1: 0 to 1, from :func:`token_f1`.
@@ -39,7 +39,7 @@ class Answers(Predicted, frozen=True):
 
     @classmethod
     def of(cls, questions: Sequence[Question], texts: Sequence[str]) -> Answers:
-        """Return answers, judged by the questions' right ones."""
+        """Return answers with their correctness."""
         right = [[answer.text for answer in question.answers] for question in questions]
         pairs = list(zip(texts, right, strict=True))
         return cls(
@@ -61,7 +61,7 @@ class Answers(Predicted, frozen=True):
                 split=split,
                 value=self.score(metric),
                 n=len(self.questions),
-                interval=interval(_mean, self._each(metric)),
+                interval=interval(mean, self._each(metric)),
             )
             for metric in metrics
         )
@@ -74,17 +74,14 @@ class Answers(Predicted, frozen=True):
 def extract(
     model: SpanClassifier, questions: Sequence[Question], windows: Windows, *, n_best: int = 20, longest: int = 30
 ) -> tuple[str, ...]:
-    """Return a model's answer to each question: the best span of all its windows, by the sum of the two logits.
+    """Return the answer to each question: the best span of all its windows, by the sum of the two logits.
 
     Args:
-        model: in evaluation mode.
-        questions: n of them.
-        windows: of these questions, from :func:`export.tasks.squad.encode_windows`.
-        n_best: so many first and so many last tokens of a window are combined.
-        longest: tokens that an answer may have.
+        n_best: number of first and of last tokens of a window that are combined.
+        longest: most tokens of an answer.
 
     Returns:
-        A part of each question's context; empty where no window has a token of it.
+        A part of each question's context; empty if no window has a token of it.
     """
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(questions)
     with torch.inference_mode():
@@ -106,18 +103,18 @@ def exact_match(answer: str, right: Sequence[str]) -> float:
 
 
 def token_f1(answer: str, right: Sequence[str]) -> float:
-    """Return the F1 of an answer's words against the right answer that it fits best, after :func:`normalised`."""
+    """Return the largest F1 of an answer's words against a right answer, after :func:`normalised`."""
     return max(_f1(normalised(answer).split(), normalised(one).split()) for one in right)
 
 
 def normalised(text: str) -> str:
-    """Return a text in lower case without punctuation, articles and double spaces, as the official script has it."""
+    """Return a text in lower case without punctuation, articles and double spaces, as in the official script."""
     words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join(words.split())
 
 
 def _best_span(start: Array, end: Array, offsets: Array, n_best: int, longest: int) -> tuple[float, tuple[int, int]]:
-    """Return the highest sum of a first and a last logit, [T] each, within the context, and its characters."""
+    """Return the largest sum of a first and a last logit, [T] each, in the context, and its characters."""
     context = np.flatnonzero(offsets[:, 0] >= 0)
     firsts, lasts = (context[np.argsort(-logits[context], kind="stable")[:n_best]] for logits in (start, end))
     length = lasts[None, :] - firsts[:, None] + 1
@@ -131,7 +128,3 @@ def _best_span(start: Array, end: Array, offsets: Array, n_best: int, longest: i
 def _f1(words: Sequence[str], right: Sequence[str]) -> float:
     shared = sum((Counter(words) & Counter(right)).values())
     return 2 * shared / (len(words) + len(right)) if shared else 0.0
-
-
-def _mean(values: Array) -> Array:
-    return np.asarray(values.mean(axis=-1))

@@ -1,4 +1,4 @@
-"""From fine-tuned runs to one bundle that takes text or pairs of it: a tier for each run, and its twin in INT8."""
+"""Export of fine-tuned runs to one bundle for texts or pairs of texts: a tier for each run, and its INT8 twin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from export.runs import TOKENIZER
 from export.runtimes import ExportedArtifact, export_tier
 from export.tasks.examples import limited, split_holdout
 from export.tasks.glue import TASKS, GlueTask, read
-from export.tasks.models import SCORE, Architecture, find
+from export.tasks.models import SCORE, Architecture, open_model
 from export.tasks.tokens import load_tokenizer
 
 MAX_BATCH_SIZE = 32
@@ -40,9 +40,9 @@ _MAX_TEXT_BYTES = 16 * 1024
 _PAD_ID = 0
 _TEXTS = ("text", "text_pair")
 _IDS, _MASK, _SEGMENTS, _LOGITS = "input_ids", "attention_mask", "token_type_ids", "logits"
-#: What each text of a row has in tokens, more or less: what runtimes tune for.
+#: Usual tokens of a text, which runtimes tune for.
 _USUAL_TOKENS = 32
-#: What the class numbers of the files mean, where the files hold numbers (Wang et al. 2019).
+#: Names of the class numbers in the files (Wang et al. 2019).
 LABELS = {
     "SST-2": ("negative", "positive"),
     "CoLA": ("unacceptable", "acceptable"),
@@ -53,8 +53,6 @@ LABELS = {
 
 
 class _Source(NamedTuple):
-    """A run that becomes a tier."""
-
     tier: str
     path: Path
     model: SequenceClassifier
@@ -77,19 +75,15 @@ def export_classifier(
 
     Args:
         runs: of ``fewheads finetune`` or ``fewheads reduce``, the full model first.
-        repository: directory of the bundles.
-        name: of the model.
-        data_dir: data directory; golden and calibration texts are taken from the task's training set.
+        data_dir: golden and calibration texts are from the task's training set there.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
-        version: of the bundle.
-        artifacts: the runtimes, of :data:`export.exported.RUNTIMES`, whose files the bundle carries.
-        replace: whether an existing bundle may be replaced.
+        artifacts: of :data:`export.exported.RUNTIMES`.
 
     Raises:
         CheckpointError: a run cannot be read.
         DataError: the task's data cannot be read.
-        UsageError: a run is no classifier or regression of texts, or the runs are of different tasks.
-        GoldenError: an ONNX file computes something else than torch does.
+        UsageError: a run is not a classifier or regression of texts, or the runs are of different tasks.
+        GoldenError: the outputs of an ONNX file differ from torch's.
         BundleError: the bundle cannot be written.
     """
     sources = [_source(run, tier) for run, tier in zip(runs, tiers, strict=True)]
@@ -106,7 +100,7 @@ def export_classifier(
         pad_id=_PAD_ID,
         max_text_bytes=_MAX_TEXT_BYTES,
         pair=_TEXTS[1] if pair else None,
-        # One text lies in segment 0, which the graph has as a constant.
+        # A single text is segment 0, a constant of the graph.
         segments=_SEGMENTS if pair and first.architecture.transformer.segments else None,
     )
     tokenize = TokenizerPreprocessor(config, definition, str(first.path / TOKENIZER))
@@ -158,7 +152,7 @@ def export_classifier(
 
 
 def _source(run: Path, tier: str) -> _Source:
-    found = find(run)
+    found = open_model(run)
     if found.architecture is None or not isinstance(found.head, SequenceClassifier):
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task of GLUE."
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier of texts", fix=fix)
@@ -174,12 +168,12 @@ def _one_task(sources: Sequence[_Source]) -> GlueTask:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
-    """Return the first texts of all rows, and of pairs the second, as BYTES [rows, 1]."""
+    """Return the first texts of all rows, and of pairs the second ones, as BYTES [rows, 1]."""
     return [np.array([[text.encode()] for text in column], np.object_) for column in zip(*rows, strict=True)]
 
 
 def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str) -> list[ExportedArtifact]:
-    """Return the files for the runtimes that the bundle is meant for, in both precisions of the tier."""
+    """Return the files for the chosen runtimes; both precisions of the tier must be among them."""
     chosen = [one for one in exported if one.artifact.runtime in ("any", *artifacts)]
     for int8 in (False, True):
         if not any((one.artifact.precision == "int8") == int8 for one in chosen):
@@ -191,7 +185,7 @@ def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier
 
 
 def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
-    """Return the tier, and its twin in INT8: a runtime takes one file of a tier, so precision is a choice of tier."""
+    """Return the tier and its INT8 twin: a runtime reads one file of a tier, so precision is a choice of tier."""
     by_precision: dict[bool, list[Artifact]] = {False: [], True: []}
     for one in exported:
         by_precision[one.artifact.precision == "int8"].append(one.artifact)

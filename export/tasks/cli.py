@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _TaskName(click.Choice[str]):
-    """The name of a task; the error for anything else says which files a task reads."""
+    """The name of a task; its error lists the files that tasks read."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -60,7 +60,7 @@ class _TaskName(click.Choice[str]):
 @click.option(
     "--teacher",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A run on the same task, whose answers and hidden states are imitated.",
+    help="A run on the same task as the teacher of a distillation.",
 )
 @click.option("--name", help="Name of the run's directory.  [default: the task's name]")
 @click.option(
@@ -95,8 +95,8 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a task: of GLUE, SQuAD's questions, or images.
 
-    A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. An
-    interrupted run resumes when the same command is given again.
+    A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. The same
+    command resumes an interrupted run.
     """
     name = task if name is None else _checked_name(name)
     runs = {one: out / (name if seeds == 1 else f"{name}-seed{one}") for one in range(seed, seed + seeds)}
@@ -104,7 +104,7 @@ def finetune(
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch("loading torch and data"):
-        from export.seeds import pooled
+        from export.intervals import pooled
         from export.tasks.recipe import Recipe
         from export.tasks.registry import TASKS
         from export.tasks.run import finetune_run, prepare

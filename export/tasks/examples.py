@@ -1,12 +1,15 @@
-"""Texts with their targets, before they are tokenised, and which of them are held out."""
+"""Texts with their targets, and hold-outs by hash: the same on every machine, without splitting items of one key."""
 
 from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from export.tasks.holdout import drawn, held_out
 
 
 class Examples(msgspec.Struct, frozen=True):
@@ -16,31 +19,52 @@ class Examples(msgspec.Struct, frozen=True):
     targets: Array
 
     def take(self, rows: Array) -> Examples:
-        """Return some of the examples, by their indices or by a mask [n]."""
+        """Return the examples with these indices, or of a mask [n]."""
         chosen = np.arange(len(self.texts))[rows]
         return Examples(tuple(self.texts[row] for row in chosen), self.targets[chosen])
 
 
 def split_holdout(train: Examples, seed: int = 0, share: float = 0.1) -> tuple[Examples, Examples]:
-    """Split a training set into one to learn from and one to choose by, so that dev is left for the final figures.
+    """Return a training set and a hold-out for choices, so that dev is left for the final metrics.
 
-    Examples with the same first text stay together. Of SST-2 that does not keep the parts independent: its training
-    set holds phrases of the same sentences, so what is measured on its hold-out is too good.
+    Examples with the same first text stay together. For SST-2 the parts are still dependent: its training set has
+    phrases of the same sentences, so that metrics on its hold-out are too high.
 
     Args:
-        train: the official training split.
-        seed: of the split, not of the training: all runs that are compared must share it.
-        share: how much of the training set is held out.
-
-    Returns:
-        What to train on, and the hold-out.
+        seed: of the split; all compared runs must share it.
+        share: of the training set in the hold-out.
     """
     held = held_out([texts[0] for texts in train.texts], share, seed)
     return train.take(~held), train.take(held)
 
 
 def limited(examples: Examples, number: int | None) -> Examples:
-    """Return ``number`` examples drawn by the hash of their texts, always the same; all of them for None."""
+    """Return ``number`` examples, always the same, drawn by the hash of their texts; all of them for None."""
     if number is None or number >= len(examples.texts):
         return examples
     return examples.take(drawn(["\t".join(texts) for texts in examples.texts], number))
+
+
+def held_out(keys: Sequence[str], share: float, seed: int = 0) -> Array:
+    """Return the mask of the held-out items, [n] of bool.
+
+    Distinct keys are ordered by their hash with the seed; the first ``share`` of them, rounded up, is held out.
+
+    Args:
+        keys: of each item; items with the same key, such as questions on one article, stay together.
+        share: of the keys, 0 to 1.
+    """
+    distinct = tuple(dict.fromkeys(keys))
+    chosen = {distinct[index] for index in hash_order(distinct, seed)[: math.ceil(share * len(distinct))]}
+    return np.array([key in chosen for key in keys], dtype=bool)
+
+
+def hash_order(keys: Sequence[str], seed: int = 0) -> Array:
+    """Return the order of the keys by their hash with the seed, as indices [n]; equal keys keep their order."""
+    digests = [hashlib.sha256(f"{seed}\n{key}".encode()).digest() for key in keys]
+    return np.array(sorted(range(len(keys)), key=digests.__getitem__), dtype=np.int64)
+
+
+def drawn(keys: Sequence[str], number: int | None) -> Array:
+    """Return the ascending indices of ``number`` items drawn by the hash of their keys; all of them for None."""
+    return np.sort(hash_order(keys)[:number])

@@ -1,4 +1,4 @@
-"""Fine-tuning: AdamW, warm-up and linear decay, the best epoch on a hold-out, a teacher if there is one."""
+"""Fine-tuning: AdamW, warm-up and linear decay, the best epoch on a hold-out, an optional teacher."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
 from export.errors import TrainingError
-from export.tasks.extra import Extra
 from export.tasks.objectives import (
     Head,
     corresponding_layers,
@@ -26,8 +26,26 @@ from export.tasks.objectives import (
 )
 from export.tasks.recipe import Recipe, learning_rate
 from export.tasks.state import fingerprint, load_state, save_state
-from export.tasks.teacher import Lesson, Teacher
+from export.tasks.teacher import Teacher, TeacherOutputs
 from export.tasks.tokens import Batch, Rows, shuffled_batches
+
+
+class Extra(Protocol):
+    """A loss beside the task's own, and its parameters.
+
+    Attributes:
+        name: describes all that it depends on.
+        rates: learning rates of its parameters, in units of the recipe's.
+    """
+
+    name: str
+    rates: Mapping[nn.Parameter, float]
+
+    def prepare(self, progress: float) -> None:
+        """Prepare for the next batch, after a share ``progress`` of all steps."""
+
+    def loss(self, progress: float) -> Tensor:
+        """Return the loss, a scalar, for the last forward pass of the model."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -40,16 +58,17 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """An epoch that is over: its number from 1, and its score on the hold-out, where more is better."""
+    """A finished epoch: its number from 1, and its score on the hold-out; more is better."""
 
     number: int
     score: float
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """Result of a run: score of each epoch, best epoch from 1, steps, and seconds without its interruptions."""
+    """Result of a run: score and mean loss of each epoch, best epoch from 1, steps, seconds without interruptions."""
 
     scores: tuple[float, ...]
+    losses: tuple[float, ...]
     best_epoch: int
     steps: int
     seconds: float
@@ -71,27 +90,23 @@ def fine_tune(
     on_step: Callable[[Step], None] = lambda step: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Tuned:
-    """Train a model in place and leave it, in evaluation mode, with the weights of its best epoch.
+    """Train a model in place, and leave it in evaluation mode with the weights of its best epoch.
 
     Args:
         model: with the head of the task.
-        train: what it learns from.
-        recipe: how.
-        seed: of the order of the rows; nothing else is random here.
-        evaluate: returns the score on the hold-out, more being better; called with the model in evaluation mode.
-        teacher: a model with outputs of the same shape, whose outputs and hidden states are followed.
-        extra: a further loss. What it needs to go on must stand in the model's own state.
-        stop_below: end after an epoch with a lower score. As ``extra`` may buy something with the score, the last
-            epoch that is not lower is then kept, not the best one; where all are, the first.
-        state: a file for the state of the run. A run that finds its own there resumes from it, and ends with the same
-            bits as one that was never interrupted. The file stays after the end, for the caller to delete.
-        save_every: steps between two states; each epoch ends with one too.
-        on_resume: called with the step and the number of steps, when an interrupted run goes on.
-        on_step: called after each step.
-        on_epoch: called after each epoch.
+        seed: of the order of the rows, the only random part.
+        evaluate: returns the score on the hold-out, more being better, for the model in evaluation mode.
+        teacher: a model with outputs of the same shape, whose outputs and hidden states are imitated.
+        extra: a further loss. Its state must be part of the model's.
+        stop_below: end after an epoch with a lower score. Since ``extra`` may trade score for its own loss, the last
+            epoch that is not lower is kept, not the best one; if all are lower, the first.
+        state: a file for the state of the run. A run that finds its own state resumes, and ends with the same bits as
+            an uninterrupted one. The caller deletes the file.
+        save_every: steps between two states; each epoch ends with a state, too.
+        on_resume: called with the step and the number of steps, if the run resumes.
 
     Raises:
-        TrainingError: a loss or gradient is no longer finite.
+        TrainingError: a loss or gradient is not finite.
         CheckpointError: the state is malformed, of another run, or cannot be written.
     """
     run = _Run(model, recipe, state, extra.rates if extra else {}, stop_below)
@@ -100,12 +115,12 @@ def fine_tune(
         further = f" {extra.name} {stop_below}" if extra else ""
         run.go_on(fingerprint(models, train, f"{recipe} seed {seed}{further}"))
     followed: list[int] = []
-    lessons = None
+    teacher_model = None
     if teacher is not None:
         theirs: list[int] = []
         if recipe.distillation.hidden:
             followed, theirs = corresponding_layers(model.transformer, teacher.transformer)
-        lessons = Teacher(teacher, train, theirs, recipe.precision)
+        teacher_model = Teacher(teacher, train, theirs, recipe.precision)
     per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
     steps = recipe.epochs * per_epoch
     if run.step:
@@ -117,11 +132,11 @@ def fine_tune(
         model.train()
         for rows in batches[run.step % per_epoch :]:
             batch = train.batch(rows)
-            lesson = lessons.lesson(rows, batch) if lessons else None
+            wanted = teacher_model.outputs_for(rows, batch) if teacher_model else None
             progress = run.step / steps
             if extra:
                 extra.prepare(progress)
-            loss = _loss(model, batch, recipe, lesson, followed)
+            loss = _loss(model, batch, recipe, wanted, followed)
             if extra:
                 loss = loss + extra.loss(progress)
             run.update(loss, learning_rate(recipe, progress))
@@ -135,12 +150,10 @@ def fine_tune(
         run.save()
     model.load_state_dict(run.best_weights)
     model.eval()
-    return Tuned(tuple(run.scores), run.best_epoch, run.step, run.seconds)
+    return Tuned(tuple(run.scores), tuple(run.losses), run.best_epoch, run.step, run.seconds)
 
 
 class _Run:
-    """State of a training, in memory and on disk."""
-
     def __init__(
         self,
         model: Head,
@@ -161,6 +174,8 @@ class _Run:
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, fused=True)
         self.step, self.best_epoch = 0, 0
         self.scores: list[float] = []
+        self.losses: list[float] = []
+        self._epoch_losses: list[float] = []
         self.best_weights: dict[str, Tensor] = {}
         self._earlier_seconds, self._started = 0.0, time.perf_counter()
         self._fingerprint = ""
@@ -176,6 +191,7 @@ class _Run:
         if state is None:
             return
         self.step, self.scores, self.best_epoch = state["step"], state["scores"], state["best_epoch"]
+        self.losses, self._epoch_losses = state.get("losses", []), state.get("epoch_losses", [])
         self.best_weights, self._earlier_seconds = state["best_weights"], state["seconds"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -191,6 +207,7 @@ class _Run:
             if not math.isfinite(value):
                 fix = "Train again with a lower --lr."
                 raise TrainingError(f"{what} in step {self.step}", given=value, expected="a finite number", fix=fix)
+        self._epoch_losses.append(loss.item())
         self.optimizer.step()
 
     @property
@@ -202,6 +219,8 @@ class _Run:
         better = score > self.scores[self.best_epoch - 1] if self.scores and least is None else True
         better = better and (not self.scores or least is None or score >= least)
         self.scores.append(score)
+        self.losses.append(sum(self._epoch_losses) / len(self._epoch_losses))
+        self._epoch_losses = []
         if better:
             self.best_epoch = len(self.scores)
             self.best_weights = copy.deepcopy(self.model.state_dict())
@@ -213,6 +232,8 @@ class _Run:
             "fingerprint": self._fingerprint,
             "step": self.step,
             "scores": self.scores,
+            "losses": self.losses,
+            "epoch_losses": self._epoch_losses,
             "seconds": self.seconds,
             "best_epoch": self.best_epoch,
             "best_weights": self.best_weights,
@@ -222,16 +243,16 @@ class _Run:
         save_state(self.path, state)
 
 
-def _loss(model: Head, batch: Batch, recipe: Recipe, lesson: Lesson | None, followed: Sequence[int]) -> Tensor:
-    """Return the loss of a batch: the task's alone without a lesson, else the mixture that the recipe has."""
+def _loss(model: Head, batch: Batch, recipe: Recipe, wanted: TeacherOutputs | None, followed: Sequence[int]) -> Tensor:
+    """Return the loss of a batch: the task's alone without a teacher, else the mixture of the recipe."""
     with multiplying_in(recipe.precision), hidden_states(model.transformer, followed) as states:
         outputs = outputs_of(model, batch)
     loss = task_loss(model, outputs, batch.targets)
-    if lesson is None:
+    if wanted is None:
         return loss
     how = recipe.distillation
-    imitation = imitation_loss(model, outputs, lesson.outputs, how.temperature)
+    imitation = imitation_loss(model, outputs, wanted.outputs, how.temperature)
     loss = (1 - how.imitation) * loss + how.imitation * imitation
     if followed:
-        loss = loss + how.hidden * hidden_loss([x.float() for x in states], lesson.states, batch.mask)
+        loss = loss + how.hidden * hidden_loss([x.float() for x in states], wanted.states, batch.mask)
     return loss

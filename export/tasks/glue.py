@@ -1,4 +1,4 @@
-"""GLUE in its official TSV layout, as it is: no quoting, a header unless it is CoLA, lines that end at a line feed.
+"""GLUE in its official TSV layout: no quoting, a header except for CoLA, lines that end at a line feed.
 
 Wang et al. 2019, "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding".
 """
@@ -30,13 +30,13 @@ class GlueTask(TextTask, frozen=True, kw_only=True):
 
     Attributes:
         name: also of its directory.
-        texts: the columns that hold one or two texts.
-        target: the column that holds the label or score.
-        labels: as the files write them, in the order of their class numbers; empty for scores from 0 to 5.
+        texts: columns of the one or two texts.
+        target: column of the label or score.
+        labels: as in the files, in the order of their class numbers; empty for scores from 0 to 5.
         metrics: the official ones, names of :data:`export.tasks.metrics.METRICS`.
-        headline: the one that stands for the task, as in table 1 of Devlin et al. 2019, "BERT".
+        headline: the metric in table 1 of Devlin et al. 2019, "BERT".
         dev: names of the development splits.
-        header: the columns of files without a header; empty where the first line says them.
+        header: the columns of files without a header; empty if the first line has them.
         skips_short_rows: whether rows that lack columns are left out; the official QQP has some two dozen.
     """
 
@@ -51,7 +51,7 @@ class GlueTask(TextTask, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.task.Task`, as for the methods that follow."""
+        """See :class:`export.tasks.task.Task`, as for the following methods."""
         return f"GLUE {self.name}"
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
@@ -89,19 +89,10 @@ TASKS = {
             header=("source", "label", "author's label", "sentence"),
         ),
         GlueTask(
-            name="STS-B",
-            texts=_PAIR,
-            target="score",
-            labels=(),
-            metrics=("pearson", "spearman"),
-            headline="spearman",
+            name="STS-B", texts=_PAIR, target="score", labels=(), metrics=("pearson", "spearman"), headline="spearman"
         ),
         GlueTask(
-            name="MRPC",
-            texts=("#1 String", "#2 String"),
-            target="Quality",
-            metrics=("accuracy", "f1"),
-            headline="f1",
+            name="MRPC", texts=("#1 String", "#2 String"), target="Quality", metrics=("accuracy", "f1"), headline="f1"
         ),
         GlueTask(name="RTE", texts=_PAIR, labels=_ENTAILMENT),
         GlueTask(name="WNLI", texts=_PAIR),
@@ -129,12 +120,11 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     """Read one split of a task.
 
     Args:
-        task: one of :data:`TASKS`.
-        data_dir: holds ``glue/``.
+        data_dir: contains ``glue/``.
         split: ``train``, or one of ``task.dev``.
 
     Raises:
-        DataError: the file is missing, is not UTF-8, or a line of it is malformed.
+        DataError: the file is missing, is not UTF-8, or has a malformed line.
     """
     path = Path(data_dir) / "glue" / task.name / f"{split}.tsv"
     lines = _lines(path)

@@ -1,4 +1,4 @@
-"""Images and their classes: MNIST, scikit-learn's digits, and folders as ImageNet has them."""
+"""Images and their classes: MNIST, scikit-learn's digits, and folders in ImageNet's layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from export.errors import DataError
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
 
-#: What the files of MNIST's two sets begin with.
+#: Prefixes of the files of MNIST's two sets.
 TRAIN, TEST = "train", "t10k"
 _MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into mnist/ of --data-dir."
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
@@ -40,11 +40,11 @@ class Images(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The number of each image, which it is drawn and held out by."""
+        """The number of each image, the key for draws and hold-outs."""
         return tuple(map(str, range(len(self.targets))))
 
     def take(self, rows: Array) -> Images:
-        """Return some of the images, by their indices or by a mask [n]."""
+        """Return the images with these indices, or of a mask [n]."""
         return Images(self.pixels[rows], self.targets[rows])
 
     def batch(self, rows: Array) -> Batch:
@@ -53,19 +53,15 @@ class Images(msgspec.Struct, frozen=True):
 
 
 def has_mnist(data_dir: str | Path, part: str) -> bool:
-    """Return whether the images of a part of MNIST are there."""
+    """Return whether the images of a part of MNIST exist."""
     return _mnist_file(data_dir, part, "images-idx3").exists()
 
 
 def mnist(data_dir: str | Path, part: str = TEST) -> Images:
-    """Read the 60,000 training or 10,000 test images of MNIST, 28 x 28.
-
-    Args:
-        data_dir: holds ``mnist/``.
-        part: :data:`TRAIN` or :data:`TEST`.
+    """Read the 60,000 training or 10,000 test images of MNIST, 28 x 28; ``part`` is :data:`TRAIN` or :data:`TEST`.
 
     Raises:
-        DataError: a file is missing or malformed, images and labels differ in number, or a label is no digit.
+        DataError: a file is missing or malformed, images and labels differ in number, or a label is not a digit.
     """
     directory = Path(data_dir) / "mnist"
     pixels = read_idx(_mnist_file(data_dir, part, "images-idx3"), dimensions=3)
@@ -79,14 +75,10 @@ def mnist(data_dir: str | Path, part: str = TEST) -> Images:
 
 
 def read_idx(path: Path, *, dimensions: int) -> Array:
-    """Read an IDX file of unsigned bytes, compressed with gzip.
+    """Read an IDX file of unsigned bytes with a number of dimensions, compressed with gzip.
 
     The format, from MNIST's page: two zero bytes, a byte for the datatype, one for the number of dimensions, the
     dimensions as big-endian 32-bit numbers, the data.
-
-    Args:
-        path: of the file.
-        dimensions: how many it must have.
 
     Raises:
         DataError: it is missing or malformed.
@@ -121,17 +113,17 @@ def digits() -> Images:
 
 
 class ImageFolder:
-    """Images on disk, ``CLASS/NAME.jpg``, read when a batch needs them: as ImageNet lays them out.
+    """Images on disk in ImageNet's layout, ``CLASS/NAME.jpg``, read when a batch needs them.
 
-    The shorter side becomes ``size`` pixels, the middle square is kept, and colours go from -1 to 1 as ViT has them.
+    The shorter side is resized to ``size`` pixels, the middle square is kept, and colours are from -1 to 1 as for ViT.
 
     Args:
-        directory: holds a directory for each class; sorted by name, they are numbered.
+        directory: contains a directory for each class; they are numbered in the order of their names.
         size: pixels of a side.
-        classes: those of another folder, to number these alike; None numbers those that are here.
+        classes: those of another folder, for the same numbers; None numbers the classes of this folder.
 
     Raises:
-        DataError: Pillow is not installed, there are no images, or one is of none of the classes.
+        DataError: Pillow is not installed, there are no images, or one is of an unknown class.
     """
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
@@ -163,11 +155,11 @@ class ImageFolder:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Class and name of each image, which it is drawn and held out by."""
+        """Class and name of each image, the key for draws and hold-outs."""
         return tuple(f"{path.parent.name}/{path.name}" for path in self._paths)
 
     def take(self, rows: Array) -> ImageFolder:
-        """Return some of the images, by their indices or by a mask [n]."""
+        """Return the images with these indices, or of a mask [n]."""
         taken = copy.copy(self)
         taken._keep([self._paths[row] for row in np.arange(len(self._paths))[rows]], self.targets[rows])
         return taken
@@ -176,7 +168,7 @@ class ImageFolder:
         """Read images by their indices: pixels [N, 3, size, size].
 
         Raises:
-            DataError: a file is no image.
+            DataError: a file is not an image.
         """
         pixels = np.stack([self._read(self._paths[row]) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
@@ -201,16 +193,8 @@ def vit(
 ) -> TransformerConfig:
     """Return the shape of a small ViT: heads of dim / heads, feed-forward of 2 dim.
 
-    Args:
-        image_size: pixels of a side.
-        patch_size: a divisor of it.
-        channels: colours.
-        dim: width of a token.
-        depth: number of layers.
-        heads: per layer, a divisor of dim.
-
     Raises:
-        UsageError: it is no divisor.
+        UsageError: ``heads`` is not a divisor of ``dim``.
     """
     if dim % heads:
         expected, fix = f"a divisor of the width, {dim}", "Choose another --heads or --dim."

@@ -1,26 +1,15 @@
-"""The official metrics of GLUE, and how sure they are: bootstrap intervals, and differences of two models in pairs."""
+"""The official metrics of GLUE, with bootstrap intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-
-#: How often items are drawn anew.
-RESAMPLES = 1000
-_CHUNK = 50
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """Advantage of one model over another on the same items, with its 95 % interval."""
-
-    value: float
-    interval: tuple[float, float]
+from export.intervals import interval
 
 
 def accuracy(predictions: Array, targets: Array) -> Array:
@@ -59,42 +48,8 @@ METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def resampled(metric: Callable[..., Array], *arrays: Array) -> Array:
-    """Return a metric over items drawn anew, [:data:`RESAMPLES`]; the draws are the same at every call.
-
-    Args:
-        metric: takes as many arrays [..., n] as there are, and returns [...].
-        arrays: [n] each; an item is the same position in all of them.
-    """
-    random = np.random.default_rng(0)
-    number = len(arrays[0])
-    values = []
-    for _ in range(RESAMPLES // _CHUNK):  # in chunks: QQP has 40,000 items
-        rows = random.integers(0, number, size=(_CHUNK, number))
-        values.append(metric(*(array[rows] for array in arrays)))
-    return np.concatenate(values)
-
-
-def middle(values: Array) -> tuple[float, float]:
-    """Return between which two numbers the middle 95 % of some values lie."""
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a metric over :func:`resampled` items."""
-    return middle(resampled(metric, *arrays))
-
-
 def measures(metrics: Sequence[str], split: str, predictions: Array, targets: Array) -> tuple[Measure, ...]:
-    """Return each metric on a split with its bootstrap interval.
-
-    Args:
-        metrics: names in :data:`METRICS`.
-        split: what to call the items.
-        predictions: classes or scores, [n].
-        targets: [n].
-    """
+    """Return each metric, a name in :data:`METRICS`, on a split with its bootstrap interval."""
     return tuple(
         Measure(
             metric=name,

@@ -1,4 +1,4 @@
-"""Models with a head, from where they are found: a Hugging Face directory, or a run that tells its task."""
+"""Models with a head, read from a Hugging Face directory or from a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from export.transformer import Transformer, TransformerConfig
 #: The standard deviation of a new head's weights, as in BERT, and of a new ViT's positions.
 _DEVIATION = 0.02
 
-#: What training starts from: a Hugging Face directory, a run, or the shape of a new model.
+#: Start of a training: a Hugging Face directory, a run, or the shape of a new model.
 Source: TypeAlias = "str | Path | TransformerConfig"
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Description that rebuilds a model with a head; it travels in the ``arguments`` of a run's ``config.json``.
+    """Description from which a model with a head is rebuilt; the ``arguments`` of a run's ``config.json``.
 
     Attributes:
         task: a name in :data:`export.tasks.NAMES`.
-        transformer: the shape of the model.
         labels: of the classes; one, ``score``, is a regression; none is a span.
-        pooling: what the head of a sequence reads.
-        max_length: tokens that inputs were cut to.
+        pooling: of the head of a sequence.
+        max_length: most tokens of an input.
     """
 
     task: str
@@ -42,7 +41,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_length: int = 128
 
     def create(self, transformer: Transformer) -> Head:
-        """Return a transformer with a new head, whose weights come from torch's generator."""
+        """Return a transformer with a new head, with random weights by the generator of torch."""
         if not self.labels:
             head: Head = SpanClassifier(transformer)
         else:
@@ -55,12 +54,12 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 #: The one label of a regression.
 SCORE = "score"
-#: What runs call a model with a head.
+#: Name of a model with a head in runs.
 MODEL = "transformer-with-head"
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A model as found: a transformer, and from a run also its architecture, head, metrics and configuration."""
+class OpenedModel(msgspec.Struct, frozen=True):
+    """A transformer, and from a run also its architecture, head, metrics and configuration."""
 
     transformer: Transformer
     architecture: Architecture | None = None
@@ -69,47 +68,43 @@ class Found(msgspec.Struct, frozen=True):
     config: RunConfig | None = None
 
 
-def find(directory: str | Path) -> Found:
+def open_model(directory: str | Path) -> OpenedModel:
     """Read a model from a Hugging Face directory or from a run of ``fewheads finetune``.
 
     Raises:
         CheckpointError: it is neither, or malformed.
     """
     if not (Path(directory) / WEIGHTS).exists():
-        return Found(load_pretrained(directory).transformer)
+        return OpenedModel(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
-    return Found(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics, config)
+    return OpenedModel(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics, config)
 
 
-def found_or_new(source: Source, seed: int) -> Found:
-    """Return the model of a directory, or a new one of a shape.
-
-    Args:
-        source: a directory as :func:`find` reads it, or a shape.
-        seed: of a new model's weights.
+def open_or_new(source: Source, seed: int) -> OpenedModel:
+    """Return the model of a directory, or a new one of a shape with weights by the seed.
 
     Raises:
         CheckpointError: the directory is malformed.
     """
     if not isinstance(source, TransformerConfig):
-        return find(source)
+        return open_model(source)
     torch.manual_seed(seed)
     transformer = Transformer(source)
-    # torch's own choice for embeddings, 1, would drown the patches.
+    # torch's default for embeddings, 1, would dominate the patches.
     position = transformer.embeddings.get_submodule("position")
     assert isinstance(position, nn.Embedding)
     nn.init.normal_(position.weight, std=_DEVIATION)
-    return Found(transformer)
+    return OpenedModel(transformer)
 
 
-def find_tuned(directory: str | Path, task: str) -> Head:
+def open_tuned(directory: str | Path, task: str) -> Head:
     """Read a model that was fine-tuned on a task.
 
     Raises:
-        CheckpointError: the directory is no run.
-        UsageError: it is a run on another task, or of none.
+        CheckpointError: the directory is not a run.
+        UsageError: the run is on another task, or on none.
     """
-    found = find(directory)
+    found = open_model(directory)
     if found.head is None or found.architecture is None or found.architecture.task != task:
         given = found.architecture.task if found.architecture else Literally("a model without a task")
         fix = f"Give a run that 'fewheads finetune {task}' wrote."
@@ -117,13 +112,10 @@ def find_tuned(directory: str | Path, task: str) -> Head:
     return found.head
 
 
-def with_head(found: Found, architecture: Architecture, seed: int) -> Head:
-    """Return a model to train: the run's own head where it is one for the same task, else a new one.
+def with_head(found: OpenedModel, architecture: Architecture, seed: int) -> Head:
+    """Return a model to train: with the run's own head if it is for the same architecture, else with a new one.
 
-    Args:
-        found: what to start from; it is changed in place.
-        architecture: the task, its labels and how the head pools.
-        seed: of a new head's weights.
+    The model is changed in place; ``seed`` is that of a new head's weights.
     """
     if found.head is not None and found.architecture == architecture:
         return found.head

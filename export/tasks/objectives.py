@@ -20,39 +20,27 @@ Outputs: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
 
 
 def outputs_of(model: Head, batch: Batch) -> Outputs:
-    """Return what a model says of a batch, FP32: logits [N, labels], or of first and last tokens, [N, T] each."""
+    """Return the outputs for a batch in FP32: logits [N, labels], or of first and last tokens, [N, T] each."""
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
     return outputs.float() if isinstance(outputs, Tensor) else (outputs[0].float(), outputs[1].float())
 
 
 def multiplying_in(precision: Precision) -> torch.autocast:
-    """Return a context in which matrices are multiplied in a precision; all other arithmetic is as it was."""
+    """Return a context in which matrix products have a precision; other arithmetic is unchanged."""
     return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
 
 
 def task_loss(model: Head, outputs: Outputs, targets: Tensor) -> Tensor:
-    """Return the loss of a batch as the model's head has it, a scalar.
-
-    Args:
-        model: whose outputs they are.
-        outputs: from :func:`outputs_of`.
-        targets: classes [N], scores [N], or first and last tokens [N, 2].
-    """
+    """Return the loss of the model's head, a scalar, for classes [N], scores [N], or first and last tokens [N, 2]."""
     loss: Any = model.loss
     return cast(Tensor, loss(outputs, targets.unbind(dim=1) if isinstance(model, SpanClassifier) else targets))
 
 
 def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature: float) -> Tensor:
-    """Return how far the outputs are from a teacher's, a scalar.
+    """Return the distance of outputs to a teacher's, a scalar.
 
-    Of logits, the Kullback-Leibler divergence at a temperature, times its square so that the gradient keeps its size:
-    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". Of a regression, the squared error.
-
-    Args:
-        model: whose outputs they are.
-        outputs: from :func:`outputs_of`.
-        teacher: its teacher's, of the same shapes.
-        temperature: the logits are divided by it.
+    For logits, the Kullback-Leibler divergence at a temperature, times its square so that the gradient keeps its size:
+    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". For a regression, the squared error.
     """
     if isinstance(model, SequenceClassifier):
         assert isinstance(outputs, Tensor)
@@ -67,12 +55,12 @@ def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature:
 def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     """Return the mean squared error of hidden states relative to the teacher's mean square, a scalar.
 
-    Relative, because the residual stream of pre-LN models grows with depth, and the last layers would drown the first.
+    It is relative because the residual stream of pre-LN models grows with depth, and the last layers would dominate.
 
     Args:
         ours: [N, T, d] of each layer.
         theirs: [N, T, d] of the corresponding layers of the teacher.
-        mask: [N, T], 1 for tokens and 0 for padding; None when nothing is padding.
+        mask: [N, T], 1 for tokens and 0 for padding; None without padding.
     """
     errors = []
     for student, teacher in zip(ours, theirs, strict=True):
@@ -84,10 +72,10 @@ def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], mask: Tensor |
 
 
 def corresponding_layers(student: Transformer, teacher: Transformer) -> tuple[list[int], list[int]]:
-    """Return which layers of a student and a teacher are to agree, as two lists of indices of equal length.
+    """Return the corresponding layers of a student and a teacher, as two lists of indices of equal length.
 
-    Layer i of n corresponds to layer (i + 1) * N / n - 1 of N where n divides N; otherwise, and where the widths
-    differ, none does.
+    Layer i of n corresponds to layer (i + 1) * N / n - 1 of N if n divides N. Otherwise, or if the widths differ, the
+    lists are empty.
     """
     ours, theirs = len(student.layers), len(teacher.layers)
     if student.config.dim != teacher.config.dim or not ours or theirs % ours:
@@ -98,7 +86,7 @@ def corresponding_layers(student: Transformer, teacher: Transformer) -> tuple[li
 
 @contextmanager
 def hidden_states(transformer: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Yield a list that holds, after a forward pass inside the block, what the layers returned, [N, T, d] each."""
+    """Yield a list that, after a forward pass in the block, has the outputs of the layers, [N, T, d] each."""
     found: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: object, output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Predictions of a model for every item, kept beside its weights so that two models can be compared in pairs."""
+"""Predictions for every item, stored with the weights, so that two models can be compared in pairs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BATCH = 64
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """Predictions for the items of a split, in their order. Fields are arrays [n, …] that an ``.npz`` can hold."""
+    """Predictions for the items of a split, in their order. Fields are arrays [n, …] for an ``.npz``."""
 
     def score(self, metric: str) -> float:
-        """Return one of the task's metrics, more being better."""
+        """Return one of the task's metrics; more is better."""
         raise NotImplementedError
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
-        """Return metrics with their bootstrap intervals; ``split`` is what to call the items."""
+        """Return metrics with their bootstrap intervals; ``split`` names the items."""
         raise NotImplementedError
 
 
@@ -49,7 +49,7 @@ class Predictions(Predicted, frozen=True):
 
     @property
     def answers(self) -> Array:
-        """The classes, or for a single output its values, [n]."""
+        """The predicted classes, or the values of a single output, [n]."""
         return self.logits[:, 0] if self.logits.shape[1] == 1 else self.logits.argmax(axis=1)
 
     def score(self, metric: str) -> float:
@@ -62,7 +62,7 @@ class Predictions(Predicted, frozen=True):
 
 
 def predict(model: Head, rows: Rows) -> Predictions:
-    """Return a classifier's predictions for rows; batches are sorted by length, so that little of them is padding."""
+    """Return a classifier's predictions for rows, in batches sorted by length, for little padding."""
     assert isinstance(model, SequenceClassifier)
     logits = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
     with torch.inference_mode():
@@ -92,12 +92,11 @@ def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> Predi
     """Read the predictions of a run on a split.
 
     Args:
-        kind: what the run's task keeps them as.
-        run: its directory.
+        kind: type of the predictions of the run's task.
         split: ``holdout``, or one of the task's dev splits.
 
     Raises:
-        CheckpointError: the run has none, or they are malformed.
+        CheckpointError: they are missing or malformed.
     """
     path = Path(run) / PREDICTIONS
     try:

@@ -1,4 +1,4 @@
-"""SQuAD as a task: questions in windows, answers that are kept as text, articles that are never torn apart."""
+"""SQuAD as a task: questions in windows, answers as text, splits by article."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import Literally, UsageError
 from export.errors import DataError
 from export.heads import SpanClassifier
 from export.tasks.answers import Answers, extract
-from export.tasks.holdout import drawn
+from export.tasks.examples import drawn
 from export.tasks.models import Architecture
 from export.tasks.objectives import Head
 from export.tasks.squad import FIX, LONGEST_QUESTION, Question, Windows, encode_windows, read, split_articles
@@ -21,18 +21,18 @@ from export.tasks.task import Data, Reader, TextTask
 from export.tasks.tokens import Batch, Rows
 from export.transformer import TransformerConfig
 
-#: The official files, and one that is freely had and has no training set of its own.
+#: The official files, and a free one without a training set.
 _TRAIN, _DEV, _ALONE = "train-v1.1.json", "dev-v1.1.json", "xquad.en.json"
 _DEV_SHARE, _HOLDOUT_SHARE = 0.25, 0.1
 #: Another seed than the hold-out's, so that neither split depends on the other.
 _DEV_SEED = 1
-#: Tokens of context that a window has room for at least, beside the longest question and three special tokens.
+#: Least tokens of context in a window, beside the longest question and three special tokens.
 _LEAST_CONTEXT = 29
 _LEAST_LENGTH = LONGEST_QUESTION + 3 + _LEAST_CONTEXT
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """Questions and the windows that they are answered from; a row is a window."""
+class QuestionRows(msgspec.Struct, frozen=True):
+    """Questions and their windows; a row is a window."""
 
     questions: tuple[Question, ...]
     windows: Windows
@@ -63,23 +63,23 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
         """Read the files, hold a tenth of the training articles out, and cut contexts into windows.
 
         Args:
-            data_dir: holds ``squad/``.
-            reader: the tokenizer.
+            data_dir: contains ``squad/``.
             max_length: tokens of a window; neighbours share up to a third of them.
-            limit: train on so many questions only.
         """
         assert isinstance(reader, Tokenizer)
         if max_length < _LEAST_LENGTH:
             fix = "A question of 64 tokens must leave room for some of its context; 384 is usual."
             raise UsageError("--max-length", given=max_length, expected=f"{_LEAST_LENGTH} at least", fix=fix)
-        # As BERT's 128 of 384, and never more than half of what a long question leaves.
+        # BERT has 128 of 384; at most half of the context beside a long question.
         stride = min(max_length // 3, (max_length - LONGEST_QUESTION - 3) // 2)
         learning, dev = _files(Path(data_dir) / "squad")
         train, holdout = split_articles(learning, _HOLDOUT_SHARE)
         chosen = drawn([question.id for question in train], limit)
 
-        def asked(questions: Sequence[Question]) -> Asked:
-            return Asked(tuple(questions), encode_windows(reader, questions, max_length=max_length, stride=stride))
+        def asked(questions: Sequence[Question]) -> QuestionRows:
+            return QuestionRows(
+                tuple(questions), encode_windows(reader, questions, max_length=max_length, stride=stride)
+            )
 
         return Data((), asked([train[index] for index in chosen]), asked(holdout), {"dev": asked(dev)})
 
@@ -90,7 +90,7 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
     def predict(self, model: Head, rows: Rows) -> Answers:
         """Return the answers."""
         assert isinstance(model, SpanClassifier)
-        assert isinstance(rows, Asked)
+        assert isinstance(rows, QuestionRows)
         return Answers.of(rows.questions, extract(model, rows.questions, rows.windows))
 
 
@@ -98,7 +98,7 @@ SQUAD = SquadTask(name="SQuAD")
 
 
 def _files(directory: Path) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Return the questions to learn from, and those of dev; no article is in both."""
+    """Return the questions for training and of dev, without a common article."""
     if (directory / _TRAIN).exists():
         return _several(directory / _TRAIN), read(directory / _DEV)
     if (directory / _ALONE).exists():
@@ -108,7 +108,7 @@ def _files(directory: Path) -> tuple[tuple[Question, ...], tuple[Question, ...]]
 
 
 def _several(path: Path) -> tuple[Question, ...]:
-    """Read a file that is split by its articles: three at least, for training set, hold-out and dev."""
+    """Read a file that is split by articles: at least three, for training set, hold-out and dev."""
     questions = read(path)
     articles = len({question.title for question in questions})
     if articles < 3:

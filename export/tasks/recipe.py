@@ -1,4 +1,4 @@
-"""Recipes for fine-tuning, and the learning rate that follows from them."""
+"""Recipes for fine-tuning, and their learning rate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Precision = Literal["fp32", "bf16"]
 
 
 class Distillation(msgspec.Struct, frozen=True, kw_only=True):
-    """Weight of a teacher: (1 - imitation) * task + imitation * teacher's outputs + hidden * its hidden states.
+    """Weights of a teacher: (1 - imitation) * task + imitation * teacher's outputs + hidden * its hidden states.
 
     Attributes:
         imitation: 0 to 1.
         temperature: of the logits.
-        hidden: of the layers that correspond; 0 leaves them alone.
+        hidden: of the corresponding layers; 0 ignores them.
     """
 
     imitation: float = 0.5
@@ -29,13 +29,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         epochs: all are run; the best is kept.
         batch_size: rows per step.
-        peak_learning_rate: after the warm-up; from there it falls linearly to 0.
-        warmup_share: the share of all steps in which the learning rate rises from 0.
+        peak_learning_rate: after the warm-up; then it falls linearly to 0.
+        warmup_share: share of the steps in which the learning rate rises from 0.
         weight_decay: decoupled, of matrices only.
         clip_norm: the largest norm of all gradients together.
-        precision: of the multiplications in training; weights, losses and the optimiser's sums are FP32 with either.
-            ``bf16`` takes half the time where the processor has such instructions, and far longer where it has none.
-        distillation: how to follow a teacher; unused without one.
+        precision: of the multiplications in training; weights, losses and the optimiser's sums are always FP32.
+            ``bf16`` takes half the time on a processor with BF16 instructions, and 12 times as long without them.
+        distillation: unused without a teacher.
     """
 
     epochs: int = 3

@@ -1,4 +1,4 @@
-"""All tasks by their names. A new kind of task is one file and one line here."""
+"""All tasks by name. A new kind of task is one file and one line here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edge.errors import Literally, UsageError
 from export.tasks import glue
-from export.tasks.models import Found
+from export.tasks.models import OpenedModel
 from export.tasks.questions import SQUAD
 from export.tasks.task import Task
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
@@ -14,15 +14,11 @@ from export.tasks.vision import DIGITS, IMAGENET, MNIST
 TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD, MNIST, DIGITS, IMAGENET)}}
 
 
-def task_of(found: Found, directory: object) -> Task:
-    """Return the task that a model was fine-tuned on.
-
-    Args:
-        found: the model.
-        directory: where it was found, for the message.
+def task_of(found: OpenedModel, directory: object) -> Task:
+    """Return the task that a model was fine-tuned on; ``directory`` is for the message.
 
     Raises:
-        UsageError: it has none.
+        UsageError: it was not fine-tuned.
     """
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."

@@ -12,27 +12,26 @@ from edge.bundles.manifest import Provenance
 from edge.errors import Literally, UsageError
 from export.checkpoint import save
 from export.errors import DataError
+from export.processor import processor
 from export.provenance import provenance
 from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup
 from export.tasks import data_directory
-from export.tasks.finetune import Epoch, Step, fine_tune
-from export.tasks.models import MODEL, Architecture, Source, find_tuned, found_or_new, with_head
+from export.tasks.finetune import Epoch, Step, Tuned, fine_tune
+from export.tasks.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted, encode_predictions
-from export.tasks.recipe import Recipe
+from export.tasks.recipe import Precision, Recipe
 from export.tasks.task import Data, Reader, Task
 from export.transformer import TransformerConfig
 
 
 def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-    """Read a task's data as a model wants them, once for all seeds.
+    """Read a task's data for a model, once for all seeds.
 
     Args:
-        task: one of :data:`export.tasks.registry.TASKS`.
-        data_dir: holds the data in the layout that :mod:`export.tasks` shows.
-        reader: of the model, from :meth:`export.tasks.task.Task.reader`.
-        max_length: tokens of a row; images have no use for it.
-        limit: train on so many examples only; None is all. The hold-out is the same for every limit.
+        data_dir: in the layout of :mod:`export.tasks`.
+        max_length: tokens of a row; ignored for images.
+        limit: most examples to train on; None is all. The hold-out is the same for every limit.
 
     Raises:
         DataError: a file is missing or malformed, or there is too little for a training set and a hold-out.
@@ -67,27 +66,18 @@ def finetune_run(
     The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
 
     Args:
-        task: one of :data:`export.tasks.registry.TASKS`.
         source: a Hugging Face directory; a run, which keeps its head if it is on the same task; or a new model's shape.
-        data: of the task, from :func:`prepare`.
-        reader: what they were prepared with; a tokenizer goes into the run directory.
         directory: path of the new run; an earlier run there is replaced when this one is done.
-        recipe: how to train.
         seed: of new weights and of the order of the examples.
-        max_length: number of tokens that texts were cut to.
         data_dir: recorded in the run, so that later commands find the data.
-        teacher: a run on the same task, to be imitated.
-        on_resume: see :func:`export.tasks.finetune.fine_tune`.
-        on_step: likewise.
-        on_epoch: likewise.
+        teacher: a run on the same task, for distillation.
 
     Raises:
-        CheckpointError: a model cannot be read, or the run not written.
-        UsageError: a row is longer than the model can read, or the teacher was trained on another task or reads
-            something else.
-        TrainingError: the loss is no longer finite.
+        CheckpointError: a model cannot be read, or the run cannot be written.
+        UsageError: a row is too long for the model, or the teacher is of another task or reads other inputs.
+        TrainingError: the loss is not finite.
     """
-    found = found_or_new(source, seed)
+    found = open_or_new(source, seed)
     config = found.transformer.config
     _check_lengths(data, config)
     architecture = task.architecture(config, data.labels, max_length)
@@ -119,18 +109,17 @@ def finetune_run(
             data=task.origin,
             seed=seed,
         ),
-        epochs=recipe.epochs,
-        best_epoch=tuned.best_epoch,
-        seconds=tuned.seconds,
+        tuned=tuned,
         data_dir=data_dir,
         speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
+        precision=recipe.precision,
     )
     state.unlink()
     return metrics
 
 
 def predict_splits(task: Task, model: Head, data: Data) -> dict[str, Predicted]:
-    """Return what a model says of the hold-out and of each dev split, by name."""
+    """Return the predictions for the hold-out and each dev split, by name."""
     return {name: task.predict(model, rows) for name, rows in data.measured.items()}
 
 
@@ -143,45 +132,36 @@ def save_run(
     predictions: Mapping[str, Predicted],
     *,
     record: Provenance,
-    epochs: int,
-    best_epoch: int,
-    seconds: float,
+    tuned: Tuned,
     data_dir: str | Path | None = None,
     speedup: Speedup | None = None,
+    precision: Precision | None = None,
 ) -> RunMetrics:
     """Measure a model by its predictions and write its run directory.
 
     Args:
-        task: whose metrics are measured.
         directory: path of the run; an earlier run there is replaced.
-        model: its weights are written.
-        architecture: of the model.
-        reader: a tokenizer goes into the run directory.
-        predictions: from :func:`predict_splits`; they go there too.
-        record: origin of the weights.
-        epochs: of training.
-        best_epoch: the one that was kept.
-        seconds: duration of the training or reduction.
-        data_dir: directory of the data, recorded unless the task reads no files.
-        speedup: of a reduced model over its original.
+        reader: a tokenizer is written, too.
+        data_dir: recorded unless the task reads no files.
 
     Raises:
         CheckpointError: the run cannot be written.
     """
     metrics = RunMetrics(
         sum(parameter.numel() for parameter in model.parameters()),
-        epochs,
-        best_epoch,
-        seconds,
+        len(tuned.scores),
+        tuned.best_epoch,
+        tuned.seconds,
         tuple(measure for name, split in predictions.items() for measure in split.measures(task.metrics, name)),
+        tuned.losses,
+        tuned.scores,
     )
     further = {PREDICTIONS: encode_predictions(predictions)}
     if isinstance(reader, Tokenizer):
         further[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
-    save(
-        directory, model, RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup), metrics, further
-    )
+    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup, precision, processor())
+    save(directory, model, config, metrics, further)
     return metrics
 
 
@@ -194,7 +174,7 @@ def _check_lengths(data: Data, config: TransformerConfig) -> None:
 
 
 def _teacher(task: Task, directory: str | Path, student: Head) -> Head:
-    teacher = find_tuned(directory, task.name)
+    teacher = open_tuned(directory, task.name)
     theirs, ours = (_reads(model) for model in (teacher, student))
     if theirs != ours:
         fix = "Give a teacher that was trained on the same inputs and classes."
@@ -203,7 +183,7 @@ def _teacher(task: Task, directory: str | Path, student: Head) -> Head:
 
 
 def _reads(model: Head) -> str:
-    """Return what a teacher and its student must have in common."""
+    """Return a description of the inputs and outputs that a teacher and its student must share."""
     config = model.transformer.config
     inputs = f"a vocabulary of {config.vocab_size}"
     if config.architecture == "vit":

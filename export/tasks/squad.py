@@ -1,4 +1,4 @@
-"""SQuAD v1.1: questions, and the windows of tokens in which a model looks for their answers.
+"""SQuAD v1.1: questions, and windows of tokens with parts of their contexts.
 
 Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text". XQuAD has the same format.
 """
@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import DataError
-from export.tasks.holdout import held_out
+from export.tasks.examples import held_out
 from export.tasks.tokens import Encoded
 
 #: Tokens of a question that are read, as in BERT.
@@ -26,14 +26,14 @@ FIX = (
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A right answer: where it starts in the context, in characters, and its text."""
+    """A right answer: its first character in the context, and its text."""
 
     answer_start: int
     text: str
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question on a paragraph of an article; the first of its answers is learnt from, all count as right."""
+    """A question on a paragraph of an article; training uses its first answer, evaluation all of them."""
 
     id: str
     title: str
@@ -63,14 +63,13 @@ class _File(msgspec.Struct):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """Questions with the parts of their contexts that fit a model.
+    """Questions with parts of their contexts that fit a model.
 
     Attributes:
         rows: tokens and segments, and as targets the first and last token of the answer, [n, 2]; 0 and 0, the summary
-            token, where the window does not hold all of it.
-        questions: which question each window belongs to, [n].
-        offsets: of each token of a window, the characters of the context that it stands for, [T, 2] from and to; -1
-            for what is not context.
+            token, if the window does not contain all of it.
+        questions: index of the question of each window, [n].
+        offsets: first and last character in the context of each token of a window, [T, 2]; -1 outside of the context.
     """
 
     rows: Encoded
@@ -82,7 +81,7 @@ def read(path: str | Path) -> tuple[Question, ...]:
     """Read a file.
 
     Raises:
-        DataError: it is missing or malformed, or an answer does not stand where it should.
+        DataError: it is missing or malformed, or an answer is not at its place.
     """
     try:
         articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
@@ -111,16 +110,7 @@ def read(path: str | Path) -> tuple[Question, ...]:
 def split_articles(
     questions: Sequence[Question], share: float, seed: int = 0
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Split questions so that no article is in both parts, by the hash of its title.
-
-    Args:
-        questions: of several articles.
-        share: of the articles in the second part.
-        seed: of the split.
-
-    Returns:
-        What to train on, and the hold-out.
-    """
+    """Split questions by the hash of their articles' titles, ``share`` of the articles in the second part."""
     held = held_out([question.title for question in questions], share, seed)
     pairs = list(zip(questions, held, strict=True))
     return tuple(question for question, out in pairs if not out), tuple(question for question, out in pairs if out)
@@ -129,13 +119,11 @@ def split_articles(
 def encode_windows(
     tokenizer: Tokenizer, questions: Sequence[Question], *, max_length: int = 384, stride: int = 128
 ) -> Windows:
-    """Tokenise questions with their contexts, and cut contexts that are too long into overlapping windows.
+    """Tokenise questions with their contexts, and cut long contexts into overlapping windows.
 
     Args:
-        tokenizer: it joins question and context, and its first token is the summary.
-        questions: n of them.
-        max_length: tokens of a window.
-        stride: tokens that neighbouring windows share; fewer than the context has room for.
+        tokenizer: its first token is the summary.
+        stride: tokens that neighbouring windows share; fewer than there is room for the context.
     """
     pairs = [(_shortened(tokenizer, question.question), question.context) for question in questions]
     tokenizer.enable_truncation(max_length, stride=stride, strategy="only_second")
@@ -167,7 +155,7 @@ def _context_offsets(window: Encoding) -> Array:
 
 
 def _span(offsets: Array, answer: Answer) -> tuple[int, int]:
-    """Return the first and last token of an answer, or 0 and 0 where the window does not hold all of it."""
+    """Return the first and last token of an answer, or 0 and 0 if the window does not contain all of it."""
     begin, end = answer.answer_start, answer.answer_start + len(answer.text)
     context = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(context) or offsets[context[0], 0] > begin or offsets[context[-1], 1] < end:

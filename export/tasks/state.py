@@ -1,4 +1,4 @@
-"""The state of a training run on disk, so that an interrupted run goes on where it was."""
+"""The state of a training run on disk, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def fingerprint(models: Sequence[nn.Module], train: Rows, settings: str) -> str:
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a state; the earlier one stays until the new one is whole.
+    """Write a state; the earlier one stays until the new one is complete.
 
     Raises:
-        CheckpointError: the disk refuses.
+        CheckpointError: the disk is full or not writable.
     """
     scratch = path.with_name(f"{path.name}.new")
     try:
@@ -49,14 +49,10 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: Path, expected: str) -> dict[str, Any] | None:
-    """Return what :func:`save_state` wrote, or None where there is nothing.
-
-    Args:
-        path: of the state.
-        expected: the fingerprint of the run that wants to go on.
+    """Return a state of :func:`save_state`; None if there is none.
 
     Raises:
-        CheckpointError: it is malformed, or of a run with another fingerprint.
+        CheckpointError: it is malformed, or its fingerprint is not the expected one.
     """
     fix = "Delete it to start the run from the beginning, or choose another --out."
     if not path.exists():

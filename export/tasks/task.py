@@ -23,7 +23,7 @@ HOLDOUT = "holdout"
 
 
 class ImageShape(msgspec.Struct, frozen=True):
-    """The images that a model reads: pixels of a side, and colours."""
+    """Images of a model: pixels of a side, and colours."""
 
     size: int
     channels: int
@@ -32,18 +32,18 @@ class ImageShape(msgspec.Struct, frozen=True):
         return f"{self.size} x {self.size} pixels of {self.channels} colours"
 
 
-#: What a model reads its inputs through.
+#: Tokenizer or image shape of a model.
 Reader: TypeAlias = "Tokenizer | ImageShape"
 
 
 class Data(msgspec.Struct, frozen=True):
-    """A task's data as a model reads them.
+    """Data of a task, encoded for a model.
 
     Attributes:
-        labels: of the classes, as :class:`export.tasks.models.Architecture` has them.
-        train: what is learnt from.
-        holdout: what choices are made on.
-        dev: the splits that figures are published of, by name.
+        labels: of the classes, as in :class:`export.tasks.models.Architecture`.
+        train: for training.
+        holdout: for choices.
+        dev: splits for published metrics, by name.
     """
 
     labels: tuple[str, ...]
@@ -53,12 +53,12 @@ class Data(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> dict[str, Rows]:
-        """The splits that a run is measured on, by name."""
+        """The splits on which a run is measured, by name."""
         return {HOLDOUT: self.holdout, **self.dev}
 
 
 class Task(Protocol):
-    """One task to fine-tune on."""
+    """A task to fine-tune on."""
 
     @property
     def name(self) -> str:
@@ -70,25 +70,25 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The official ones."""
+        """The official metrics."""
 
     @property
     def headline(self) -> str:
         """The metric by which the best epoch is chosen."""
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
-        """Return what to start from.
+        """Return the start of a training.
 
         Args:
-            model: what was asked for: a Hugging Face directory, a run, or None.
-            shape: of a new model: ``dim``, ``depth`` and ``heads``, as far as they were asked for.
+            model: a Hugging Face directory, a run, or None.
+            shape: of a new model: those of ``dim``, ``depth`` and ``heads`` that were given.
 
         Raises:
-            UsageError: the task cannot start from that.
+            UsageError: the task cannot start from it.
         """
 
     def reader(self, source: Source) -> Reader:
-        """Return what a model reads through.
+        """Return the tokenizer or the image shape of a model.
 
         Raises:
             CheckpointError: it is missing or malformed.
@@ -99,16 +99,10 @@ class Task(Protocol):
         """Read the data; see :func:`export.tasks.run.prepare`."""
 
     def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
-        """Return what a model of the task is rebuilt from.
-
-        Args:
-            transformer: its shape.
-            labels: of the data.
-            max_length: tokens that texts were cut to.
-        """
+        """Return the description from which a model of the task is rebuilt."""
 
     def predict(self, model: Head, rows: Rows) -> Predicted:
-        """Return what a model says of one of the splits of :attr:`Data.measured`."""
+        """Return the predictions for one of the splits of :attr:`Data.measured`."""
 
 
 class TextTask(msgspec.Struct, frozen=True, kw_only=True):

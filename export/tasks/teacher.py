@@ -1,4 +1,4 @@
-"""Outputs of a teacher on a training set, computed once and kept where memory allows."""
+"""Outputs of a teacher on a training set, computed once and kept if memory allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from export.tasks.objectives import Head, Outputs, hidden_states, multiplying_in
 from export.tasks.recipe import Precision
 from export.tasks.tokens import Batch, Rows, sorted_batches
 
-#: Hidden states are kept up to this size, and computed again for each batch above it.
+#: Hidden states are kept up to this size; larger ones are computed again for each batch.
 MOST_KEPT_BYTES = 4 << 30
 _KEPT = torch.bfloat16
 _BATCH = 64
@@ -22,12 +22,12 @@ _BATCH = 64
 _UNLIKELY = -1e4
 
 
-class Lesson(NamedTuple):
+class TeacherOutputs(NamedTuple):
     """Outputs of a teacher for a batch.
 
     Attributes:
         outputs: of its head, float32; see :func:`export.tasks.objectives.outputs_of`.
-        states: [N, T, d] behind each layer that is followed.
+        states: [N, T, d], the outputs of the imitated layers.
     """
 
     outputs: Outputs
@@ -35,13 +35,10 @@ class Lesson(NamedTuple):
 
 
 class Teacher:
-    """A model to be imitated on a training set.
+    """A model whose outputs on a training set are imitated.
 
     Args:
-        model: with the head of the task.
-        rows: the training set.
-        layers: whose outputs are followed too.
-        precision: of the teacher's multiplications.
+        layers: whose hidden states are imitated, too.
         most_kept_bytes: of hidden states, which are kept as bfloat16.
     """
 
@@ -59,25 +56,25 @@ class Teacher:
         needed = tokens * config.dim * len(layers) * _KEPT.itemsize
         self._kept = _keep(self._model, rows, layers, precision) if needed <= most_kept_bytes else None
 
-    def lesson(self, rows: Array, batch: Batch) -> Lesson:
-        """Return what the teacher says of rows of the training set, which are also given as a batch."""
+    def outputs_for(self, rows: Array, batch: Batch) -> TeacherOutputs:
+        """Return the outputs for rows of the training set, and their batch."""
         if self._kept is None:
-            return _ask(self._model, batch, self._layers, self._precision)
+            return _run(self._model, batch, self._layers, self._precision)
         lessons = [self._kept[row] for row in rows]
         states = [pad_sequence([one.states[i] for one in lessons], True) for i in range(len(self._layers))]
         if isinstance(lessons[0].outputs, Tensor):
-            return Lesson(torch.stack([cast(Tensor, one.outputs) for one in lessons]), states)
+            return TeacherOutputs(torch.stack([cast(Tensor, one.outputs) for one in lessons]), states)
         first, last = (pad_sequence([one.outputs[i] for one in lessons], True, _UNLIKELY) for i in (0, 1))
-        return Lesson((first, last), states)
+        return TeacherOutputs((first, last), states)
 
 
-def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[Lesson]:
-    """Return the lesson of each row alone: outputs [labels] or two of [T], and states [T, d]."""
-    kept: list[Lesson | None] = [None] * len(rows.targets)
+def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[TeacherOutputs]:
+    """Return the outputs for each row alone: [labels] or two of [T], and states [T, d]."""
+    kept: list[TeacherOutputs | None] = [None] * len(rows.targets)
     lengths = rows.lengths
     for indices in sorted_batches(lengths, _BATCH):
         batch = rows.batch(indices)
-        outputs, states = _ask(model, batch, layers, precision)
+        outputs, states = _run(model, batch, layers, precision)
         for place, row in enumerate(indices):
             length = None if batch.mask is None else int(lengths[row])  # images have no padding
             one: Outputs
@@ -86,11 +83,11 @@ def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) 
             else:
                 one = outputs[0][place, :length].clone(), outputs[1][place, :length].clone()
             # Copies, because a view would keep the whole batch.
-            kept[row] = Lesson(one, [state[place, :length].to(_KEPT, copy=True) for state in states])
+            kept[row] = TeacherOutputs(one, [state[place, :length].to(_KEPT, copy=True) for state in states])
     return [lesson for lesson in kept if lesson is not None]
 
 
-def _ask(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> Lesson:
-    # Not inference_mode: what it returns cannot be saved for the backward pass.
+def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> TeacherOutputs:
+    # Not inference_mode: its tensors cannot be saved for the backward pass.
     with torch.no_grad(), multiplying_in(precision), hidden_states(model.transformer, layers) as states:
-        return Lesson(outputs_of(model, batch), states)
+        return TeacherOutputs(outputs_of(model, batch), states)

@@ -1,4 +1,4 @@
-"""Text to token rows, once, and rows to batches that hold little padding."""
+"""Texts to rows of tokens, and rows to batches with little padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from export.errors import CheckpointError
 from export.runs import TOKENIZER
 from export.tasks.examples import Examples
 
-#: Batches that are cut from one length-sorted bucket; more waste less on padding, and mix the lengths less.
+#: Batches of a bucket that is sorted by length; more of them have less padding, and mix the lengths less.
 _BATCHES_PER_BUCKET = 32
 
 
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
 
 class Rows(Protocol):
-    """A data set that a model can be trained on: how long its rows are, and any of them as a batch."""
+    """A data set to train on."""
 
     @property
     def lengths(self) -> Array:
@@ -88,7 +88,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     """Read the tokenizer of a Hugging Face directory or of a run, without padding or truncation.
 
     Raises:
-        CheckpointError: there is none, or it is malformed.
+        CheckpointError: it is missing or malformed.
     """
     path = Path(directory) / TOKENIZER
     fix = "Give a directory of a model as Hugging Face's fast tokenizers save it, or a run of 'fewheads finetune'."
@@ -104,12 +104,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded:
-    """Tokenise examples; of a pair that is longer than ``max_length``, the longer text is cut first.
-
-    Args:
-        tokenizer: it adds the special tokens and numbers the segments.
-        examples: one or two texts each.
-        max_length: tokens, special ones included.
+    """Tokenise examples with at most ``max_length`` tokens, special ones included; the longer text of a pair is cut
+    first.
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     texts = [text if len(text) > 1 else text[0] for text in examples.texts]
@@ -123,12 +119,7 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
 
 
 def sorted_batches(lengths: Array, batch_size: int) -> list[Array]:
-    """Return the indices of all rows, longest first, in batches: least padding, for evaluation.
-
-    Args:
-        lengths: of the rows, [n].
-        batch_size: rows per batch.
-    """
+    """Return the indices of all rows, longest first, in batches: least padding, for evaluation."""
     return _cut(np.argsort(-lengths, kind="stable"), batch_size)
 
 
@@ -136,13 +127,7 @@ def shuffled_batches(lengths: Array, batch_size: int, *, seed: int, epoch: int) 
     """Return the indices of all rows in batches of similar length and random order, for one epoch of training.
 
     The rows are permuted, cut into buckets, and sorted by length within each; then the batches are permuted. The order
-    depends on nothing but the arguments, so that an interrupted run can go on in the middle of an epoch.
-
-    Args:
-        lengths: of the rows, [n].
-        batch_size: rows per batch.
-        seed: of the run.
-        epoch: another epoch has another order.
+    depends on the arguments alone, so that an interrupted run can resume within an epoch.
     """
     random = np.random.default_rng((seed, epoch))
     batches = [

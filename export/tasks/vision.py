@@ -1,4 +1,4 @@
-"""Images as tasks: MNIST, scikit-learn's digits, and ImageNet; a new small ViT, or one that was trained before."""
+"""Images as tasks: MNIST, scikit-learn's digits, and ImageNet; with a new small ViT, or a trained one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from edge.errors import Literally, UsageError
-from export.tasks.holdout import drawn, held_out
+from export.tasks.examples import drawn, held_out
 from export.tasks.images import TEST, TRAIN, ImageFolder, Images, digits, has_mnist, mnist, vit
-from export.tasks.models import Architecture, Source, find
+from export.tasks.models import Architecture, Source, open_model
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predictions, predict
 from export.tasks.task import Data, ImageShape, Reader
@@ -37,11 +37,10 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     """Images and their classes.
 
     Attributes:
-        name: in :data:`export.tasks.NAMES`.
-        origin: where the images come from.
-        shape: of the images that a new model reads.
+        origin: source of the images.
+        shape: of the images of a new model.
         patch_size: of a new model, in pixels.
-        read: returns the images of a data directory, as a model of some shape wants them.
+        read: returns the images of a data directory for a model of some shape.
     """
 
     name: str
@@ -63,8 +62,8 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
         return model
 
     def reader(self, source: Source) -> Reader:
-        """Return the size and colours that a model reads."""
-        config = source if isinstance(source, TransformerConfig) else find(source).transformer.config
+        """Return the size and colours of the images of a model."""
+        config = source if isinstance(source, TransformerConfig) else open_model(source).transformer.config
         if config.architecture != "vit":
             fix = "Give a Hugging Face directory of ViT, a run on images, or leave --model out for a new one."
             raise UsageError(f"--model {source}", given=config.architecture, expected="a ViT", fix=fix)

@@ -23,7 +23,7 @@ class Watch:
         self._name, self._bar, self._task = name, bar, task
 
     def on_resume(self, step: int, steps: int) -> None:
-        """Print that an interrupted run goes on."""
+        """Print that an interrupted run resumes."""
         remark(f"{self._name}: resumes an interrupted run at step {step} of {steps}")
 
     def on_step(self, step: Step) -> None:
@@ -36,7 +36,7 @@ class Watch:
         remark(f"{self._name}: epoch {epoch.number}: {epoch.score:.4f} on the hold-out")
 
     def on_part(self, what: str, done: int, parts: int) -> None:
-        """Move the bar of work that is not training; ``what`` names its parts."""
+        """Move the bar of work other than training; ``what`` names its parts."""
         self._bar.update(self._task, total=parts, completed=done, note=what)
 
 

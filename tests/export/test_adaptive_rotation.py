@@ -5,7 +5,6 @@ import torch
 from export.adaptive.rotation import rotated_model
 from export.adaptive.scores import GivenScores, scored_attentions, scorers, with_scores
 from export.errors import ReductionError
-from export.reduction.states import layers_of
 from export.tasks.objectives import outputs_of
 from export.tasks.predictions import predict
 from tests.support.reduction_data import batches, inputs, model
@@ -44,7 +43,7 @@ def test_the_first_coordinates_are_the_best(original, rotated):
     assert errors["ordered"] < errors["as they come"] / 2
 
 
-def test_what_is_left_out_is_replaced_by_its_mean(rotated):
+def test_dropped_coordinates_are_replaced_by_their_mean(rotated):
     attention, sums, tokens = _first(rotated), 0.0, 0
     embed = rotated.transformer.embeddings
     for batch in batches():
@@ -74,20 +73,12 @@ def test_scorers_depend_on_seed_and_layer_only(rotated):
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one[names[0]], other[names[0]])
     assert not torch.equal(one[names[0]], one[names[1]])
-    widths = {share: with_scores(rotated, "fixed", scorers(0, share=share)) for share in (1, 2, 4, 8)}
-    assert [layers_of(m.transformer)[0].attention.scorer.layers[0].out_features for m in widths.values()] == [
-        24,
-        12,
-        6,
-        3,
-    ]
+    models = [with_scores(rotated, "fixed", scorers(0, share=share)) for share in (1, 2, 4, 8)]
+    assert [_first(one).scorer.layers[0].out_features for one in models] == [24, 12, 6, 3]
 
 
-def test_a_reduced_model_is_refused(original):
+def test_broken_models_and_small_calibration_sets_are_rejected(original):
     broken = model()
-    broken.transformer.config = broken.transformer.config.__class__(
-        architecture="bert", dim=24, layers=(broken.transformer.config.layers[0],), vocab_size=40
-    )
     with torch.no_grad():
         broken.classifier.weight[0, 0] = torch.nan
     with pytest.raises(ReductionError, match="finite"):

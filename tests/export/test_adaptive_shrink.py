@@ -37,7 +37,7 @@ def test_smaller_matrices_return_the_same(rotated, scores, widths):
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_a_gate_becomes_an_attention_or_a_constant(rotated, passes):
+def test_a_gate_folds_into_an_attention_or_a_constant(rotated, passes):
     gated = shrunk_model(rotated)  # a copy
     layer = gated.transformer.layers[1]
     layer.attention = SkippableAttention(layer.attention, torch.arange(24) / 24)
@@ -54,6 +54,6 @@ def test_a_gate_has_the_gradient_of_its_score(rotated):
     assert attention.scorer.logits.grad.abs() > 0
 
 
-def test_scores_that_depend_on_the_input_are_refused(rotated):
+def test_scores_that_depend_on_the_input_are_rejected(rotated):
     with pytest.raises(ReductionError, match="HeadScorer in mode fixed"):
         shrunk_model(with_scores(rotated, "fixed", scorers(0)))

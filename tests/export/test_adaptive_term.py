@@ -11,20 +11,19 @@ from export.tasks.finetune import fine_tune
 from export.tasks.objectives import outputs_of
 from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
-from tests.export.test_tasks_finetune import accuracy_on, rows_of
-from tests.support.task_data import make_classifier, make_sentiment
+from tests.support.task_data import accuracy_on, encoded, interrupt_at, make_classifier, make_sentiment, same
 
 RECIPE = Recipe(epochs=2, batch_size=32, peak_learning_rate=2e-3)
 
 
 @pytest.fixture(scope="module")
 def train():
-    return rows_of(make_sentiment(320))
+    return encoded(make_sentiment(320))
 
 
 @pytest.fixture(scope="module")
 def holdout():
-    return rows_of(make_sentiment(64, seed=1))
+    return encoded(make_sentiment(64, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -43,46 +42,31 @@ def trained(rotated, train, holdout, mode, how, recipe=RECIPE, scorer=None, **op
     return model, before, head_use(model, holdout), tuned
 
 
-def mean_score(use):
-    return np.mean(use.scores)
+@pytest.mark.parametrize(
+    ("how", "least", "most"), [(Penalty("fixed", weight=0.1), -1, -0.1), (Penalty("literal"), 0.02, 1)]
+)
+def test_the_repaired_loss_lowers_scores_and_the_papers_raises_them(rotated, train, holdout, how, least, most):
+    _, before, after, _ = trained(rotated, train, holdout, how.mode, how)
+    assert least < np.mean(after.scores) - np.mean(before.scores) < most
+    kept = np.mean(before.kept), np.mean(after.kept)
+    assert kept == (1, 1) if how.mode == "literal" else kept[1] <= kept[0]
 
 
-def test_fixed_lowers_the_scores(rotated, train, holdout):
-    _, before, after, _ = trained(rotated, train, holdout, "fixed", Penalty("fixed", weight=0.1))
-    assert mean_score(after) < mean_score(before) - 0.1
-    assert after.mean_kept <= before.mean_kept
+def globally(attention, number):
+    return GlobalScores(attention.num_heads)
 
 
-def test_literal_raises_them(rotated, train, holdout):
-    _, before, after, _ = trained(rotated, train, holdout, "literal", Penalty("literal"))
-    assert mean_score(after) > mean_score(before) + 0.02
-    assert after.mean_kept == before.mean_kept == 1
-
-
-def test_a_budget_reaches_its_target_and_keeps_the_task(rotated, train, holdout):
-    recipe = Recipe(epochs=6, batch_size=32, peak_learning_rate=2e-3)
-    how = Target(SHARE, 0.6, rate=30)
-    model, _, after, tuned = trained(rotated, train, holdout, "budget", how, recipe, stop_below=0.0)
-    assert after.mean_kept == pytest.approx(0.6, abs=0.1)
-    assert tuned.scores[-1] > 0.9
+@pytest.mark.parametrize(("scorer", "epochs", "rate"), [(None, 6, 30), (globally, 4, 100)])
+def test_a_budget_reaches_its_target(rotated, train, holdout, scorer, epochs, rate):
+    recipe = Recipe(epochs=epochs, batch_size=32, peak_learning_rate=2e-3)
+    how = Target(SHARE, 0.6, rate=rate)
+    model, _, after, tuned = trained(rotated, train, holdout, "budget", how, recipe, scorer, stop_below=0.0)
+    assert np.mean(after.kept) == pytest.approx(0.6, abs=0.1)
     assert "budget" not in dict(model.named_children()), "it is part of the training only"
-
-
-def test_scores_for_all_inputs_alike_have_no_spread(rotated, train, holdout):
-    recipe = Recipe(epochs=4, batch_size=32, peak_learning_rate=2e-3)
-    _, _, after, _ = trained(
-        rotated,
-        train,
-        holdout,
-        "budget",
-        Target(SHARE, 0.6, rate=100),
-        recipe,
-        scorer=lambda attention, number: GlobalScores(attention.num_heads),
-        stop_below=0.0,
-    )
-    assert after.spread == pytest.approx(0, abs=1e-6)
-    assert after.places == ()
-    assert after.mean_kept == pytest.approx(0.6, abs=0.1)
+    if scorer is None:
+        assert tuned.scores[-1] > 0.9
+    else:
+        assert (after.spread, after.places) == (pytest.approx(0, abs=1e-6), ())
 
 
 def test_the_task_trains_the_scorer_in_the_modes_with_a_gradient(rotated, train):
@@ -109,17 +93,11 @@ def test_an_interrupted_budget_ends_with_the_same_bits(stop, rotated, train, hol
     how = Target(SHARE, 0.6)
     whole = trained(rotated, train, holdout, "budget", how)[0]
 
-    def interrupt(step):
-        if step.number == stop:
-            raise KeyboardInterrupt
-
     options = {"state": tmp_path / "state", "save_every": 3}
     with pytest.raises(KeyboardInterrupt):
-        trained(rotated, train, holdout, "budget", how, on_step=interrupt, **options)
+        trained(rotated, train, holdout, "budget", how, on_step=interrupt_at(stop), **options)
     resumed = trained(rotated, train, holdout, "budget", how, **options)[0]
-    assert all(
-        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
-    )
+    assert same(whole, resumed)
 
 
 def test_a_run_stops_below_its_floor_and_keeps_the_epoch_before(train):

@@ -21,38 +21,27 @@ def bundles(runs, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_bundle_passes_its_own_golden_check(name, bundles):
+def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, bundles):
     bundle = Bundle.open(bundles / f"{name}-1")
-    artifact = bundle.artifact("tensorrt")
+    manifest, artifact = bundle.manifest, bundle.artifact("tensorrt")
     assert artifact == bundle.artifact("onnxruntime")
     runner = OnnxRuntimeRunner((bundle.path / artifact.file).read_bytes(), subject=name)
-    assert check_runner(runner, bundle.golden, artifact.tolerance, name, bundle.manifest.max_batch_size).passed
-    assert runner.inputs == bundle.manifest.inputs
-    assert runner.outputs == bundle.manifest.outputs
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_manifest(name, bundles):
-    manifest = Bundle.open(bundles / f"{name}-1").manifest
+    assert check_runner(runner, bundle.golden, artifact.tolerance, name, manifest.max_batch_size).passed
+    assert (runner.inputs, runner.outputs) == (manifest.inputs, manifest.outputs)
+    assert onnx.load(bundle.path / "model.onnx").opset_import[0].version == artifact.opset
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
     assert [tier.name for tier in manifest.tiers] == ["x1"]
     assert set(manifest.files) == {"model.onnx", "golden.npz"}
-    assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
-    assert manifest.provenance.seed == (None if name == "calculator-oracle" else 0)
-    assert manifest.measures
+    oracle = name == "calculator-oracle"
+    assert (manifest.preprocess.max_abs_operand, manifest.provenance.seed) == ((1024, None) if oracle else (1e6, 0))
+    adaptive = {"head_score", "kept_coordinates"} <= {measure.metric for measure in manifest.measures}
+    assert adaptive is ("transformer" in name)
 
 
-def test_recorded_opset_is_the_files(bundles):
-    bundle = Bundle.open(bundles / "calculator-fnn2-1")
-    model = onnx.load(bundle.path / "model.onnx")
-    assert model.opset_import[0].version == bundle.artifact("any").opset
-
-
-def test_golden_set_comes_from_torch_and_from_all_splits(bundles, runs, splits):
+def test_the_golden_set_comes_from_torch_and_from_all_splits(bundles, runs, splits):
     golden = Bundle.open(bundles / "calculator-gate-1").golden
-    assert golden.raw["expression"].shape == (48, 1)
     texts = [text.decode() for text in golden.raw["expression"][:, 0]]
-    assert golden.rows == 48
+    assert golden.rows == len(texts) == 48
     for name in ("val", "in_range", "out_of_range", "long"):
         assert len({*texts} & {*splits[name].expressions}) >= 12
     np.testing.assert_array_equal(golden.inputs["x"], tokenize(texts))
@@ -68,12 +57,7 @@ def test_measures_are_of_the_exported_graph(bundles, runs):
     assert manifest.measures != metrics.measures
 
 
-def test_head_use_is_measured_for_adaptive_networks(bundles):
-    measures = Bundle.open(bundles / "calculator-transformer4-1").manifest.measures
-    assert {"head_score", "kept_coordinates"} <= {measure.metric for measure in measures}
-
-
-def test_export_does_not_overwrite_unless_told(bundles, runs):
+def test_a_bundle_is_replaced_only_on_request(bundles, runs):
     with pytest.raises(BundleError, match="expected a free path"):
         export_run(runs / "calculator-oracle", bundles)
     assert export_run(runs / "calculator-oracle", bundles, replace=True).largest_difference == 0.0

@@ -1,5 +1,3 @@
-import math
-
 import msgspec
 import numpy as np
 import pytest
@@ -7,14 +5,13 @@ import torch
 
 from export.calculator.evaluate import PAPER
 from export.calculator.models import Regressor, create
-from export.calculator.run import train_run
-from export.calculator.train import RECIPES, Recipe, _clip_each, fit, learning_rate, recipe_of
+from export.calculator.train import RECIPES, Recipe, _clip_each, fit, learning_rate, recipe_of, train_run
 from export.errors import TrainingError
 
 SHORT = Recipe(epochs=3, peak_learning_rate=1e-3, patience=10)
 
 
-def test_fnn2_beats_predicting_zero_within_ten_epochs(splits):
+def test_fnn2_learns_within_ten_epochs(splits):
     model = create("calculator-fnn2", 0)
     recipe = recipe_of("calculator-fnn2", epochs=10)
     assert fit(model, recipe, splits["train"], splits["val"], seed=0).best_epoch == 10
@@ -40,14 +37,11 @@ def test_the_same_seed_gives_the_same_weights(splits):
     assert not torch.equal(weights(5), weights(6))
 
 
-def test_best_weights_are_restored_and_patience_stops(splits):
+def test_patience_stops_the_run_and_the_best_weights_are_restored(splits):
     seen = []
     model = create("calculator-gate", 0)
-    # A learning rate at which the loss rises and falls.
-    recipe = Recipe(epochs=40, peak_learning_rate=0.3, patience=3)
-    fitted = fit(
-        model, recipe, splits["train"], splits["val"], seed=0, on_epoch=lambda epoch, mae: seen.append((epoch, mae))
-    )
+    recipe = Recipe(epochs=40, peak_learning_rate=0.3, patience=3)  # a rate at which the loss rises and falls
+    fitted = fit(model, recipe, splits["train"], splits["val"], seed=0, on_epoch=lambda *epoch: seen.append(epoch))
     error = np.abs(model.predict(splits["val"].tokens)[:, 0] - splits["val"].truth).mean()
     assert fitted.epochs == fitted.best_epoch + recipe.patience < recipe.epochs
     assert [epoch for epoch, _ in seen] == list(range(1, fitted.epochs + 1))
@@ -65,23 +59,17 @@ class Exploding(Regressor):
         return x[:, :1] * self.weight.exp().exp().exp().exp()
 
 
-def test_a_loss_that_is_no_number_ends_the_run(splits):
+def test_a_loss_that_is_not_finite_ends_the_run(splits):
     recipe = Recipe(epochs=3, peak_learning_rate=1.0, patience=3)
     with pytest.raises(TrainingError, match=r"training loss in epoch 1: got (nan|inf), expected a finite number"):
         fit(Exploding(), recipe, splits["train"], splits["val"], seed=0)
 
 
-def test_learning_rate_of_transformer4():
-    recipe = RECIPES["calculator-transformer4"]
-    assert learning_rate(recipe, 0.0) == 0.0
-    assert learning_rate(recipe, 10.5 / 200) == pytest.approx(1.4189e-3 / 2)
-    assert learning_rate(recipe, 21 / 200) == pytest.approx(1.4189e-3)
-    assert learning_rate(recipe, (21 + 179 / 2) / 200) == pytest.approx(1.4189e-3 * 0.55)
-    assert learning_rate(recipe, 1.0) == pytest.approx(1.4189e-4)
-
-
-def test_learning_rate_is_constant_without_a_schedule():
-    assert {learning_rate(SHORT, progress) for progress in (0.0, 0.3, 1.0)} == {1e-3}
+def test_learning_rates():
+    recipe, peak = RECIPES["calculator-transformer4"], 1.4189e-3
+    progress = (0.0, 10.5 / 200, 21 / 200, (21 + 179 / 2) / 200, 1.0)
+    assert [learning_rate(recipe, one) for one in progress] == pytest.approx([peak * x for x in (0, 0.5, 1, 0.55, 0.1)])
+    assert {learning_rate(SHORT, one) for one in (0.0, 0.3, 1.0)} == {1e-3}
 
 
 def test_recipes():
@@ -97,7 +85,6 @@ def test_clipping_is_per_tensor():
     _clip_each([large, small], 1.0)
     torch.testing.assert_close(large.grad, torch.tensor([0.6, 0.8, 0.0]))
     torch.testing.assert_close(small.grad, torch.tensor([0.3, 0.0, 0.0]))
-    assert math.isclose(large.grad.norm().item(), 1.0, rel_tol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import msgspec
@@ -16,32 +17,20 @@ def run(runs, tmp_path):
     return shutil.copytree(runs / "calculator-gate", tmp_path / "calculator-gate")
 
 
-def edit(path, **changes):
-    path.write_bytes(msgspec.json.encode({**msgspec.json.decode(path.read_bytes()), **changes}))
-
-
-def change_weights(run, change):
-    weights = safetensors.torch.load_file(run / WEIGHTS)
-    change(weights)
-    safetensors.torch.save_file(weights, run / WEIGHTS)
-
-
-def test_round_trip(run, tmp_path):
+def test_a_run_is_read_as_it_was_written_and_replaced_whole(run, tmp_path):
     model, config, metrics = load(run, MODELS)
-    save(tmp_path / "deep" / "copy", model, config, metrics)
-    again, *rest = load(tmp_path / "deep" / "copy", MODELS)
-    assert rest == [config, metrics]
-    assert not again.training
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor)
-
-
-def test_config_says_where_the_weights_come_from(run):
-    provenance = load(run, MODELS)[1].provenance
-    assert provenance.seed == 0
-    assert provenance.versions["torch"] == torch.__version__
-    assert provenance.created.endswith("+00:00")
-    assert "epochs=20" in provenance.trainer
+    for directory in (tmp_path / "deep" / "copy", run):
+        save(directory, model, config, metrics)
+        again, *rest = load(directory, MODELS)
+        assert rest == [config, metrics]
+        assert not again.training
+        assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+        assert sorted(path.name for path in directory.iterdir()) == sorted([WEIGHTS, CONFIG, METRICS])
+        assert not [path for path in directory.parent.iterdir() if path.name.startswith(".")]
+    assert (config.provenance.seed, config.provenance.versions["torch"]) == (0, torch.__version__)
+    assert config.provenance.created.endswith("+00:00")
+    assert "epochs=20" in config.provenance.trainer
+    assert config.precision == "fp32"
 
 
 def test_arguments_rebuild_the_model(runs):
@@ -50,96 +39,69 @@ def test_arguments_rebuild_the_model(runs):
     assert model.adaptive == "literal"
 
 
-def test_saving_again_replaces_the_run_and_leaves_nothing_else(run):
-    model, config, metrics = load(run, MODELS)
-    save(run, model, msgspec.structs.replace(config, model="calculator-gate"), metrics)
-    assert sorted(path.name for path in run.iterdir()) == sorted([WEIGHTS, CONFIG, METRICS])
-    assert [path.name for path in run.parent.iterdir()] == [run.name]
-
-
-def test_something_else_is_not_replaced(run, tmp_path):
+def test_a_run_replaces_nothing_else(run, tmp_path):
+    loaded = load(run, MODELS)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(CheckpointError, match=r"photos: got something that is not a run, .* Choose another --out"):
-        save(tmp_path / "photos", *load(run, MODELS))
-    assert (tmp_path / "photos" / "cat.jpg").exists()
-
-
-def test_unwritable_place(run, tmp_path):
-    (tmp_path / "file").touch()
+        save(tmp_path / "photos", *loaded)
     with pytest.raises(CheckpointError, match="expected a writable place"):
-        save(tmp_path / "file" / "run", *load(run, MODELS))
+        save(tmp_path / "photos" / "cat.jpg" / "run", *loaded)
+    assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b""
 
 
-def test_no_directory(tmp_path):
-    with pytest.raises(CheckpointError, match="got nothing there, expected a run directory"):
-        load(tmp_path / "none", MODELS)
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="got a file, expected a run directory"):
-        load(tmp_path / "file", MODELS)
+def write(name, data):
+    return lambda run: (run / name).write_bytes(data)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, METRICS])
-def test_missing_file(run, name):
-    (run / name).unlink()
-    with pytest.raises(CheckpointError, match=rf"{name}: got No such file or directory, expected a file"):
-        load(run, MODELS)
+def missing(name):
+    return lambda run: (run / name).unlink()
 
 
-@pytest.mark.parametrize("name", [CONFIG, METRICS])
-@pytest.mark.parametrize("text", ["", "[]", '{"model": 3}'])
-def test_malformed_json(run, name, text):
-    (run / name).write_text(text)
-    with pytest.raises(CheckpointError, match=rf"{name}: got .*, expected the fields of Run"):
-        load(run, MODELS)
+def configured(**changes):
+    def change(run):
+        fields = msgspec.json.decode((run / CONFIG).read_bytes())
+        (run / CONFIG).write_bytes(msgspec.json.encode({**fields, **changes}))
+
+    return change
 
 
-def test_unknown_model(run):
-    edit(run / CONFIG, model="calculator-abacus")
-    with pytest.raises(
-        CheckpointError, match=r"field model: got 'calculator-abacus', expected one of calculator-oracle"
-    ):
-        load(run, MODELS)
+def weighted(**changes):
+    """Replace tensors of a run by name; None removes one."""
+
+    def change(run):
+        weights = {**safetensors.torch.load_file(run / WEIGHTS), **changes}
+        safetensors.torch.save_file({name: t for name, t in weights.items() if t is not None}, run / WEIGHTS)
+
+    return change
 
 
-def test_unknown_arguments(run):
-    edit(run / CONFIG, arguments={"heads": 3})
-    with pytest.raises(
-        CheckpointError, match=r"field arguments: got .*heads.*expected the arguments of calculator-gate"
-    ):
-        load(run, MODELS)
+BIAS = "value.bias"
+BROKEN = [
+    (shutil.rmtree, "got nothing there, expected a run directory"),
+    (lambda run: (shutil.rmtree(run), run.touch()), "got a file, expected a run directory"),
+    *(
+        (missing(name), f"{name}: got No such file or directory, expected a file")
+        for name in (WEIGHTS, CONFIG, METRICS)
+    ),
+    *(
+        (write(name, data), f"{name}: got .*, expected the fields of Run")
+        for name in (CONFIG, METRICS)
+        for data in (b"", b'{"model": 3}')
+    ),
+    (configured(model="calculator-abacus"), "field model: got 'calculator-abacus', expected one of calculator-oracle"),
+    (configured(arguments={"heads": 3}), "field arguments: got .*heads.*expected the arguments of calculator-gate"),
+    (write(WEIGHTS, b"no weights"), "expected a safetensors file"),
+    (weighted(**{BIAS: torch.zeros(2)}), rf"'{BIAS}': got torch.float32 \[2\], expected torch.float32 \[1\]"),
+    (weighted(**{BIAS: torch.zeros(1).double()}), rf"'{BIAS}': got torch.float64 \[1\], expected torch.float32 \[1\]"),
+    (weighted(**{BIAS: None}), f"tensor '{BIAS}': got no such tensor"),
+    (weighted(extra=torch.zeros(1)), "'extra': got a tensor that the model lacks"),
+    (weighted(**{BIAS: torch.tensor([torch.nan])}), f"'{BIAS}': got NaN or Inf, expected finite weights"),
+]
 
 
-def test_weights_are_no_safetensors(run):
-    (run / WEIGHTS).write_bytes(b"no weights")
-    with pytest.raises(CheckpointError, match="expected a safetensors file"):
-        load(run, MODELS)
-
-
-def test_wrong_shape(run):
-    change_weights(run, lambda weights: weights.update({"value.bias": torch.zeros(2)}))
-    with pytest.raises(CheckpointError, match=r"'value.bias': got torch.float32 \[2\], expected torch.float32 \[1\]"):
-        load(run, MODELS)
-
-
-def test_wrong_type(run):
-    change_weights(run, lambda weights: weights.update({"value.bias": torch.zeros(1, dtype=torch.float64)}))
-    with pytest.raises(CheckpointError, match=r"'value.bias': got torch.float64 \[1\], expected torch.float32 \[1\]"):
-        load(run, MODELS)
-
-
-def test_missing_and_extra_tensors(run):
-    change_weights(run, lambda weights: weights.pop("value.bias"))
-    with pytest.raises(CheckpointError, match=r"tensor .value.bias.: got no such tensor"):
-        load(run, MODELS)
-    change_weights(run, lambda weights: weights.update({"value.bias": torch.zeros(1), "extra": torch.zeros(1)}))
-    with pytest.raises(CheckpointError, match="'extra': got a tensor that the model has not"):
-        load(run, MODELS)
-
-
-def test_weights_that_are_not_finite(run):
-    change_weights(run, lambda weights: weights["value.bias"].fill_(float("nan")))
-    with pytest.raises(
-        CheckpointError, match=r"'value.bias': got NaN or Inf, expected finite weights. Train the model"
-    ):
+@pytest.mark.parametrize(("damage", "message"), BROKEN, ids=[re.sub(r"\W+", "-", message) for _, message in BROKEN])
+def test_broken_runs_are_rejected(run, damage, message):
+    damage(run)
+    with pytest.raises(CheckpointError, match=message):
         load(run, MODELS)

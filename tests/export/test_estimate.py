@@ -12,18 +12,17 @@ from edge.errors import BundleError, UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Rest, Shape, Timing
 from edge.profiling.timing import compared_above
 from export.convert import to_onnx
-from export.estimate import kernels as kernels_module
 from export.estimate.cli import estimate
 from export.estimate.devices import DEVICES
 from export.estimate.estimate import estimate_bundle
-from export.estimate.kernels import kernels
+from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import Halves, Work, halves_of, work_of
 from export.estimate.roofline import BAND, KERNELS_OF_A_LAYER, predict, usual_kernels
 from export.heads import SequenceClassifier
 from export.precision import half, static_int8
+from export.reduction.latency import feeds_of
 from export.reduction.plan import macs_per_token
 from export.reduction.shapes import write_shapes
-from export.reduction.timing import feeds_of
 from export.transformer import LayerShape, Transformer, TransformerConfig
 from tests.support.task_data import invoke, make_transformer, write_model
 
@@ -115,12 +114,12 @@ def test_a_layer_is_ten_kernels_of_an_engine():
     assert level == logging.NOTSET
 
 
-def test_only_what_launches_counts():
+def test_only_layers_with_kernels_are_counted():
     log = (
         "Layers:\nName: a_0, LayerType: shape_call, Inputs: []\nName: b_1, LayerType: kgen, Inputs: []\n"
         "Name: c, d_2, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [1] }]\n"
     )
-    assert kernels_module.parse_layers(log) == ["b_1", "c, d_2"]
+    assert parse_layers(log) == ["b_1", "c, d_2"]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ def shapes(tmp_path_factory):
     return root / "shapes"
 
 
-def test_every_number_of_a_prediction_says_that_it_is_one(shapes, tmp_path):
+def test_predictions_are_labelled_as_predictions(shapes, tmp_path):
     bundle = next(path for path in sorted(shapes.iterdir()) if path.name.startswith("h"))
     options = ("--mode", "15W", "--lengths", "8,16")
     found = json.loads(invoke(estimate, bundle, *options, "--json"))
@@ -195,7 +194,7 @@ def test_a_measured_table_replaces_predictions(shapes, tmp_path):
         estimate_bundle(bundle, "orin-nano-super", "15W", table=out)
 
 
-def test_what_cannot_be_predicted_is_refused(shapes, tmp_path):
+def test_wrong_options_and_foreign_operators_are_rejected(shapes, tmp_path):
     bundle = shapes / Shape(2, 16, 64).name
     with pytest.raises(UsageError, match=r"--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"):
         invoke(estimate, bundle, "--mode", "7W")

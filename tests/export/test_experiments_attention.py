@@ -1,4 +1,5 @@
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -7,21 +8,21 @@ import torch
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Tolerance
 from edge.errors import UsageError
-from export.adaptive.budget import mac_curve
+from export.adaptive.budget import CostCurve
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
 from export.convert import largest_difference, to_onnx
 from export.errors import CheckpointError, ReductionError
 from export.experiments.attention.cli import compare as command
 from export.experiments.attention.compare import RESULTS, read_result
-from export.experiments.attention.ground import Ground
 from export.experiments.attention.lengths import LITERAL, measure_lengths, no_logits_bound
 from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS, random_scores
-from export.experiments.attention.records import Record, read_record, save_record
-from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications, predict_int8
+from export.experiments.attention.records import Record, SharedInputs, read_record, save_record
+from export.experiments.attention.stopwatch import Speed, multiplications, predict_int8
 from export.experiments.attention.summary import paired, row_of
+from export.intervals import interval
 from export.tasks.cli import finetune
-from export.tasks.metrics import accuracy, interval
+from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
 from export.tasks.predictions import Predictions, predict
 from tests.support.reduction_data import inputs, model
@@ -32,29 +33,21 @@ ALL = MECHANISMS | ABLATIONS
 EXACT = {"full", "skip", "literal", "fixed", "budget", *ABLATIONS} | {"global"}
 
 
+#: A layer without attention costs half.
+CURVE = CostCurve((0.0, 1.0), (0.5, 1.0))
+
+
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory):
+def shared(tmp_path_factory):
     dense = model(heads=4, head_dim=16, ffn_dim=64)
-    config = dense.transformer.config
     state = tmp_path_factory.mktemp("state")
-    return Ground(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, mac_curve(config, 8), state)
-
-
-class _Made(dict):
-    """Every mechanism on the same ground, each made when it is first asked for."""
-
-    def __init__(self, ground):
-        super().__init__()
-        self._ground = ground
-
-    def __missing__(self, name):
-        self[name] = ALL[name].make(self._ground)
-        return self[name]
+    return SharedInputs(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, CURVE, state)
 
 
 @pytest.fixture(scope="module")
-def made(ground):
-    return _Made(ground)
+def made(shared):
+    """Return the changed model of a mechanism, made once."""
+    return cache(lambda name: ALL[name].make(shared))
 
 
 def each(names=ALL):
@@ -63,24 +56,24 @@ def each(names=ALL):
 
 
 @pytest.mark.parametrize("name", each())
-def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, ground, made):
-    changed = made[name].model.eval()
+def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shared, made):
+    changed = made(name).model.eval()
     rows = inputs(seed=7)
     longest = int(rows.lengths.argmax())
     with torch.no_grad():
         alone = outputs_of(changed, rows.batch(np.array([0])))
         together = outputs_of(changed, rows.batch(np.array([0, longest])))[:1]
     torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
-    differences = np.abs(predict(changed, rows).logits - predict(ground.dense, rows).logits)
+    differences = np.abs(predict(changed, rows).logits - predict(shared.dense, rows).logits)
     assert np.isfinite(differences).all()
     assert (float(differences.max()) < 1e-3) is (name in EXACT)
 
 
 @pytest.mark.parametrize("name", each())
-def test_a_mechanism_can_be_trained_in_every_part(name, ground, made):
-    changed = made[name].model.train()
-    batch = ground.batches()[0]
-    how = ALL[name].train(ground)
+def test_a_mechanism_can_be_trained_in_every_part(name, shared, made):
+    changed = made(name).model.train()
+    batch = shared.batches()[0]
+    how = ALL[name].train(shared)
     changed.zero_grad()
     if how is None:
         task_loss(changed, outputs_of(changed, batch), batch.targets).backward()
@@ -97,8 +90,8 @@ def test_a_mechanism_can_be_trained_in_every_part(name, ground, made):
 
 
 @pytest.mark.parametrize("name", each(name for name, mechanism in ALL.items() if mechanism.shrink))
-def test_smaller_matrices_answer_as_the_masked_ones(name, ground, made):
-    changed = made[name].model.eval()
+def test_smaller_matrices_have_the_outputs_of_the_masked_ones(name, shared, made):
+    changed = made(name).model.eval()
     small = ALL[name].shrink(changed)
     rows = inputs(seed=8)
     np.testing.assert_allclose(predict(small, rows).logits, predict(changed, rows).logits, atol=1e-4)
@@ -106,9 +99,9 @@ def test_smaller_matrices_answer_as_the_masked_ones(name, ground, made):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linformer", "bigbird", "skip", "global", "random", "literal", "budget"])
-def test_it_exports_and_runs_as_in_torch(name, ground, made):
-    changed = made[name].model.eval()
-    batch = ground.batches()[0]
+def test_exported_mechanisms_have_the_outputs_of_torch(name, shared, made):
+    changed = made(name).model.eval()
+    batch = shared.batches()[0]
     feeds = {"inputs": batch.inputs[:2], "mask": batch.mask[:2]}
     exported = to_onnx(changed, feeds, ["logits"], {})
     with torch.no_grad():
@@ -117,21 +110,15 @@ def test_it_exports_and_runs_as_in_torch(name, ground, made):
     assert largest_difference(exported, golden, Tolerance(atol=1e-3, rtol=1e-3), name) < 1e-3
 
 
-def test_half_of_attention_is_left(ground, made):
+def test_half_of_attention_is_left(shared, made):
     for name in ("random", "uniform"):
-        assert head_use(made[name].model, ground.calibration).mean_kept == pytest.approx(0.5, abs=0.08)
+        assert np.mean(head_use(made(name).model, shared.calibration).kept) == pytest.approx(0.5, abs=0.08)
     for name in ("gradient", "ours-attention"):
-        assert np.mean(made[name].kept) == pytest.approx(0.5, abs=0.13)
-        config = made[name].model.transformer.config
+        assert np.mean(made(name).kept) == pytest.approx(0.5, abs=0.13)
+        config = made(name).model.transformer.config
         widths = [shape.num_heads * shape.head_dim for shape in config.layers]
         assert sum(widths) <= sum(4 * 16 for _ in widths) / 2
         assert [shape.ffn_dim for shape in config.layers] == [64, 64]
-
-
-@pytest.mark.slow
-def test_ours_takes_hidden_units_too_where_that_costs_less(made):
-    layers = made["ours"].model.transformer.config.layers
-    assert any(shape.ffn_dim < 64 or shape.num_heads * shape.head_dim < 64 for shape in layers)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
@@ -141,37 +128,29 @@ def test_random_scores_leave_their_share(share):
     assert not torch.equal(scores, scores.sort().values)
 
 
-def test_a_multiplication_count_includes_scorers_and_dense_masks(ground, made):
-    batch = ground.batches()[0]
+def test_a_multiplication_count_includes_scorers_and_dense_masks(shared, made):
+    batch = shared.batches()[0]
     feeds = {"inputs": batch.inputs[:1], "mask": batch.mask[:1]}
-    dense = multiplications(ground.dense, feeds)
-    assert multiplications(made["bigbird"].model, feeds) == dense
-    assert multiplications(made["literal"].model, feeds) > multiplications(made["budget"].model, feeds) > dense
-    assert multiplications(ALL["uniform"].shrink(made["uniform"].model), feeds) < dense
+    dense = multiplications(shared.dense, feeds)
+    assert multiplications(made("bigbird").model, feeds) == dense
+    assert multiplications(made("literal").model, feeds) > multiplications(made("budget").model, feeds) > dense
+    assert multiplications(ALL["uniform"].shrink(made("uniform").model), feeds) < dense
 
 
-def test_a_speed_beyond_its_bound_is_told():
+def test_a_speed_beyond_its_bound_is_not_explained():
     assert Speed(8, 1.0, 1.5, 1.5, 1.4).explained
     assert not Speed(8, 1.0, 1.6, 1.6, 1.4).explained
     assert Speed(8, 1.0, 9.0, 9.0).explained, "INT8 has no bound in multiplications"
 
 
 @pytest.mark.slow
-def test_the_dense_model_is_as_fast_as_itself(ground):
-    (speed,) = Stopwatch(ground.dense, (8,), 3).speeds(ground.dense)
-    assert speed.bound == 1
-    assert speed.tokens == 8
-    assert speed.ratio > 0
-
-
-@pytest.mark.slow
-def test_int8_answers_nearly_the_same(ground):
+def test_int8_answers_nearly_the_same(shared):
     rows = inputs(seed=9)
-    wanted, found = predict(ground.dense, rows), predict_int8(ground.dense, rows)
+    wanted, found = predict(shared.dense, rows), predict_int8(shared.dense, rows)
     assert np.corrcoef(wanted.logits.ravel(), found.logits.ravel())[0, 1] > 0.95
 
 
-def test_pairing_finds_what_single_intervals_hide():
+def test_paired_intervals_are_narrower_than_single_ones():
     random = np.random.default_rng(2)
     targets = random.integers(0, 2, 500)
     theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
@@ -185,20 +164,12 @@ def test_pairing_finds_what_single_intervals_hide():
     low, high = interval(accuracy, theirs, targets)
     assert high - low > 2 * (found.interval[1] - found.interval[0])
     assert paired("accuracy", [other], [one]).value == -found.value
-
-
-def test_an_item_is_drawn_for_all_seeds_at_once():
-    random = np.random.default_rng(0)
-    targets = random.integers(2, size=300)
-    one, other = (Predictions(random.standard_normal((300, 2)).astype(np.float32), targets) for _ in range(2))
-    single = paired("accuracy", [one], [other])
-    twice = paired("accuracy", [one, one], [other, other])
-    assert twice == single, "the same predictions twice are no more evidence"
+    assert paired("accuracy", [one, one], [other, other]) == found, "the same predictions twice are no more evidence"
 
 
 @pytest.mark.slow
-def test_lengths_are_measured_once(ground, tmp_path):
-    config, path = ground.dense.transformer.config, tmp_path / "lengths.json"
+def test_lengths_are_measured_once(shared, tmp_path):
+    config, path = shared.dense.transformer.config, tmp_path / "lengths.json"
     found = measure_lengths(config, (16,), 2, path)
     assert found[0].variant == LITERAL
     assert len(found) == 3
@@ -254,7 +225,7 @@ def test_the_command_compares_resumes_and_draws(place):
         invoke(command, *options, "--lr", 1e-3)
 
 
-def test_a_record_is_read_as_it_was_written_and_a_broken_one_refused(tmp_path):
+def test_a_record_is_read_as_written_and_a_broken_one_is_rejected(tmp_path):
     record = Record(
         name="full",
         what="",
@@ -279,23 +250,23 @@ def test_a_record_is_read_as_it_was_written_and_a_broken_one_refused(tmp_path):
         read_record(place)
 
 
-def test_too_few_examples_to_calibrate_with_are_refused_before_training(place, tmp_path):
+def test_too_few_calibration_examples_are_rejected_before_training(place, tmp_path):
     options = (place / "SST-2", "--only", "ours", "--limit", 4, "--no-plots", "--out", tmp_path / "out")
     with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 128"):
         invoke(command, *options)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_compared_is_refused(place, tmp_path):
-    with pytest.raises(UsageError, match=r"got 'magic', expected one of full, linformer"):
-        invoke(command, *options_of(place, "magic"))
-    with pytest.raises(UsageError, match="without a task"):
-        invoke(command, place / "model", "--data-dir", place, "--out", tmp_path / "new")
-    with pytest.raises(UsageError, match="has finished"):
-        invoke(command, *options_of(place, "full"), "--beside", tmp_path)
+def test_wrong_arguments_are_rejected(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
+        (options_of(place, "magic"), r"got 'magic', expected one of full, linformer"),
+        ((place / "model", "--data-dir", place, "--out", tmp_path / "new"), "without a task"),
+        ((*options_of(place, "full"), "--beside", tmp_path), "has finished"),
+        ((*options_of(place, "full")[:-1], tmp_path / "file" / "below"), "which is no directory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(command, *arguments)
     (tmp_path / RESULTS).write_text("{}")
     with pytest.raises(UsageError, match="has finished"):
         read_result(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="which is no directory"):
-        invoke(command, *options_of(place, "full")[:-1], tmp_path / "file" / "below")

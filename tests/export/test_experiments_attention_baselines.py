@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.adaptive.budget import mac_curve
+from export.adaptive.budget import CostCurve
 from export.attention import MultiHeadAttention
 from export.experiments.attention.baselines import (
     BLOCK,
@@ -14,12 +14,16 @@ from export.experiments.attention.baselines import (
     like,
     sparse_pattern,
 )
-from export.experiments.attention.ground import Ground
+from export.experiments.attention.records import SharedInputs
 from export.experiments.attention.reductions import attention_plan, pruned_by_gradient
 from export.tasks.predictions import predict
 from tests.support.reduction_data import inputs, model
 
 DIM, HEADS, WIDTH, POSITIONS = 16, 2, 8, 32
+
+
+#: A layer without attention costs half.
+CURVE = CostCurve((0.0, 1.0), (0.5, 1.0))
 
 
 @pytest.fixture
@@ -96,47 +100,46 @@ def test_the_pattern_is_window_global_and_random():
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory):
+def shared(tmp_path_factory):
     dense = model(heads=4, head_dim=16, ffn_dim=64)
-    curve = mac_curve(dense.transformer.config, 8)
-    return Ground(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, curve, tmp_path_factory.mktemp("state"))
+    return SharedInputs(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, CURVE, tmp_path_factory.mktemp("state"))
 
 
-def test_gradient_pruning_with_all_heads_changes_nothing(ground):
-    whole = pruned_by_gradient(replace(ground, share=1.0))
+def test_gradient_pruning_with_all_heads_changes_nothing(shared):
+    whole = pruned_by_gradient(replace(shared, share=1.0))
     rows = inputs(seed=3)
-    np.testing.assert_allclose(predict(whole.model, rows).logits, predict(ground.dense, rows).logits, atol=1e-4)
+    np.testing.assert_allclose(predict(whole.model, rows).logits, predict(shared.dense, rows).logits, atol=1e-4)
     assert np.mean(whole.kept) == 1
 
 
-def test_gradient_pruning_takes_the_heads_that_count_least(ground):
+def test_gradient_pruning_takes_the_heads_that_count_least(shared):
     """Heads whose output goes nowhere have no gradient, and go first."""
     useless = model(heads=4, head_dim=16, ffn_dim=64)
     with torch.no_grad():
         for layer in useless.transformer.layers:
             layer.attention.output_proj.weight[:, 16:48] = 0  # heads 1 and 2
-    pruned = pruned_by_gradient(replace(ground, dense=useless))
+    pruned = pruned_by_gradient(replace(shared, dense=useless))
     assert pruned.kept == ((1, 0, 0, 1), (1, 0, 0, 1))
     rows = inputs(seed=3)
     np.testing.assert_allclose(predict(pruned.model, rows).logits, predict(useless, rows).logits, atol=1e-4)
 
 
-def test_a_layer_may_lose_all_its_heads(ground):
+def test_a_layer_may_lose_all_its_heads(shared):
     useless = model(heads=4, head_dim=16, ffn_dim=64)
     with torch.no_grad():
         useless.transformer.layers[0].attention.output_proj.weight.mul_(1e-6)
         useless.transformer.layers[1].attention.output_proj.weight.mul_(1)
-    pruned = pruned_by_gradient(replace(ground, dense=useless, share=1 / 8))
+    pruned = pruned_by_gradient(replace(shared, dense=useless, share=1 / 8))
     assert sum(map(sum, pruned.kept)) == 1
     assert None in [layer.attention for layer in pruned.model.transformer.layers]
     assert np.isfinite(predict(pruned.model, inputs()).logits).all()
 
 
-def test_the_attention_plan_answers_more_alike_than_pruning(ground):
+def test_the_attention_plan_answers_more_alike_than_pruning(shared):
     rows = inputs(seed=3)
-    wanted = predict(ground.dense, rows).logits
+    wanted = predict(shared.dense, rows).logits
     ours, theirs = (
-        np.square(predict(make(ground).model, rows).logits - wanted).mean()
+        np.square(predict(make(shared).model, rows).logits - wanted).mean()
         for make in (attention_plan, pruned_by_gradient)
     )
     assert ours < theirs

@@ -8,11 +8,11 @@ import pytest
 
 from edge.errors import UsageError
 from edge.files import write_whole
+from export import processor
 from export.errors import CheckpointError, DataError
 from export.experiments.family import DENSE, TEACHER, TIERS, Settings, family_directory, settings_of
-from export.experiments.frontier import frontier_of
+from export.experiments.frontier import draw, frontier_of
 from export.experiments.frontier_cli import frontier
-from export.experiments.frontier_plot import draw
 from export.experiments.measure import (
     Measured,
     MeasuredFamily,
@@ -87,8 +87,10 @@ def test_the_dense_baseline_is_the_better_run_on_the_holdout(tmp_path, teacher, 
 
 
 @pytest.fixture
-def experiment(tmp_path):
-    """A model, data, and the settings of a family that was measured with them."""
+def experiment(tmp_path, monkeypatch):
+    """A model, data, and the settings of a family that was measured with them, on a processor with BF16."""
+    (tmp_path / "cpuinfo").write_text("flags : avx2 avx512_bf16")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     write_sst2(tmp_path / "data")
     write_model(tmp_path / "model", make_transformer())
     family = written_family(tmp_path)
@@ -154,7 +156,7 @@ def test_a_family_of_another_model_data_or_machine_is_not_mixed_in(experiment):
         command(experiment)
 
 
-def test_results_without_settings_and_broken_ones_are_refused(experiment):
+def test_results_without_settings_and_broken_ones_are_rejected(experiment):
     directory = family_directory(experiment / "out", "SST-2", 0)
     (directory / "settings.json").rename(directory / "measured.json")
     with pytest.raises(UsageError, match=r"got results without settings, expected settings\.json beside them"):
@@ -169,7 +171,7 @@ def test_the_data_of_every_task_are_read_before_the_first_is_trained(experiment)
         command(experiment, "--task", "RTE")
 
 
-def test_plots_without_matplotlib_are_refused_at_once(tmp_path, monkeypatch):
+def test_plots_without_matplotlib_are_rejected_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (tmp_path / "model").mkdir()
     with pytest.raises(UsageError, match=r"got no matplotlib.*or give --no-plots"):
@@ -177,7 +179,7 @@ def test_plots_without_matplotlib_are_refused_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_tier_is_asked_every_item_in_both_precisions(tmp_path):
+def test_every_tier_runs_every_item_in_both_precisions(tmp_path):
     write_sst2(tmp_path)
     # Wide enough that one model is not 10 % faster than itself, which is what is refused.
     write_model(tmp_path / "model", make_transformer(dim=256))

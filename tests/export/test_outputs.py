@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from edge.errors import UsageError
 from export.cli import export, train
@@ -15,29 +14,17 @@ from export.experiments.frontier_cli import frontier
 from export.reduction.cli import reduce
 from export.routing.cli import route
 from export.tasks.cli import finetune
-from tests.support.task_data import make_transformer, write_model, write_sst2
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A directory with data, a model, and a run on SST-2."""
-    root = tmp_path_factory.mktemp("outputs")
-    write_sst2(root / "data")
-    write_model(root / "model", make_transformer())
-    run(
-        finetune, "SST-2", "--model", root / "model", "--data-dir", root / "data", "--out", root, "--limit", 32,
-        "--epochs", 1, "--max-length", 32, "--name", "full",
-    )  # fmt: skip
-    return root
+from tests.support.task_data import invoke
 
 
 @pytest.fixture
-def place(trained, tmp_path):
-    """A copy of all that, with a second run, a bundle, and links to the run and the data."""
+def place(sst2, tmp_path):
+    """A directory with data, a model, three runs, a link to one of them, bundles, and files of other kinds."""
     root = tmp_path / "place"
-    shutil.copytree(trained, root)
-    shutil.copytree(root / "full", root / "lean")
-    shutil.copytree(root / "full", root / "earlier")
+    shutil.copytree(sst2 / "glue", root / "data" / "glue")
+    shutil.copytree(sst2 / "model", root / "model")
+    for name in ("full", "lean", "earlier"):
+        shutil.copytree(sst2 / "SST-2", root / name)
     (root / "link").symlink_to(root / "full")
     (root / "figures.json").write_text("{}")
     (root / "figures.png").write_text("not a picture")
@@ -50,12 +37,6 @@ def place(trained, tmp_path):
     (root / "bundles" / "photos-1").mkdir()
     (root / "bundles" / "photos-1" / "cat.jpg").touch()
     return root
-
-
-def run(command, *arguments):
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result
 
 
 def contents(root):
@@ -120,42 +101,42 @@ NOT_OURS = [
 
 
 @pytest.mark.parametrize(("command", "arguments", "relation"), REFUSED)
-def test_nothing_that_is_read_is_written_even_with_replace(place, monkeypatch, command, arguments, relation):
+def test_inputs_are_not_overwritten_even_with_replace(place, monkeypatch, command, arguments, relation):
     before = contents(place)
     monkeypatch.chdir(place)
     replace = () if command in (compare, frontier) else ("--replace",)
     with pytest.raises(UsageError, match=f"got {relation} .*{INPUTS}"):
-        run(command, *arguments, *replace)
+        invoke(command, *arguments, *replace)
     assert contents(place) == before
 
 
 @pytest.mark.parametrize(("command", "arguments", "path", "what"), EXISTING)
-def test_what_exists_is_named_and_needs_replace(place, monkeypatch, command, arguments, path, what):
+def test_existing_results_need_replace(place, monkeypatch, command, arguments, path, what):
     if command is train:
-        run(train, "calculator-oracle", "--out", place)
+        invoke(train, "calculator-oracle", "--out", place)
     before = contents(place)
     monkeypatch.chdir(place)
     with pytest.raises(UsageError, match=f"{path}: got {what}, {EARLIER}"):
-        run(command, *arguments)
+        invoke(command, *arguments)
     assert contents(place) == before
 
 
 @pytest.mark.parametrize(("command", "arguments", "message"), NOT_OURS)
-def test_what_is_not_a_result_is_refused_even_with_replace(place, monkeypatch, command, arguments, message):
+def test_other_files_are_not_replaced_even_with_replace(place, monkeypatch, command, arguments, message):
     before = contents(place)
     monkeypatch.chdir(place)
     with pytest.raises(UsageError, match=message):
-        run(command, *arguments, "--replace")
+        invoke(command, *arguments, "--replace")
     assert contents(place) == before
 
 
 @pytest.mark.parametrize("command", [compare, frontier])
-def test_an_experiment_takes_no_directory_of_something_else(place, monkeypatch, command):
+def test_an_experiment_rejects_a_directory_with_other_files(place, monkeypatch, command):
     arguments = ("full",) if command is compare else (*MODEL, "model")
     before = contents(place)
     monkeypatch.chdir(place)
     with pytest.raises(UsageError, match="--out photos: got a directory with other files"):
-        run(command, *arguments, "--out", "photos")
+        invoke(command, *arguments, "--out", "photos")
     assert contents(place) == before
 
 
@@ -169,19 +150,19 @@ def test_the_installed_command_ends_with_2_and_loads_no_torch(place):
     assert "--out full: got the path of --model full" in done.stderr
 
 
-def test_replace_replaces_when_the_new_run_is_whole(place):
+def test_a_run_is_replaced_when_the_new_one_is_complete(place):
     options = ("--model", place / "model", "--data-dir", place / "data", "--max-length", 32, "--limit", 32)
     options += ("--epochs", 1, "--out", place, "--name", "earlier", "--replace")
     before = contents(place / "earlier")
     with pytest.raises(TrainingError, match="expected a finite number"):
-        run(finetune, "sst-2", *options, "--lr", 1e30, "--batch", 8)
+        invoke(finetune, "sst-2", *options, "--lr", 1e30, "--batch", 8)
     assert contents(place / "earlier") == before
     (place / ".earlier.state").unlink(missing_ok=True)
-    run(finetune, "sst-2", *options, "--lr", 1e-3, "--seed", 1)
+    invoke(finetune, "sst-2", *options, "--lr", 1e-3, "--seed", 1)
     assert contents(place / "earlier") != before
 
 
-def test_names_that_are_paths_are_refused(place):
+def test_names_that_are_paths_are_rejected(place):
     for name in ("a/b", "..", ".hidden", ""):
         with pytest.raises(UsageError, match=r"--name: got .*expected the name of a directory"):
-            run(finetune, "sst-2", "--model", place / "model", "--name", name)
+            invoke(finetune, "sst-2", "--model", place / "model", "--name", name)

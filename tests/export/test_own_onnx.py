@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import tokenize
-from edge.errors import FewheadsError, GoldenError, UsageError
+from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
 from export.cli import export
@@ -60,7 +60,14 @@ def value(name: str, shape: tuple[object, ...], datatype: int = TensorProto.FLOA
     return helper.make_tensor_value_info(name, datatype, shape)
 
 
+def unary(operator: str, *, output: str = "y", keepdims: int | None = None, **options: Any) -> bytes:
+    """Return a model of one operator on x."""
+    attributes = {} if keepdims is None else {"keepdims": keepdims}
+    return graph([helper.make_node(operator, ["x"], [output], **attributes)], output=output, **options)
+
+
 RELU = [helper.make_node("Relu", ["x"], ["y"])]
+TOO_MANY_ROWS = graph([helper.make_node("Concat", ["x", "x"], ["y"], axis=0)], y=("twice", 3))
 
 
 def test_bundle_with_real_inputs_is_served(tmp_path: Path) -> None:
@@ -157,48 +164,24 @@ def sequence() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "message"),
+    ("data", "message"),
     [
-        (b"no model", UsageError, r"expected an ONNX model\. Give the file"),
-        (graph(RELU, opset=21), UsageError, r"opset of .*: got 21, expected 13 to 20.* opset_version=18"),
-        (graph(RELU, opset=12), UsageError, "opset of .*: got 12, expected 13 to 20"),
-        (
-            changed_onnx(custom_operator),
-            UsageError,
-            "expected an ONNX model that ONNX Runtime .* standard operators",
-        ),
-        (sequence(), UsageError, r"output 'y' of .*: got 'seq\(tensor\(float\)\)', expected a tensor of .*zipmap"),
-        (
-            graph([helper.make_node("Relu", ["x"], ["495"])], output="495"),
-            UsageError,
-            "name of output '495' .*: got '495', .* output_names",
-        ),
-        (
-            graph([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], y=()),
-            UsageError,
-            r"shape of output 'y' .*: got \[\], expected 1 to 8 dimensions",
-        ),
-        (
-            graph([helper.make_node("Identity", ["x"], ["y"])], datatype=TensorProto.STRING),
-            UsageError,
-            "golden input 'x': got text, expected numbers. Give --inputs",
-        ),
-        (
-            graph([helper.make_node("Log", ["x"], ["y"])]),
-            UsageError,
-            "output 'y' .*: got NaN or Inf, expected finite values. Give real inputs with --inputs",
-        ),
-        (mean_over_batch(), UsageError, "for a row alone and beside another one: got a difference of"),
-        (
-            graph([helper.make_node("Concat", ["x", "x"], ["y"], axis=0)], y=("twice", 3)),
-            UsageError,
-            "output 'y' .*: got 16 rows, expected 8, as sent. Give --max-batch-size 0",
-        ),
-        (noise(), GoldenError, "for the same inputs: got a largest difference of .* evaluation mode"),
+        (b"no model", r"expected an ONNX model\. Give the file"),
+        (unary("Relu", opset=21), r"opset of .*: got 21, expected 13 to 20.* opset_version=18"),
+        (unary("Relu", opset=12), "opset of .*: got 12, expected 13 to 20"),
+        (changed_onnx(custom_operator), "expected an ONNX model that ONNX Runtime .* standard operators"),
+        (sequence(), r"output 'y' of .*: got 'seq\(tensor\(float\)\)', expected a tensor of .*zipmap"),
+        (unary("Relu", output="495"), "name of output '495' .*: got '495', .* output_names"),
+        (unary("ReduceSum", keepdims=0, y=()), r"shape of output 'y' .*: got \[\], expected 1 to 8 dimensions"),
+        (unary("Identity", datatype=TensorProto.STRING), "golden input 'x': got text, expected numbers. Give --inputs"),
+        (unary("Log"), "output 'y' .*: got NaN or Inf, expected finite values. Give real inputs with --inputs"),
+        (mean_over_batch(), "for a row alone and beside another one: got a difference of"),
+        (TOO_MANY_ROWS, "output 'y' .*: got 16 rows, expected 8, as sent. Give --max-batch-size 0"),
+        (noise(), "for the same inputs: got a largest difference of .* evaluation mode"),
     ],
 )
-def test_models_that_would_not_serve(tmp_path: Path, data: bytes, error: type[FewheadsError], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_models_that_would_not_serve(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(GoldenError if data == noise() else UsageError, match=message):
         export_own(write(tmp_path / "model.onnx", data))
     assert not (tmp_path / "models").exists()
 
@@ -270,6 +253,6 @@ def test_text_in_and_out(tmp_path: Path) -> None:
     model = write(tmp_path / "text.onnx", data)
     np.savez(tmp_path / "inputs.npz", x=np.array([["12"], ["7"]]))
     exported = export_own(model, "--inputs", tmp_path / "inputs.npz")
-    bundle = Bundle.open(exported["directory"] if "directory" in exported else tmp_path / "models" / "own-1")
+    bundle = Bundle.open(exported["bundle"])
     assert bundle.golden.outputs["y"].ravel().tolist() == [b"12", b"7"]
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()

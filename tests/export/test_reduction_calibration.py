@@ -2,12 +2,7 @@ import pytest
 import torch
 
 from export.errors import ReductionError
-from export.reduction.calibration import (
-    Moments,
-    attention_statistics,
-    check_calibration,
-    feed_forward_statistics,
-)
+from export.reduction.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
 from export.reduction.states import embedded, head_gradients, layers_of, recorded, tokens_of
 from tests.support.reduction_data import batches, model
 
@@ -81,13 +76,13 @@ def test_too_few_tokens_are_counted():
         check_calibration(model().transformer, data)
 
 
-def test_inputs_of_another_kind_are_refused():
+def test_inputs_of_another_kind_are_rejected():
     images = [batches()[0]._replace(inputs=torch.zeros(2, 3, 8, 8), mask=None)]
     with pytest.raises(ReductionError, match=r"batch 0: got inputs of shape \[2, 3, 8, 8\], expected token ids"):
         check_calibration(model().transformer, images)
 
 
-def test_activations_that_are_not_finite_are_refused():
+def test_activations_that_are_not_finite_are_rejected():
     classifier, data = model(), batches()
     layer, states = layers_of(classifier.transformer)[0], embedded(classifier.transformer, data)
     states[1][0, 0, 0] = torch.nan

@@ -17,55 +17,44 @@ from export.reduction.plan_cli import plan
 from export.reduction.shapes_cli import shapes
 from export.runs import CONFIG
 from export.tasks.cli import finetune
-from export.tasks.models import find, find_tuned
-from tests.support.task_data import invoke, make_transformer, write_model, write_sst2
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with data, a run on SST-2, and the run that it was reduced to."""
-    root = tmp_path_factory.mktemp("reduction")
-    write_sst2(root)
-    write_model(root / "model", make_transformer())
-    options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32)
-    invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options)
-    return root
+from export.tasks.models import open_model, open_tuned
+from tests.support.task_data import invoke
 
 
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     options = ("--data-dir", place, "--calibration", 200, "--tokens", 16, "--target-speedup", 1.05)
-    result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "small", "--json"))
+    result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--json"))
     measures = {(m["split"], m["metric"]): m["value"] for m in result["metrics"]["measures"]}
     assert measures["dev", "accuracy"] > 0.8
     assert result["expected_speedup"] >= 1.05
     assert result["measured"]["ratio"] > 0.7
-    small = find_tuned(place / "small", "SST-2").transformer.config
+    small = open_tuned(place / "reduced", "SST-2").transformer.config
     units = [layer["plan"]["shape"]["ffn_dim"] for layer in result["layers"]]
     assert units == [shape.ffn_dim for shape in small.layers]
-    assert small.layers != find(place / "SST-2").transformer.config.layers
+    assert small.layers != open_model(place / "SST-2").transformer.config.layers
     assert sorted(path.name for path in (place / ".SST-2.reduction").iterdir()) == ["latency.json", "losses.state"]
     # Everything that takes long is kept for another target.
-    table = invoke(reduce, place / "SST-2", *options, "--out", place / "small", "--replace")
+    table = invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--replace")
     assert "times faster at 16 tokens" in table
     assert "Before any fine-tuning" in table
     tuning = ("--data-dir", place, "--epochs", 1, "--max-length", 32, "--teacher", place / "SST-2")
-    invoke(finetune, "SST-2", "--model", place / "small", *tuning, "--out", place / "tuned")
+    invoke(finetune, "SST-2", "--model", place / "reduced", *tuning, "--out", place / "tuned")
     # The second plan may be another one: the rest of the model, which is no layer, is timed anew.
-    small = find(place / "small")
-    tuned = find(place / "tuned" / "SST-2")
+    small = open_model(place / "reduced")
+    tuned = open_model(place / "tuned" / "SST-2")
     assert tuned.transformer.config == small.transformer.config
     # Training keeps the shape, and so the speed that names the tier.
     assert tuned.config.speedup == small.config.speedup
     assert small.config.speedup.tokens == 16
 
 
-def test_too_few_examples_are_refused_before_anything_is_timed(place, tmp_path):
+def test_too_few_examples_are_rejected_before_the_timings(place, tmp_path):
     with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 64"):
         invoke(reduce, place / "SST-2", "--calibration", 2, "--out", tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_resumed_reduction_says_so_and_prints_lines_when_piped(place, monkeypatch):
+def test_a_resumed_reduction_reports_it_and_prints_lines_when_piped(place, monkeypatch):
     monkeypatch.setattr(output, "LINE_SECONDS", 0.05)
     options = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05, "--out", place / "other")
     result = CliRunner().invoke(reduce, [str(place / "SST-2"), *map(str, options)], catch_exceptions=False)
@@ -75,16 +64,16 @@ def test_a_resumed_reduction_says_so_and_prints_lines_when_piped(place, monkeypa
     assert len(set(seen)) > 2
 
 
-def test_the_data_are_those_of_the_run_unless_they_are_gone(place, tmp_path):
+def test_the_recorded_data_directory_must_exist(place, sst2, tmp_path):
     run = shutil.copytree(place / "SST-2", tmp_path / "SST-2")
     config = json.loads((run / CONFIG).read_text())
-    assert config["data_dir"] == str(place.resolve())
+    assert config["data_dir"] == str(sst2.resolve())
     (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path / "gone")}))
     with pytest.raises(DataError, match=r"gone: got nothing there, .*trained with\. Give --data-dir"):
         invoke(reduce, run, "--out", tmp_path / "new")
 
 
-def test_a_model_without_a_task_is_refused(place, tmp_path):
+def test_a_model_without_a_task_is_rejected(place, tmp_path):
     with pytest.raises(UsageError, match=r"got a model without a task, expected a run on one of SST-2"):
         invoke(reduce, place / "model", "--data-dir", place, "--out", tmp_path / "new")
 
@@ -129,13 +118,13 @@ def test_each_device_gets_a_plan_of_its_own(tables):
     assert "prediction, not measured on an Orin" in (tables / "plans.svg").read_text()
 
 
-def test_a_reduction_is_planned_with_the_table_of_a_device_and_says_so(tables):
+def test_a_reduction_records_the_latency_table_of_its_plan(tables):
     options = ("--calibration", 200, "--tokens", 16, "--target-speedup", 1.05, "--latency-table", tables / "orin.json")
     result = json.loads(invoke(reduce, tables / "SST-2", *options, "--out", tables / "for-orin", "--json"))
     assert result["latency_key"] == LatencyTable.read(tables / "orin.json").key
     assert result["latency_label"] == PREDICTION
     assert result["expected_speedup"] >= 1.05
-    trainer = find(tables / "for-orin").config.provenance.trainer
+    trainer = open_model(tables / "for-orin").config.provenance.trainer
     assert "on Jetson Orin Nano Super 15W tensorrt" in trainer
     assert PREDICTION in trainer
 
@@ -148,7 +137,7 @@ def test_a_reduction_is_planned_with_the_table_of_a_device_and_says_so(tables):
         ({"key": {"dim": "7"}}, r"key: got architecture 'missing', dim '7', .* expected architecture 'bert', dim '32'"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused_before_the_work(tables, tmp_path, change, message):
+def test_a_table_that_does_not_fit_is_rejected_before_the_work(tables, tmp_path, change, message):
     path = tmp_path / "table.json"
     msgspec.structs.replace(LatencyTable.read(tables / "cpu.json"), **change).write(path)
     with pytest.raises(UsageError, match=message):
@@ -156,7 +145,7 @@ def test_a_table_that_does_not_fit_is_refused_before_the_work(tables, tmp_path, 
     assert [entry.name for entry in tmp_path.iterdir()] == ["table.json"]
 
 
-def test_a_table_of_a_throttled_device_is_refused(tables, tmp_path):
+def test_a_table_of_a_throttled_device_is_rejected(tables, tmp_path):
     table = LatencyTable.read(tables / "cpu.json")
     hot = msgspec.structs.replace(table.timings[0], throttled=True)
     path = tmp_path / "table.json"

@@ -1,14 +1,9 @@
 import msgspec
-import numpy as np
 import pytest
-import torch
 
 from edge.profiling.table import LatencyTable, Shape
-from export.convert import to_onnx
-from export.reduction.latency import machine_key, measure_layers, measure_times
-from export.reduction.plan import check_speedup, plan_of
+from export.reduction.latency import feeds_of, machine_key, measure_layers, measure_models, measure_times
 from export.reduction.search import Grid
-from export.reduction.timing import compare, feeds_of, measure_models
 from export.transformer import LayerShape, TransformerConfig
 from tests.support.reduction_data import config, model
 
@@ -25,7 +20,6 @@ def test_smaller_layers_are_faster_and_kept_in_the_cache(tmp_path):
     assert seen == [(1, 2), (2, 2)]
     for tokens in (16, 64):
         quarter = table.find(QUARTER, tokens)
-        assert quarter.ratio > 1.3
         assert quarter.calls == 20
         assert quarter.milliseconds < quarter.dense_milliseconds
     assert table.find(QUARTER, 17) is None
@@ -34,7 +28,7 @@ def test_smaller_layers_are_faster_and_kept_in_the_cache(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["another machine", "not JSON"])
-def test_a_cache_that_says_nothing_is_replaced(tmp_path, damage):
+def test_a_cache_of_another_machine_or_a_broken_one_is_replaced(tmp_path, damage):
     cache = tmp_path / "table.json"
     if damage == "not JSON":
         cache.write_text("{")
@@ -54,20 +48,12 @@ def test_times_add_up_to_those_of_a_model():
     assert rest > 0
 
 
-def test_whole_models_are_compared_and_the_bound_holds():
-    classifier = model(dim=128, heads=4, head_dim=32, ffn_dim=512)
-    smaller = model(dim=128, heads=2, head_dim=32, ffn_dim=256)
-    comparison = measure_models(classifier, smaller, feeds_of(config(), 32), calls=30)
-    plan = plan_of(classifier.transformer.config, smaller.transformer.config.layers)
-    assert comparison.ratio > 1
-    assert check_speedup(plan, 32, comparison.ratio, tolerance=0.25) == pytest.approx(2)
-
-
-def test_a_model_beside_itself():
-    linear = torch.nn.Linear(64, 64)
-    onnx = to_onnx(linear, {"x": torch.randn(8, 64)}, ["y"], {})
-    found = compare(onnx, onnx, {"x": np.zeros((8, 64), dtype=np.float32)}, calls=50)
-    assert found.ratio == pytest.approx(1, abs=0.4)
+def test_whole_models_are_compared():
+    classifier, smaller = (model(dim=128, heads=heads, head_dim=32, ffn_dim=128 * heads) for heads in (4, 2))
+    found = measure_models(classifier, smaller, feeds_of(config(), 32), calls=30)
+    assert found.calls == 30
+    assert 0 < found.milliseconds < found.dense_milliseconds
+    assert found.ratio > 1
 
 
 def test_images_have_no_mask():

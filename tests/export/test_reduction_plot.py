@@ -4,9 +4,9 @@ import pytest
 
 from edge.errors import UsageError
 from edge.profiling.table import Comparison
-from export.reduction.layer import LayerReport
 from export.reduction.plan import LayerPlan
 from export.reduction.plot import draw
+from export.reduction.reduce import LayerReport
 from export.reduction.run import Reduced
 from export.runs import RunMetrics
 from export.transformer import LayerShape
@@ -23,7 +23,7 @@ def make_reduced():
     )
 
 
-def test_the_picture_says_what_stays_and_what_it_costs(tmp_path):
+def test_the_figure_shows_sizes_and_errors(tmp_path):
     pytest.importorskip("matplotlib")
     draw(make_reduced(), tmp_path / "half.svg")
     # Text is drawn as outlines, with itself in a comment.
@@ -35,7 +35,7 @@ def test_the_picture_says_what_stays_and_what_it_costs(tmp_path):
     assert (tmp_path / "half.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_that_cannot_be_drawn(tmp_path, monkeypatch):
+def test_figures_that_cannot_be_written_are_rejected(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     with pytest.raises(UsageError, match=r"expected a file to write\. Choose another place"):
         draw(make_reduced(), tmp_path / "half.nonsense")

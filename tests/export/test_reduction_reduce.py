@@ -9,10 +9,11 @@ from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
-from export.reduction.search import Grid, mac_times
+from export.reduction.search import Grid
 from export.runs import RunConfig, RunMetrics
 from export.transformer import LayerShape, Transformer, TransformerConfig
-from tests.support.reduction_data import config, inputs, model
+from tests.support.reduction_data import config, inputs, mac_times, model
+from tests.support.task_data import same
 
 GRID = Grid(((4, 8), (4, 4), (2, 8), (2, 4), (0, 0)), (48, 24, 8, 0))
 TARGET = 1.7
@@ -44,7 +45,7 @@ def test_target_is_met_and_the_answers_stay_near(result):
     assert (found - wanted).square().mean() < 0.5 * wanted.var()
 
 
-def test_reports_say_what_was_kept_and_lost(result):
+def test_reports_have_the_choices_and_the_errors(result):
     for report, layer in zip(result.reports, result.plan.layers, strict=True):
         assert report.plan == layer
         assert len(layer.heads) == layer.shape.num_heads
@@ -56,17 +57,13 @@ def test_reports_say_what_was_kept_and_lost(result):
             assert report.measured_attention_error > 0
 
 
-def test_the_original_is_left_alone(result):
-    classifier = model(layers=3)
-    before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
-    apply_plan(classifier, inputs(), result.plan)
-    assert classifier.state_dict().keys() == before.keys()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in classifier.state_dict().items())
-
-
-def test_a_plan_with_its_choices_gives_the_same_model(result):
-    again, _ = apply_plan(model(layers=3), inputs(), result.plan)
-    assert_same_bits(again, result.model)
+def test_a_plan_with_its_choices_gives_the_same_model_and_leaves_the_original(result):
+    original = model(layers=3)
+    again, _ = apply_plan(original, inputs(), result.plan)
+    assert same(original, model(layers=3))
+    with pytest.raises(PlanError, match="the plan of another model"):
+        apply_plan(model(layers=2), inputs(), result.plan)
+    assert same(again, result.model)
 
 
 def test_reduced_checkpoint_loads_at_its_own_shapes(result, tmp_path):
@@ -85,7 +82,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("stop", range(1, 7))
-def test_an_interrupted_reduction_goes_on_to_the_same_bits(result, tmp_path, stop):
+def test_an_interrupted_reduction_resumes_to_the_same_bits(result, tmp_path, stop):
     seen = []
 
     def interrupt(progress):
@@ -101,22 +98,18 @@ def test_an_interrupted_reduction_goes_on_to_the_same_bits(result, tmp_path, sto
     ]
     assert again.plan == result.plan
     assert again.reports == result.reports
-    assert_same_bits(again.model, result.model)
+    assert same(again.model, result.model)
 
 
-def test_another_models_state_is_refused(tmp_path):
+def test_states_of_another_model_and_broken_ones_are_rejected(tmp_path):
     reduced(model(), state=tmp_path)
     with pytest.raises(CheckpointError, match="the state of a run with other weights"):
         reduced(model(seed=1), state=tmp_path)
-
-
-@pytest.mark.parametrize("pattern", ["losses*", "layers-*"])
-def test_broken_state_is_refused(tmp_path, pattern):
-    reduced(model(), state=tmp_path)
-    [state] = tmp_path.glob(pattern)
-    state.write_bytes(b"no state")
-    with pytest.raises(CheckpointError, match=state.name):
-        reduced(model(), state=tmp_path)
+    for pattern in ("layers-*", "losses*"):
+        [state] = tmp_path.glob(pattern)
+        state.write_bytes(b"no state")
+        with pytest.raises(CheckpointError, match=state.name):
+            reduced(model(), state=tmp_path)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "vit"])
@@ -133,7 +126,7 @@ def test_other_architectures(architecture):
     assert reports[1].plan.heads == ()
 
 
-def test_weights_that_are_not_numbers_are_refused_first(tmp_path):
+def test_weights_that_are_not_finite_are_rejected_first(tmp_path):
     classifier = model()
     with torch.no_grad():
         classifier.transformer.layers[1].feed_forward.up.weight[0, 0] = torch.nan
@@ -143,26 +136,21 @@ def test_weights_that_are_not_numbers_are_refused_first(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reduced_model_is_no_start(result):
+def test_a_reduced_model_is_rejected(result):
     with pytest.raises(ReductionError, match=r"got 3 layers of \d shapes, expected layers of one shape"):
         reduced(result.model)
 
 
-def test_too_few_inputs_are_refused_first():
-    settings = config()
-    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens without padding in 2 inputs"):
-        reduce_model(model(), inputs(rows=2), TARGET, grid=GRID, times=mac_times(settings, GRID, 10))
-
-
-def test_a_target_out_of_reach_is_refused():
-    settings = config()
-    with pytest.raises(PlanError, match="got 1000x, expected at most"):
-        reduce_model(model(), inputs(), 1000, grid=GRID, times=mac_times(settings, GRID, 10))
-
-
-def test_a_plan_of_another_model_is_refused(result):
-    with pytest.raises(PlanError, match="the plan of another model"):
-        apply_plan(model(layers=2), inputs(), result.plan)
+@pytest.mark.parametrize(
+    ("rows", "target", "error", "message"),
+    [
+        (2, TARGET, ReductionError, r"calibration set: got \d+ tokens without padding in 2 inputs"),
+        (48, 1000, PlanError, "got 1000x, expected at most"),
+    ],
+)
+def test_too_few_inputs_and_targets_out_of_reach(rows, target, error, message):
+    with pytest.raises(error, match=message):
+        reduce_model(model(), inputs(rows), target, grid=GRID, times=mac_times(config(), GRID, 10))
 
 
 class _NoSegments:
@@ -190,9 +178,3 @@ def _image_classifier():
     torch.manual_seed(0)
     settings = msgspec.structs.replace(config("vit"), image_size=8, patch_size=2, channels=1)
     return SequenceClassifier(Transformer(settings), 3).eval()
-
-
-def assert_same_bits(one, other):
-    ours, theirs = one.state_dict(), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -8,7 +8,7 @@ from torch.nn import functional
 from export.reduction.calibration import attention_statistics, feed_forward_statistics
 from export.reduction.lowrank import blocks, regularised
 from export.reduction.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
-from export.reduction.states import embedded, head_gradients, layers_of, relative_error
+from export.reduction.states import embedded, layers_of, relative_error
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from tests.support.reduction_data import batches, model
 
@@ -146,10 +146,3 @@ def test_all_units_reproduce_a_feed_forward(halves):
     torch.testing.assert_close(
         found.after_feed_forward(after[0]), layer.after_feed_forward(after[0]), rtol=0, atol=1e-5
     )
-
-
-def test_gradients_may_choose_the_heads(halves):
-    layer, data, _, _, statistics, _ = halves
-    importance = head_gradients(model(), data)[0]
-    reduced = AttentionReducer(layer.attention, statistics, importance=importance).reduced(2, 8)
-    assert reduced.heads == tuple(sorted(importance.topk(2).indices.tolist()))

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from export.errors import PlanError
-from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, grid_of, least_loss, mac_times
+from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, grid_of, least_loss
 from export.reduction.states import embedded
 from export.transformer import LayerShape
-from tests.support.reduction_data import batches, config, model
+from tests.support.reduction_data import batches, config, mac_times, model
 
 DENSE = LayerShape(4, 8, 48)
 GRID = Grid(((4, 8), (2, 8), (2, 4), (0, 0)), (48, 24, 0))
@@ -55,7 +55,7 @@ def test_target_within_reach_is_met():
     assert choose_shapes(DENSE, GRID, losses, times, 0.5, 0.99) == ([DENSE] * 3, 1.0)
 
 
-def test_target_out_of_reach_says_what_is_in_reach():
+def test_a_target_out_of_reach_is_rejected_with_the_fastest_plan():
     losses = [Costs([0] * 4, [0] * 3)] * 3
     message = "target speed-up: got 8x, expected at most 6.60x, with 3 layers of 0 heads of 0 and 0 hidden units"
     with pytest.raises(PlanError, match=message):

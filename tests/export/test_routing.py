@@ -5,7 +5,6 @@ import msgspec
 import numpy as np
 import pytest
 import scipy.stats
-from click.testing import CliRunner
 
 from edge.errors import UsageError
 from export.errors import CheckpointError
@@ -28,10 +27,10 @@ from export.routing.policies import (
 from export.runs import CONFIG, PREDICTIONS
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS, read
-from export.tasks.models import find_tuned
+from export.tasks.models import open_tuned
 from export.tasks.predictions import encode_predictions, read_predictions
 from export.tasks.tokens import encode, load_tokenizer
-from tests.support.task_data import make_transformer, write_model, write_sst2
+from tests.support.task_data import invoke
 
 RATIO = 0.4
 
@@ -103,7 +102,7 @@ def test_a_useless_score_is_not_recommended():
         assert (told.adaptive, told.recommendation) == (False, "ship static tiers")
 
 
-def test_choosing_among_useless_candidates_seldom_passes_for_knowledge():
+def test_the_best_of_many_useless_policies_is_rarely_recommended():
     items = make_items(500)
     draws = np.random.default_rng(7).random((40, 500))
     passed = sum(diagnose(list(judged_best(items, Policy("p", draw)).values())).adaptive for draw in draws)
@@ -140,7 +139,7 @@ def test_auc_is_the_share_of_pairs_in_order():
     assert auc(np.array([scores, -scores]), np.array([positive] * 2)) == pytest.approx([expected, 1 - expected])
 
 
-def test_the_regression_finds_what_is_there_and_ignores_constants():
+def test_the_regression_finds_the_signal_and_ignores_constants():
     generator = np.random.default_rng(0)
     features = np.column_stack([generator.normal(size=(600, 5)), np.ones(600)])
     targets = (generator.random(600) < 1 / (1 + np.exp(-3 * features[:, 2] - 1))).astype(float)
@@ -152,29 +151,17 @@ def test_the_regression_finds_what_is_there_and_ignores_constants():
     assert np.isfinite(fit(features, np.ones(600)).bias)
 
 
-def invoke(one, *arguments):
-    result = CliRunner().invoke(one, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with data, a full run, and a lean run that saw little."""
-    root = tmp_path_factory.mktemp("routing")
-    write_sst2(root)
-    write_model(root / "model", make_transformer())
-    write_model(root / "small", make_transformer(layers=1, seed=1))
-    options = ("--data-dir", root, "--max-length", 32, "--epochs", 2)
-    invoke(finetune, "SST-2", "--model", root / "model", "--out", root / "full", "--lr", 2e-2, *options)
-    invoke(finetune, "SST-2", "--model", root / "small", "--out", root, "--lr", 1e-3, "--limit", 32, *options)
-    (root / "SST-2").rename(root / "Half")
-    return root
+def lean(place):
+    """A run of the smaller model that saw little."""
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 2, "--lr", 1e-3, "--limit", 32, "--name", "Half")
+    invoke(finetune, "SST-2", "--model", place / "small", "--out", place, *options)
+    return place / "Half"
 
 
 @pytest.fixture
-def arguments(place):
-    return (place / "full" / "SST-2", place / "Half", "--data-dir", place, "--cost-ratio", 0.5)
+def arguments(place, lean):
+    return (place / "SST-2", lean, "--data-dir", place, "--cost-ratio", 0.5)
 
 
 def copied(run, to, **splits):
@@ -186,7 +173,7 @@ def copied(run, to, **splits):
     return to
 
 
-def test_the_command_tells_and_writes_what_it_found(arguments, tmp_path):
+def test_the_command_prints_and_writes_its_result(arguments, tmp_path):
     table = invoke(command, *arguments, "--out", tmp_path / "route.json")
     assert "choosing half" in table
     assert "ship static tiers" in table or "Both gains" in table
@@ -214,9 +201,9 @@ def test_dev_decides_nothing(place, arguments, tmp_path):
     assert here["splits"][1]["lean_accuracy"] == pytest.approx(1 - there["splits"][1]["lean_accuracy"])
 
 
-def test_the_linear_router_reads_embeddings_without_padding(place):
-    run = place / "Half"
-    model = find_tuned(run, "SST-2")
+def test_the_linear_router_reads_embeddings_without_padding(place, lean):
+    run = lean
+    model = open_tuned(run, "SST-2")
     rows = encode(load_tokenizer(run), read(TASKS["SST-2"], place, "dev"), 32)
     pooled = pooled_embeddings(model, rows)
     first = rows.batch(np.array([0]))
@@ -236,26 +223,23 @@ def test_the_plot(arguments, tmp_path, monkeypatch):
         invoke(command, *arguments, "--plot", tmp_path / "other.png")
 
 
-def test_what_cannot_be_routed(place, arguments, tmp_path):
+def test_runs_that_cannot_be_routed(place, arguments, tmp_path):
     full, lean = arguments[:2]
-    data = ("--data-dir", place)
-    for ratio in (0, 1, 2, "nan"):
-        with pytest.raises(UsageError, match=r"cost ratio: .* lean time / full time.*fewheads reduce"):
-            invoke(command, full, lean, *data, "--cost-ratio", ratio)
-    with pytest.raises(UsageError, match="got no classifier"):
-        invoke(command, full, place / "model", *data, "--cost-ratio", 0.5)
-    other_task = copied(full, tmp_path / "other")
-    config = (other_task / CONFIG).read_text()
-    (other_task / CONFIG).write_text(config.replace('"task": "SST-2"', '"task": "CoLA"'))
+    other = copied(full, tmp_path / "other")
+    (other / CONFIG).write_text((other / CONFIG).read_text().replace('"task": "SST-2"', '"task": "CoLA"'))
     holdout = read_predictions(lean, "holdout")
-    with pytest.raises(UsageError, match="got 'CoLA', expected SST-2"):
-        invoke(command, other_task, lean, *data, "--cost-ratio", 0.5)
-    with pytest.raises(CheckpointError, match="expected predictions on holdout"):
-        invoke(command, full, copied(lean, tmp_path / "without"), *data, "--cost-ratio", 0.5)
-    turned = msgspec.structs.replace(holdout, targets=1 - holdout.targets)
-    with pytest.raises(CheckpointError, match="items with other targets"):
-        invoke(command, full, copied(lean, tmp_path / "turned", holdout=turned), *data, "--cost-ratio", 0.5)
-    with pytest.raises(
-        UsageError, match=r"--out .*got no such directory, expected a file to write in an existing directory"
+    turned = copied(lean, tmp_path / "turned", holdout=msgspec.structs.replace(holdout, targets=1 - holdout.targets))
+    for one, another, ratio, error, message in (
+        *(
+            (full, lean, ratio, UsageError, r"cost ratio: .* lean time / full time.*fewheads reduce")
+            for ratio in (0, 1, "nan")
+        ),
+        (full, place / "model", 0.5, UsageError, "got no classifier"),
+        (other, lean, 0.5, UsageError, "got 'CoLA', expected SST-2"),
+        (full, copied(lean, tmp_path / "without"), 0.5, CheckpointError, "expected predictions on holdout"),
+        (full, turned, 0.5, CheckpointError, "items with other targets"),
     ):
+        with pytest.raises(error, match=message):
+            invoke(command, one, another, "--data-dir", place, "--cost-ratio", ratio)
+    with pytest.raises(UsageError, match=r"--out .*got no such directory, expected a file to write in an existing"):
         invoke(command, *arguments, "--out", tmp_path / "nowhere" / "route.json")

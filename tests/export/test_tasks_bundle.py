@@ -13,55 +13,50 @@ from edge.launch import running_server
 from edge.runtimes.build import build
 from export.cli import export
 from export.runs import CONFIG, read_config
+from export.targets import tier_names
 from export.tasks.bundle import LABELS
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS
-from export.tasks.models import find_tuned
-from export.tasks.tiers import tier_names
+from export.tasks.models import open_tuned
 from export.tasks.tokens import load_tokenizer
 from tests.support.marks import with_rtx
-from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with data, a run, a leaner run that imitates it, and the bundle of both."""
-    root = tmp_path_factory.mktemp("bundle")
-    write_sst2(root)
-    write_model(root / "model", make_transformer())
-    write_model(root / "small", make_transformer(layers=1, seed=1))
-    data = ("--data-dir", root)
-    invoke(finetune, "SST-2", "--model", root / "model", *data, "--out", root / "full", *OPTIONS)
-    invoke(finetune, "SST-2", "--model", root / "small", *data, "--out", root / "lean", *OPTIONS)
-    (root / "lean" / "SST-2").rename(root / "lean" / "Half")
-    runs = (root / "full" / "SST-2", root / "lean" / "Half")
+def bundled(place):
+    """A directory with a run, a leaner run, and the bundle of both."""
+    invoke(
+        finetune, "SST-2", "--model", place / "small", "--data-dir", place, "--out", place, "--name", "Half", *OPTIONS
+    )
     names = ("--tier-name", "x1", "--tier-name", "half")
-    told = invoke(export, *runs, "--repository", root / "models", "--name", "sst2", *names, "--json")
-    assert json.loads(told)[0]["bundle"] == str(root / "models" / "sst2-1")
-    return root
+    runs = (place / "SST-2", place / "Half")
+    shown = invoke(export, *runs, "--repository", place / "models", "--name", "sst2", *names, "--json")
+    assert json.loads(shown)[0]["bundle"] == str(place / "models" / "sst2-1")
+    return place
 
 
-def test_the_bundle_has_a_tier_for_each_run_and_precision(place):
-    manifest = Bundle.open(place / "models" / "sst2-1").manifest
+def test_the_bundle_has_a_tier_for_each_run_and_precision(bundled):
+    manifest = Bundle.open(bundled / "models" / "sst2-1").manifest
     assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8", "half", "half-int8"]
     assert [[a.runtime for a in tier.artifacts] for tier in manifest.tiers] == [["onnxruntime", "tensorrt"]] * 4
     assert manifest.postprocess.labels == ("negative", "positive")
     assert {measure.split for measure in manifest.measures} >= {"dev, tier x1", "dev, tier half"}
 
 
-def test_it_is_served_as_it_was_trained(place):
+def test_served_outputs_are_those_of_training(bundled):
     texts = ["the film was good", "awful plot", "a nice cat"]
     tensor = triton.InferInput("text", [3, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[text.encode()] for text in texts], np.object_))
     with (
-        running_server([place / "models" / "sst2-1"], cache=place / "cache") as ready,
+        running_server([bundled / "models" / "sst2-1"], cache=bundled / "cache") as ready,
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
-        for tier, run in (("x1", place / "full" / "SST-2"), ("half", place / "lean" / "Half")):
+        for tier, run in (("x1", bundled / "SST-2"), ("half", bundled / "Half")):
             result = client.infer("sst2", [tensor], parameters={"tier": tier})
-            model, tokenizer = find_tuned(run, "SST-2"), load_tokenizer(run)
+            model, tokenizer = open_tuned(run, "SST-2"), load_tokenizer(run)
             for row, text in enumerate(texts):
                 with torch.no_grad():
                     logits = model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy()
@@ -108,13 +103,13 @@ def test_the_bundle_of_pairs_takes_two_texts_and_gives_a_score(stsb):
     assert set(segments.ravel().tolist()) == {0, 1}
 
 
-def test_pairs_are_served_as_they_were_trained(stsb):
+def test_served_outputs_for_pairs_are_those_of_training(stsb):
     pairs = [("a cat sat", "the film was good"), ("the film was good", "a cat sat"), ("awful", "plot of a nice actor")]
     tensors = []
     for name, texts in zip(("text", "text_pair"), zip(*pairs, strict=True), strict=True):
         tensors.append(triton.InferInput(name, [3, 1], "BYTES"))
         tensors[-1].set_data_from_numpy(np.array([[text.encode()] for text in texts], np.object_))
-    model, tokenizer = find_tuned(stsb / "STS-B", "STS-B"), load_tokenizer(stsb / "STS-B")
+    model, tokenizer = open_tuned(stsb / "STS-B", "STS-B"), load_tokenizer(stsb / "STS-B")
     encoded = [tokenizer.encode(*pair) for pair in pairs]
     with torch.no_grad():
         want = [model(torch.tensor([e.ids]), None, torch.tensor([e.type_ids]))[0].numpy() for e in encoded]
@@ -139,20 +134,13 @@ def test_every_task_has_names_for_its_labels():
 
 
 @with_rtx
-def test_pairs_compile_with_fused_attention(stsb):
-    bundle = Bundle.open(stsb / "models" / "sts-b-1")
-    for tier in bundle.manifest.tiers:
-        built = build(bundle, "tensorrt-rtx:SM86", stsb / "cache", tier=tier.name)
-        assert built.record.engine.attention_fused, tier.name
-        assert b"_gemm_mha_v2" in (built.directory / built.record.file).read_bytes()
-
-
-@with_rtx
-def test_every_tier_compiles_with_fused_attention(place):
-    bundle = Bundle.open(place / "models" / "sst2-1")
-    for tier in bundle.manifest.tiers:
-        engine = build(bundle, "tensorrt-rtx:SM86", place / "cache", tier=tier.name).record.engine
-        assert engine.attention_fused, tier.name
+def test_every_tier_compiles_with_fused_attention(bundled, stsb):
+    for path in (bundled / "models" / "sst2-1", stsb / "models" / "sts-b-1"):
+        bundle = Bundle.open(path)
+        for tier in bundle.manifest.tiers:
+            built = build(bundle, "tensorrt-rtx:SM86", stsb / "cache", tier=tier.name)
+            assert built.record.engine.attention_fused, tier.name
+            assert b"_gemm_mha_v2" in (built.directory / built.record.file).read_bytes()
 
 
 def with_speed(run, to, ratio):
@@ -163,9 +151,9 @@ def with_speed(run, to, ratio):
     return to
 
 
-def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runtimes(place, tmp_path):
-    lean = with_speed(place / "lean" / "Half", tmp_path / "lean", 2.96)
-    command = (place / "full" / "SST-2", lean, "--repository", place / "models", "--name", "sst2")
+def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runtimes(bundled, tmp_path):
+    lean = with_speed(bundled / "Half", tmp_path / "lean", 2.96)
+    command = (bundled / "SST-2", lean, "--repository", bundled / "models", "--name", "sst2")
     with pytest.raises(UsageError, match=r"sst2-1: got an existing bundle, .*or --version 2, or another --repository"):
         invoke(export, *command)
     (exported,) = json.loads(invoke(export, *command, "--version", 2, "--artifacts", "onnxruntime", "--json"))
@@ -180,36 +168,28 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
         bundle.artifact("tensorrt")
 
 
-def test_speeds_are_relative_to_the_first_tier(place, tmp_path):
-    half, third = (with_speed(place / "full" / "SST-2", tmp_path / str(speed), speed) for speed in (2.0, 3.1))
+def test_speeds_are_relative_to_the_first_tier(bundled, tmp_path):
+    half, third = (with_speed(bundled / "SST-2", tmp_path / str(speed), speed) for speed in (2.0, 3.1))
     configs = [read_config(run) for run in (half, third)]
     assert tier_names([half, third], configs, []) == ["x1", "x1.6"]
 
 
-def test_runs_that_cannot_be_tiers(place):
-    full = place / "full" / "SST-2"
-    with pytest.raises(UsageError, match="got a directory without a run's weights"):
-        invoke(export, place / "model", "--repository", place / "other", "--name", "sst2")
-    with pytest.raises(UsageError, match=r"run .*Half: got no measured speed, .*give --tier-name once for each run"):
-        invoke(export, full, place / "lean" / "Half", "--repository", place / "other", "--name", "sst2")
-    with pytest.raises(UsageError, match=r"--tier-name: got \['a'\], expected 2 names"):
-        invoke(export, full, full, "--repository", place / "other", "--name", "sst2", "--tier-name", "a")
-    with pytest.raises(UsageError, match=r"--tier-name: got 'A b', expected lower-case letters, digits"):
-        invoke(export, full, "--repository", place / "other", "--name", "sst2", "--tier-name", "A b")
-    names = ("--tier-name", "a", "--tier-name", "a-int8")
-    with pytest.raises(UsageError, match=r"tiers: got \['a', 'a-int8'\], expected names that differ"):
-        invoke(export, full, full, "--repository", place / "other", "--name", "sst2", *names)
-    with pytest.raises(UsageError, match="runs of one bundle: got 5, expected 4 at most"):
-        invoke(export, *[full] * 5, "--repository", place / "other", "--name", "sst2")
-    with pytest.raises(
-        UsageError, match=r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"
+def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
+    full, half, name = bundled / "SST-2", bundled / "Half", ("--name", "sst2")
+    twins = ("--tier-name", "a", "--tier-name", "a-int8")
+    for arguments, message in (
+        ((bundled / "model", *name), "got a directory without a run's weights"),
+        ((full, half, *name), r"run .*Half: got no measured speed, .*give --tier-name once for each run"),
+        ((full, full, *name, "--tier-name", "a"), r"--tier-name: got \['a'\], expected 2 names"),
+        ((full, *name, "--tier-name", "A b"), r"--tier-name: got 'A b', expected lower-case letters, digits"),
+        ((full, full, *name, *twins), r"tiers: got \['a', 'a-int8'\], expected names that differ"),
+        ((*[full] * 5, *name), "runs of one bundle: got 5, expected 4 at most"),
+        ((full,), r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"),
+        (
+            (full, stsb / "STS-B", *name, *twins[:3], "b"),
+            r"task of the runs: got \['SST-2', 'STS-B'\], expected one of",
+        ),
     ):
-        invoke(export, full, "--repository", place / "other")
-    assert not (place / "other").exists()
-
-
-def test_runs_of_two_tasks_are_not_one_bundle(place, stsb):
-    runs = (place / "full" / "SST-2", stsb / "STS-B")
-    names = ("--tier-name", "one", "--tier-name", "other")
-    with pytest.raises(UsageError, match=r"task of the runs: got \['SST-2', 'STS-B'\], expected one of SST-2, CoLA"):
-        invoke(export, *runs, "--repository", place / "other", "--name", "both", *names)
+        with pytest.raises(UsageError, match=message):
+            invoke(export, *arguments, "--repository", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,4 +1,5 @@
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -8,10 +9,9 @@ from export.errors import DataError
 from export.heads import SequenceClassifier
 from export.tasks.finetune import fine_tune
 from export.tasks.images import ImageFolder, Images, digits, mnist, read_idx, vit
-from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
 from export.transformer import Transformer
-from tests.support.task_data import real, write_idx
+from tests.support.task_data import accuracy_on, real, write_idx
 
 
 def test_the_real_mnist():
@@ -48,15 +48,12 @@ def test_mnist_needs_a_label_for_each_image(tmp_path):
         mnist(tmp_path)
 
 
-def test_digits():
+def test_digits(monkeypatch):
     pytest.importorskip("sklearn", reason="scikit-learn is absent")
     images = digits()
     assert images.pixels.shape == (1797, 1, 8, 8)
     assert (images.pixels.min(), images.pixels.max()) == (-1, 1)
-
-
-def test_digits_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
         digits()
 
@@ -82,7 +79,7 @@ def test_image_folder_without_images_or_pillow(tmp_path, monkeypatch):
     pytest.importorskip("PIL.Image", reason="Pillow is absent")
     with pytest.raises(DataError, match=r"expected CLASS/NAME\.jpg"):
         ImageFolder(tmp_path, 16)
-    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="pip install pillow"):
         ImageFolder(tmp_path, 16)
 
@@ -98,9 +95,5 @@ def test_a_small_vit_learns_which_half_is_bright():
     torch.manual_seed(0)
     model = SequenceClassifier(Transformer(vit(8, 4, 1, dim=16, depth=2, heads=2)), 2, pooling="summary")
 
-    def evaluate():
-        predicted = predict(model, held)
-        return float((predicted.answers == predicted.targets).mean())
-
     recipe = Recipe(epochs=8, batch_size=16, peak_learning_rate=5e-3)
-    assert max(fine_tune(model, train, recipe, seed=0, evaluate=evaluate).scores) == 1.0
+    assert max(fine_tune(model, train, recipe, seed=0, evaluate=accuracy_on(model, held)).scores) == 1.0

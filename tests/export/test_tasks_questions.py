@@ -9,13 +9,13 @@ from export.heads import SpanClassifier
 from export.reduction.cli import reduce
 from export.tasks.answers import Answers
 from export.tasks.cli import finetune
-from export.tasks.models import find_tuned
+from export.tasks.models import open_tuned
 from export.tasks.predictions import read_predicted
 from export.tasks.questions import SQUAD
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
 from tests.support.marks import with_minilm
-from tests.support.task_data import NEUTRAL, invoke, make_tokenizer, make_transformer, real, write_model, write_sst2
+from tests.support.task_data import NEUTRAL, invoke, make_tokenizer, make_transformer, real, write_model
 
 LENGTH = 96
 OPTIONS = ("--lr", 2e-2, "--batch", 8, "--max-length", LENGTH)
@@ -61,10 +61,10 @@ def place(tmp_path_factory):
     return root
 
 
-def test_the_run_tells_and_rebuilds_what_was_trained(place):
+def test_the_run_records_and_rebuilds_the_model(place):
     run = place / "SQuAD"
     data = prepare(SQUAD, place, load_tokenizer(run), max_length=LENGTH, limit=None)
-    model = find_tuned(run, "SQuAD")
+    model = open_tuned(run, "SQuAD")
     assert isinstance(model, SpanClassifier)
     kept, again = read_predicted(Answers, run, "dev"), SQUAD.predict(model, data.dev["dev"])
     assert kept.texts.tolist() == again.texts.tolist()
@@ -76,7 +76,7 @@ def test_the_run_tells_and_rebuilds_what_was_trained(place):
     assert (dev["n"], len(dev["interval"])) == (30, 2)
 
 
-def test_splits_keep_articles_whole_and_a_limit_leaves_the_hold_out(place):
+def test_splits_keep_articles_whole_and_a_limit_keeps_the_hold_out(place):
     tokenizer = make_tokenizer()
     whole, part = (prepare(SQUAD, place, tokenizer, max_length=LENGTH, limit=limit) for limit in (None, 7))
     splits = [whole.train, *whole.measured.values()]
@@ -104,7 +104,7 @@ def test_the_official_files_are_preferred(tmp_path):
         prepare(SQUAD, tmp_path, make_tokenizer(), max_length=LENGTH, limit=None)
 
 
-def test_a_teacher_is_followed(place, tmp_path):
+def test_a_teacher_is_imitated(place, tmp_path):
     run = place / "SQuAD"
     options = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, "--seeds", 2, "--precision", "bf16", *OPTIONS)
     told = json.loads(invoke(finetune, "SQuAD", "--model", run, "--teacher", run, *options, "--json"))
@@ -130,26 +130,18 @@ def test_data_that_are_no_questions(place, tmp_path):
         prepared(64)
 
 
-def test_models_that_cannot_answer(place, tmp_path):
-    write_sst2(tmp_path)
-    common = ("--data-dir", tmp_path, "--out", tmp_path, "--epochs", 1, *OPTIONS)
-    invoke(finetune, "SST-2", "--model", place / "model", "--limit", 8, *common)
-    options = ("--data-dir", place, "--out", tmp_path, *OPTIONS)
-    with pytest.raises(UsageError, match=r"got 'SST-2', expected SQuAD.*fewheads finetune SQuAD"):
-        invoke(finetune, "SQuAD", "--model", place / "model", "--teacher", tmp_path / "SST-2", *options)
-    with pytest.raises(UsageError, match="--model: got nothing, expected a model for SQuAD"):
-        invoke(finetune, "SQuAD", *options)
-    with pytest.raises(UsageError, match="--dim: got 32, expected nothing for SQuAD"):
-        invoke(finetune, "SQuAD", "--model", place / "model", "--dim", 32, *options)
-    assert not (tmp_path / "SQuAD").exists()
-
-
-def test_rows_that_are_longer_than_the_model(place, tmp_path):
-    write_model(tmp_path / "model", make_transformer())
+def test_models_that_cannot_answer(place, sst2, tmp_path):
     write_squad(tmp_path / "squad" / "xquad.en.json", {str(n): [("cat " * 90, "cat", "cat", 0)] for n in range(8)})
-    options = ("--data-dir", tmp_path, "--out", tmp_path, *OPTIONS)
-    with pytest.raises(UsageError, match=r"a row of 94 tokens, expected rows of 64 tokens at most.*--max-length 64"):
-        invoke(finetune, "SQuAD", "--model", tmp_path / "model", *options)
+    model = ("--model", place / "model")
+    for data, arguments, message in (
+        (place, (*model, "--teacher", sst2 / "SST-2"), r"got 'SST-2', expected SQuAD.*fewheads finetune SQuAD"),
+        (place, (), "--model: got nothing, expected a model for SQuAD"),
+        (place, (*model, "--dim", 32), "--dim: got 32, expected nothing for SQuAD"),
+        (tmp_path, model, r"a row of 94 tokens, expected rows of 64 tokens at most.*--max-length 64"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(finetune, "SQuAD", *arguments, "--data-dir", data, "--out", tmp_path / "runs", *OPTIONS)
+    assert not (tmp_path / "runs" / "SQuAD").exists()
 
 
 @pytest.mark.slow
@@ -161,9 +153,9 @@ def test_a_run_is_reduced_and_taught(place, tmp_path):
     assert (tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
     tuning = ("--data-dir", place, "--epochs", 1, "--teacher", run, *OPTIONS)
     invoke(finetune, "SQuAD", "--model", tmp_path / "small", *tuning, "--out", tmp_path)
-    small = find_tuned(tmp_path / "SQuAD", "SQuAD").transformer.config
-    assert small == find_tuned(tmp_path / "small", "SQuAD").transformer.config
-    assert small.layers != find_tuned(run, "SQuAD").transformer.config.layers
+    small = open_tuned(tmp_path / "SQuAD", "SQuAD").transformer.config
+    assert small == open_tuned(tmp_path / "small", "SQuAD").transformer.config
+    assert small.layers != open_tuned(run, "SQuAD").transformer.config.layers
 
 
 @pytest.mark.slow

@@ -15,29 +15,18 @@ from export.errors import CheckpointError, DataError
 from export.runs import CONFIG
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS
-from export.tasks.models import find, find_tuned
+from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import predict, read_predictions
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
-from tests.support.task_data import make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
 
-def invoke(*arguments):
+def tune(*arguments):
     result = CliRunner().invoke(finetune, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return result
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with data, a model, and a run on SST-2."""
-    root = tmp_path_factory.mktemp("tasks")
-    write_sst2(root)
-    write_model(root / "model", make_transformer())
-    invoke("SST-2", "--model", root / "model", "--data-dir", root, "--out", root / "runs", *OPTIONS)
-    return root
 
 
 @pytest.fixture
@@ -45,20 +34,23 @@ def common(place):
     return ("--data-dir", place, *OPTIONS, "--json")
 
 
-def test_the_run_tells_and_rebuilds_what_was_trained(place):
-    run = place / "runs" / "SST-2"
+def test_the_run_records_and_rebuilds_the_model(place, sst2):
+    run = place / "SST-2"
     config = json.loads((run / CONFIG).read_text())
     arguments = config["arguments"]
-    assert config["data_dir"] == str(place.resolve())
+    assert config["data_dir"] == str(sst2.resolve())
     assert config["speedup"] is None
     assert (arguments["task"], arguments["labels"], arguments["max_length"]) == ("SST-2", ["0", "1"], 32)
     assert not list(run.parent.glob(".*"))  # no state is left
     data = prepare(TASKS["SST-2"], place, load_tokenizer(run), max_length=32, limit=None)
     kept = read_predictions(run, "dev")
-    again = predict(find_tuned(run, "SST-2"), data.dev["dev"])
+    again = predict(open_tuned(run, "SST-2"), data.dev["dev"])
     assert np.array_equal(again.logits, kept.logits)
     assert np.array_equal(again.targets, kept.targets)
-    measures = {(m["split"], m["metric"]): m for m in json.loads((run / "metrics.json").read_text())["measures"]}
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert (len(metrics["losses"]), len(metrics["scores"]), metrics["epochs"]) == (3, 3, 3)
+    assert metrics["losses"][0] > metrics["losses"][-1]
+    measures = {(m["split"], m["metric"]): m for m in metrics["measures"]}
     assert measures["dev", "accuracy"]["value"] == (kept.answers == kept.targets).mean() > 0.9
     assert measures["holdout", "accuracy"]["n"] == 36
 
@@ -79,7 +71,7 @@ def test_the_installed_command(place, tmp_path):
 
 def test_seeds_differ_and_are_pooled(place, common, tmp_path):
     arguments = ("--model", place / "model", "--out", tmp_path, "--epochs", 1, "--seed", 3, "--seeds", 2)
-    result = json.loads(invoke("SST-2", *arguments, *common).stdout)
+    result = json.loads(tune("SST-2", *arguments, *common).stdout)
     assert result["runs"] == [str(tmp_path / f"SST-2-seed{seed}") for seed in (3, 4)]
     assert result["metrics"]["measures"][0]["seeds"] == 2
     one, other = (read_predictions(run, "dev").logits for run in result["runs"])
@@ -99,13 +91,13 @@ def interrupted(arguments):
 
 
 def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_path):
-    run = shutil.copytree(place / "runs" / "SST-2", tmp_path / "mine")
+    run = shutil.copytree(place / "SST-2", tmp_path / "mine")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     arguments = ("SST-2", "--model", place / "model", "--data-dir", place, *OPTIONS, "--epochs", 60)
     arguments += ("--out", tmp_path, "--name", "mine", "--replace")
     interrupted(("finetune", *arguments))
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    told = invoke(*arguments).stderr
+    told = tune(*arguments).stderr
     assert re.search(r"mine: resumes an interrupted run at step \d+ of 660", told)
     assert "mine: epoch 60: " in told
     assert "mine: epoch 1: " not in told
@@ -113,27 +105,27 @@ def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_run_goes_on_with_its_own_head(place, common, tmp_path):
-    start = place / "runs" / "SST-2"
-    invoke("SST-2", "--model", start, "--out", tmp_path, "--epochs", 1, "--lr", 1e-9, *common[:2], "--max-length", 32)
+def test_a_run_continues_with_its_own_head(place, common, tmp_path):
+    start = place / "SST-2"
+    tune("SST-2", "--model", start, "--out", tmp_path, "--epochs", 1, "--lr", 1e-9, *common[:2], "--max-length", 32)
     after = read_predictions(tmp_path / "SST-2", "dev").logits
     assert np.allclose(after, read_predictions(start, "dev").logits, atol=1e-4)
 
 
-def test_a_teacher_is_followed_and_must_know_the_task(place, common, tmp_path):
-    teacher = place / "runs" / "SST-2"
-    invoke("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--teacher", teacher, *common)
+def test_a_teacher_is_imitated_and_must_be_of_the_same_task(place, common, tmp_path):
+    teacher = place / "SST-2"
+    tune("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--teacher", teacher, *common)
     followed = read_predictions(tmp_path / "SST-2", "dev").logits
-    invoke("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--replace", *common)
+    tune("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--replace", *common)
     assert not np.array_equal(read_predictions(tmp_path / "SST-2", "dev").logits, followed)
     for wrong in (place / "model", teacher):
         with pytest.raises(UsageError, match="finetune RTE"):
-            find_tuned(wrong, "RTE")
+            open_tuned(wrong, "RTE")
 
 
 def test_the_table(place, tmp_path):
     arguments = ("--model", place / "model", "--data-dir", place, "--out", tmp_path, "--epochs", 1, "--limit", 16)
-    table = invoke("SST-2", *arguments).stdout
+    table = tune("SST-2", *arguments).stdout
     assert "holdout" in table
     assert "95 % interval" in table
 
@@ -141,16 +133,16 @@ def test_the_table(place, tmp_path):
 def test_a_file_instead_of_a_task(tmp_path):
     expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*other files cannot"
     with pytest.raises(UsageError, match=expected):
-        invoke("my.csv", "--model", tmp_path)
+        tune("my.csv", "--model", tmp_path)
 
 
 def test_data_that_are_absent(place, tmp_path):
     with pytest.raises(DataError, match=r"gluebenchmark\.com/tasks"):
-        invoke("RTE", "--model", place / "model", "--data-dir", place, "--out", tmp_path)
+        tune("RTE", "--model", place / "model", "--data-dir", place, "--out", tmp_path)
 
 
 def test_predictions_that_do_not_fit(place, tmp_path):
-    run = place / "runs" / "SST-2"
+    run = place / "SST-2"
     with pytest.raises(CheckpointError, match="expected predictions on test"):
         read_predictions(run, "test")
     with pytest.raises(CheckpointError, match="expected predictions on dev"):
@@ -160,10 +152,10 @@ def test_predictions_that_do_not_fit(place, tmp_path):
 def test_a_broken_architecture_is_named(place, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    for file in (place / "runs" / "SST-2").iterdir():
+    for file in (place / "SST-2").iterdir():
         (run / file.name).write_bytes(file.read_bytes())
     config = msgspec.json.decode((run / CONFIG).read_bytes())
     config["arguments"]["transformer"]["dim"] = "wide"
     (run / CONFIG).write_bytes(msgspec.json.encode(config))
     with pytest.raises(CheckpointError, match=r"Expected `int`, got `str`.*dim"):
-        find(run)
+        open_model(run)

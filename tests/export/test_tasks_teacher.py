@@ -34,11 +34,11 @@ def lessons(model, rows):
     """Return what the teacher kept, and what it says when it may keep nothing, of the same rows."""
     batch = rows.batch(ROWS)
     kept, asked = (Teacher(model, rows, [0, 1], most_kept_bytes=most) for most in (1 << 20, 0))
-    return kept.lesson(ROWS, batch), asked.lesson(ROWS, batch), batch
+    return kept.outputs_for(ROWS, batch), asked.outputs_for(ROWS, batch), batch
 
 
 @pytest.mark.parametrize(("make", "rows"), [(make_classifier, text_rows()), (make_vit, image_rows())])
-def test_what_a_teacher_keeps_is_what_it_would_say_again(make, rows):
+def test_kept_outputs_of_a_teacher_are_those_of_a_new_run(make, rows):
     kept, asked, batch = lessons(make(), rows)
     assert torch.allclose(kept.outputs, asked.outputs, atol=1e-5)
     for ours, theirs in zip(kept.states, asked.states, strict=True):
@@ -57,9 +57,9 @@ def test_a_kept_span_is_the_same_on_tokens_and_impossible_on_padding():
         assert torch.softmax(ours, dim=1)[~tokens].sum() == 0
 
 
-def test_a_teacher_answers_without_its_model_once_it_has_kept_everything():
+def test_kept_outputs_do_not_need_the_model():
     model, rows = make_classifier(), text_rows()
     teacher = Teacher(model, rows, [1])
-    before = teacher.lesson(ROWS, rows.batch(ROWS))
+    before = teacher.outputs_for(ROWS, rows.batch(ROWS))
     torch.nn.init.zeros_(model.classifier.weight)
-    assert torch.equal(teacher.lesson(ROWS, rows.batch(ROWS)).outputs, before.outputs)
+    assert torch.equal(teacher.outputs_for(ROWS, rows.batch(ROWS)).outputs, before.outputs)

@@ -154,13 +154,6 @@ def test_a_sequence_classifier_does_not_read_padding(pooling, tokens, mask):
         torch.testing.assert_close(logits[1:2], model.classifier(pooled), atol=1e-5, rtol=1e-5)
 
 
-def test_a_sequence_classifier_takes_images():
-    model = SequenceClassifier(create(CONFIGS["vit"]), 10).eval()
-    pixels = inputs_of(model.transformer)
-    with torch.no_grad():
-        torch.testing.assert_close(model(pixels), model.classifier(model.transformer(pixels).mean(dim=1)))
-
-
 def test_losses(tokens, mask):
     transformer = create(CONFIGS["bert"])
     logits, targets = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
@@ -170,16 +163,9 @@ def test_losses(tokens, mask):
     spans = SpanClassifier(transformer)
     even = torch.zeros(1, 4)
     assert spans.loss((even, even), (targets, targets)) == pytest.approx(1.3863, abs=1e-4)
-
-
-def test_a_regression_has_one_value():
-    with pytest.raises(UsageError, match=r"labels of a regression: got 2, expected 1\. Give labels=1"):
-        SequenceClassifier(create(CONFIGS["bert"]), 2, regression=True)
-
-
-def test_a_span_classifier_scores_every_token(tokens, mask):
-    model = SpanClassifier(create(CONFIGS["bert"])).eval()
     with torch.no_grad():
-        start, end = model(tokens, mask)
+        start, end = spans(tokens, mask)
     assert start.shape == end.shape == (3, LENGTH)
     assert not torch.allclose(start, end)
+    with pytest.raises(UsageError, match=r"labels of a regression: got 2, expected 1\. Give labels=1"):
+        SequenceClassifier(transformer, 2, regression=True)

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 
 from export.heads import SequenceClassifier
+from export.reduction.plan import macs_per_token
+from export.reduction.search import Costs
 from export.tasks.tokens import Encoded
 from export.transformer import LayerShape, Transformer, TransformerConfig
 
@@ -48,3 +50,13 @@ def inputs(rows=48, seed=0):
 def batches(rows=48, seed=0):
     encoded = inputs(rows, seed)
     return [encoded.batch(np.arange(start, min(start + 16, rows))) for start in range(0, rows, 16)]
+
+
+def mac_times(settings, grid, tokens):
+    """Return the times of a layer's options as if every multiplication took the same time."""
+    whole = macs_per_token(settings.dim, settings.layers[0], tokens)
+    shapes = (
+        [LayerShape(heads, rank, 0) for heads, rank in grid.attention],
+        [LayerShape(0, 0, units) for units in grid.feed_forward],
+    )
+    return Costs(*([macs_per_token(settings.dim, shape, tokens) / whole for shape in half] for half in shapes))

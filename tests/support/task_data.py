@@ -13,6 +13,9 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from export.heads import SequenceClassifier
+from export.tasks.examples import Examples
+from export.tasks.predictions import predict
+from export.tasks.tokens import encode
 from export.transformer import LayerShape, Transformer, TransformerConfig
 
 POSITIVE, NEGATIVE = ["good", "fine", "nice"], ["bad", "awful", "poor"]
@@ -78,6 +81,38 @@ def make_sentiment(number, seed=0):
         words.insert(index % len(words), pick(POSITIVE if label else NEGATIVE))
         items.append((" ".join(words), label))
     return items
+
+
+def encoded(items):
+    """Return tokens of sentences with their labels."""
+    examples = Examples(tuple((text,) for text, _ in items), np.array([label for _, label in items]))
+    return encode(make_tokenizer(), examples, 64)
+
+
+def accuracy_on(model, rows):
+    """Return a function that evaluates a classifier."""
+
+    def evaluate():
+        predicted = predict(model, rows)
+        return float((predicted.answers == predicted.targets).mean())
+
+    return evaluate
+
+
+def interrupt_at(number):
+    """Return an ``on_step`` that interrupts a training."""
+
+    def interrupt(step):
+        if step.number == number:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
+def same(one, other):
+    """Return whether two modules or states have the same bits."""
+    ours, theirs = (x.state_dict() if isinstance(x, torch.nn.Module) else x for x in (one, other))
+    return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def write_sst2(root, train=360, dev=40):

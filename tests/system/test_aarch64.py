@@ -33,7 +33,7 @@ def index() -> None:
 @pytest.mark.usefixtures("index")
 @pytest.mark.parametrize("pinned", [True, False], ids=["tested versions", "newest versions"])
 @pytest.mark.parametrize("target", [wheels.JETPACK_6, wheels.JETPACK_7], ids=["JetPack 6", "JetPack 7"])
-def test_whatever_a_jetson_installs_has_a_wheel(target: wheels.Target, pinned: bool) -> None:
+def test_all_packages_of_a_jetson_have_wheels(target: wheels.Target, pinned: bool) -> None:
     constraints = wheels.tested_versions(target) if pinned else []
     found = wheels.resolve(wheels.device_requirements(target), target, constraints)
     assert {"grpcio", "ngh2", "numpy", "onnxruntime", "starlette", "tokenizers", "uvloop"} <= found.keys()
@@ -49,7 +49,7 @@ def test_whatever_a_jetson_installs_has_a_wheel(target: wheels.Target, pinned: b
 
 
 @pytest.mark.usefixtures("index")
-def test_what_has_no_wheel_is_named() -> None:
+def test_a_package_without_a_wheel_is_named() -> None:
     with pytest.raises(BackendError, match=r"wheels for Python 3\.10 on aarch64: got .*pycuda.*, expected a wheel of"):
         wheels.resolve([Requirement("pycuda")], wheels.JETPACK_6, [])
 
@@ -60,7 +60,7 @@ def test_an_aarch64_machine_is_not_emulated() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
-def test_mirrors_without_the_packages_are_refused(tmp_path: Path) -> None:
+def test_mirrors_without_the_packages_are_rejected(tmp_path: Path) -> None:
     sources = tmp_path / "mirrors.list"
     sources.write_text(f"deb [arch=arm64 trusted=yes] file:{tmp_path}/none ./\n")
     packages = debian.Packages(tmp_path / "debian", "arm64", sources)

@@ -78,7 +78,7 @@ def test_the_gate_is_right_on_all_items_after_rounding(server: Ready) -> None:
         np.testing.assert_array_equal(np.round(answers), split.truth)
 
 
-def test_the_bundles_say_what_was_measured(repository: Path) -> None:
+def test_the_bundles_have_the_measured_accuracy(repository: Path) -> None:
     for path in repository.iterdir():
         manifest = Bundle.open(path).manifest
         measured = {(measure.metric, measure.split): measure for measure in manifest.measures}

@@ -1,4 +1,4 @@
-"""The attentions that paper 002 compares with: keys and values projected along the text, and a sparse pattern."""
+"""Baselines of paper 002: attention with projected keys and values (Linformer), and with a sparse pattern (BigBird)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AttentionT = TypeVar("AttentionT", bound=MultiHeadAttention)
 
 #: Tokens of which Linformer makes one: k = n / 4.
 RATIO = 4
-#: BigBird's blocks, in tokens. Its own are of 64, which would be the whole of a sentence.
+#: Tokens of a block. BigBird has 64, which would be a whole sentence.
 BLOCK = 4
 _RANDOM_BLOCKS = 1
 
@@ -21,16 +21,9 @@ _RANDOM_BLOCKS = 1
 class LinformerAttention(MultiHeadAttention):
     """Keys and values are projected along the text to k = ceil(n / 4) rows: Linformer (arXiv 2006.04768).
 
-    The projections are shared by the heads, one for keys and one for values, and start as means of four neighbours. A
-    text of n tokens uses the first k rows and n columns of them. Padding is zero before the projection, and a row whose
-    four own tokens are all padding is masked, so that padding changes nothing.
-
-    Args:
-        dim: d.
-        num_heads: H.
-        head_dim: d_k.
-        positions: the longest text.
-        scale: of the logits.
+    The heads share the projections, one for keys and one for values, which start as means of four neighbours. A text of
+    n tokens uses their first k rows and n columns, for texts of up to ``positions`` tokens. Padding is zero before the
+    projection, and a row of four padding tokens is masked, so that padding changes nothing.
     """
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, positions: int, scale: float | None = None) -> None:
@@ -40,7 +33,7 @@ class LinformerAttention(MultiHeadAttention):
         self.key_rows, self.value_rows = nn.Parameter(means), nn.Parameter(means.clone())
 
     def context(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return projected keys and values, [N, H, k, d_k], and what is added to the logits."""
+        """Return projected keys and values, [N, H, k, d_k], and the bias of the logits."""
         k, v, _ = super().context(x, mask)
         length = x.shape[1]
         rows = -(-length // RATIO)
@@ -48,7 +41,7 @@ class LinformerAttention(MultiHeadAttention):
         if mask is not None:
             real = mask.to(k.dtype)
             k, v = k * real[:, None, :, None], v * real[:, None, :, None]
-            # Padding is at the end, so that the first of a row's own tokens tells.
+            # Padding is at the end: if a row's first token is padding, all of them are.
             bias = (1 - real[:, ::RATIO])[:, None, None, :] * MASKED_LOGIT
         return self.key_rows[:rows, :length] @ k, self.value_rows[:rows, :length] @ v, bias
 
@@ -56,16 +49,8 @@ class LinformerAttention(MultiHeadAttention):
 class SparseAttention(MultiHeadAttention):
     """A token attends to its block and the neighbouring ones, to the first, and to random ones: BigBird (2007.14062).
 
-    The pattern is a mask on dense matrices, so it saves nothing: what it costs in accuracy is all that it shows. The
-    first block attends to everything.
-
-    Args:
-        dim: d.
-        num_heads: H.
-        head_dim: d_k.
-        positions: the longest text.
-        seed: of the random blocks.
-        scale: of the logits.
+    The pattern is a mask on dense matrices, so it saves no time: it shows the cost in accuracy alone. The first block
+    attends to everything. ``positions`` is the longest text.
     """
 
     def __init__(
@@ -76,16 +61,16 @@ class SparseAttention(MultiHeadAttention):
         self.register_buffer("pattern", (1 - sparse_pattern(positions, seed)) * MASKED_LOGIT, persistent=False)
 
     def context(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys and values, [N, H, T, d_k], and what is added to the logits, the pattern included."""
+        """Return keys and values, [N, H, T, d_k], and the bias of the logits with the pattern."""
         k, v, bias = super().context(x, mask)
         pattern = self.pattern[: x.shape[1], : x.shape[1]].to(x.dtype)[None, None]
         return k, v, pattern if bias is None else bias + pattern
 
 
 def sparse_pattern(positions: int, seed: int) -> Tensor:
-    """Return which token (row) attends to which (column), [positions, positions] of 0 and 1.
+    """Return the tokens (columns) that each token (row) attends to, [positions, positions] of 0 and 1.
 
-    The random blocks of a row are drawn among those before it, so that a short text has its share of them too.
+    The random blocks of a row are before it, so that a short text has its share of them.
     """
     blocks = -(-positions // BLOCK)
     index = torch.arange(blocks)

@@ -14,6 +14,7 @@ from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import precision_option, run_data_dir_option
 from export.outputs import check_workspace
+from export.processor import described
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from export.experiments.attention.compare import Result
     from export.experiments.attention.mechanisms import Mechanism
     from export.experiments.attention.summary import Row
+    from export.intervals import Difference
     from export.tasks.finetune import Step
-    from export.tasks.metrics import Difference
     from export.tasks.recipe import Precision
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -38,13 +39,7 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Length of each training.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="Peak rate.")
 @precision_option(default="fp32")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Runs of each, seeds from 0 on.",
-)
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, seeds from 0 on.")
 @click.option("--distil", is_flag=True, help="Train all of them with RUN as the teacher.")
 @click.option(
     "--share",
@@ -100,9 +95,8 @@ def compare(
 ) -> None:
     """Compare ways to save attention, as paper 002 does, from a fine-tuned RUN.
 
-    Each gets the same training and is measured on hold-out and dev, and for speed on ONNX Runtime, in turns with the
-    dense model: with smaller matrices where there are such, else as it runs, scorers and masks included. Writes
-    results.json and the pictures.
+    Each gets the same training. Accuracy is measured on hold-out and dev, and speed on ONNX Runtime, in turns with the
+    dense model: with smaller matrices if possible, else with all scorers and masks. Writes results.json and figures.
     """
     config = recorded(run)
     data_dir = data_dir_of(config, data_dir)
@@ -112,8 +106,8 @@ def compare(
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch and data"):
         from export.experiments.attention import compare as comparison
+        from export.experiments.attention.compare import settings_of
         from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
-        from export.experiments.attention.start import settings_of
         from export.tasks.recipe import Recipe
         from export.tasks.watch import Watch
 
@@ -123,9 +117,9 @@ def compare(
         settings, dense, task, data = settings_of(
             run,
             data_dir,
-            recipe,
+            recipe=recipe,
             limit=limit,
-            seeds=range(seeds),
+            seeds=tuple(range(seeds)),
             distil=distil,
             share=share,
             target_speedup=target_speedup,
@@ -144,20 +138,13 @@ def compare(
             return Watch(f"{name}, seed {seed}", bar, working).on_step
 
         result = comparison.compare(
-            dense,
-            task,
-            data,
-            settings,
-            mechanisms,
-            out,
-            lengths=_LENGTHS if lengths else (),
-            on_mechanism=on_mechanism,
+            dense, task, data, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_mechanism=on_mechanism
         )
     if as_json:
         print_json(result)
     else:
         _print(result)
-    if plots:  # last, so that nothing is lost where it cannot be drawn
+    if plots:  # last, so that a failure loses no results
         from export.experiments.attention.plot import draw
 
         for path in draw(result, out, others):
@@ -178,7 +165,8 @@ def _print(result: Result) -> None:
     columns = ("mechanism", "what", "attention left", "score", *(f"{split}: {result.metric}" for split in splits))
     columns += (f"over full on {splits[-1]}", f"speed at {settings.tokens}", f"at {settings.long}", "at most", "timed")
     rows = [_cells(row, splits, settings.tokens, settings.long) for row in result.rows]
-    title = f"{settings.task}: {settings.recipe.epochs} epochs each, seeds {', '.join(map(str, settings.seeds))}"
+    title = f"{settings.task}: {settings.recipe.epochs} epochs each, seeds {', '.join(map(str, settings.seeds))}; "
+    title += f"processor: {', '.join(described(record.processor for record in result.records))}"
     print_table(title, columns, rows)
     if result.lengths:
         lengths = [(one.tokens, one.variant, one.ratio, one.bound) for one in result.lengths]

@@ -1,41 +1,84 @@
-"""Every mechanism of paper 002 on one task: the same start, the same training, the same measurements.
+"""All mechanisms of paper 002 on one task: the same start, the same training, the same measurements.
 
-A mechanism that is finished is never trained again; an interrupted one resumes from its last saved step.
+A finished mechanism is not trained again; an interrupted one resumes from its last saved step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from edge.errors import Literally, UsageError
-from edge.files import write_whole
+from edge.files import sha256, write_whole
 from export.experiments.attention.lengths import Length, measure_lengths
 from export.experiments.attention.mechanisms import Mechanism
 from export.experiments.attention.records import Record, Settings, read_record
-from export.experiments.attention.run import INT8, calibration_of, ground_of, place_of, run_mechanism
+from export.experiments.attention.run import INT8, calibration_of, place_of, run_mechanism, shared_inputs
 from export.experiments.attention.stopwatch import Stopwatch
 from export.experiments.attention.summary import Row, row_of
 from export.experiments.settings import keep_settings
 from export.heads import SequenceClassifier
 from export.reduction.reduce import calibration_batches, check_model
+from export.runs import WEIGHTS
 from export.tasks.finetune import Step
+from export.tasks.models import open_model
+from export.tasks.registry import task_of
+from export.tasks.run import prepare
 from export.tasks.task import Data, Task
 
 FULL = "full"
 RESULTS = "results.json"
+_LONG_TOKENS = 128
 
 
 class Result(msgspec.Struct, frozen=True):
-    """All of a comparison: its settings, a row for each mechanism, the speed by length, and the records."""
+    """Result of a comparison: its settings, a row for each mechanism, the speed by length, and the records."""
 
     settings: Settings
     metric: str
     rows: tuple[Row, ...]
     lengths: tuple[Length, ...]
     records: tuple[Record, ...]
+
+
+def settings_of(
+    run: Path, data_dir: Path, *, limit: int | None, tokens: int | None, **chosen: Any
+) -> tuple[Settings, SequenceClassifier, Task, Data]:
+    """Return the settings of a comparison, the dense model, its task and the data.
+
+    Args:
+        run: of ``fewheads finetune`` with a BERT, on a task with classes or values.
+        tokens: in the timed input; None is the median of dev.
+        chosen: the other fields of the settings.
+
+    Raises:
+        UsageError: the run is of another kind.
+        CheckpointError: the run is malformed.
+        DataError: the data are missing or malformed.
+    """
+    found = open_model(run)
+    task = task_of(found, run)
+    model, architecture = found.head, found.architecture
+    assert architecture is not None
+    if not isinstance(model, SequenceClassifier) or model.transformer.config.architecture != "bert":
+        given = Literally(f"a run on {task.name} with a {architecture.transformer.architecture}")
+        expected = "a BERT with one answer for a text"
+        raise UsageError(f"{run}", given=given, expected=expected, fix="Give a run on a task of GLUE.")
+    data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)
+    settings = Settings(
+        task=task.name,
+        run=sha256((run / WEIGHTS).read_bytes()),
+        limit=limit,
+        # Of dev, because SST-2's hold-out is phrases like its training set.
+        tokens=tokens or int(np.median(next(iter(data.dev.values())).lengths)),
+        long=min(_LONG_TOKENS, model.transformer.config.max_positions),
+        **chosen,
+    )
+    return settings, model, task, data
 
 
 def compare(
@@ -49,38 +92,34 @@ def compare(
     lengths: Sequence[int] = (),
     on_mechanism: Callable[[str, int], Callable[[Step], None]] = lambda name, seed: lambda step: None,
 ) -> Result:
-    """Train and measure what is missing, and return all of it.
+    """Train and measure the missing mechanisms, and return the results of all.
 
     Args:
-        dense: the fine-tuned model; it is left alone.
-        task: its task.
-        data: of the task.
-        settings: from :func:`settings_of`.
-        mechanisms: with ``full`` among them, which the others are compared with.
-        directory: for everything; a subdirectory for each seed, and there one for each mechanism.
-        lengths: numbers of tokens to time single shapes at; none leaves that out.
-        on_mechanism: called with name and seed before a mechanism that is not finished; what it returns is called after
-            each step of its training.
+        mechanisms: ``full`` must be among them, as the baseline of the others.
+        directory: has a subdirectory for each seed, and in it one for each mechanism.
+        lengths: numbers of tokens for the timing of single shapes; empty for none.
+        on_mechanism: called with name and seed before an unfinished mechanism; the function that it returns is called
+            after each step of the training.
 
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
-        ReductionError: the model cannot be reduced, or there are too few examples to calibrate with.
-        CheckpointError: a record there is malformed.
-        TrainingError: a loss is no longer finite.
+        ReductionError: the model cannot be reduced, or there are too few examples for calibration.
+        CheckpointError: a record is malformed.
+        TrainingError: a loss is not finite.
     """
-    if any(mechanism.calibrated for mechanism in mechanisms):  # before the mechanisms that come first are trained
+    if any(mechanism.calibrated for mechanism in mechanisms):  # before the first mechanisms are trained
         check_model(dense)
         calibration_batches(dense, calibration_of(data, settings))
     keep_settings(directory, settings)
     watch = Stopwatch(dense, (settings.tokens, settings.long), settings.calls)
     for seed in settings.seeds:
-        ground = None
+        shared = None
         for mechanism in mechanisms:
             if read_record(place_of(directory, seed, mechanism.name)):
                 continue
             on_step = on_mechanism(mechanism.name, seed)
-            ground = ground or ground_of(dense, task, data, settings, seed, directory)
-            run_mechanism(mechanism, ground, task, data, settings, watch, directory, on_step)
+            shared = shared or shared_inputs(dense, task, data, settings, seed, directory)
+            run_mechanism(mechanism, shared, task, data, settings, watch, directory, on_step)
     config = dense.transformer.config
     if lengths:
         on_mechanism("lengths", 0)
@@ -109,7 +148,7 @@ def read_result(directory: Path) -> Result:
     """Read the results of a finished comparison.
 
     Raises:
-        UsageError: there are none, or they are malformed.
+        UsageError: they are missing or malformed.
     """
     try:
         return msgspec.json.decode((directory / RESULTS).read_bytes(), type=Result)

@@ -1,4 +1,4 @@
-"""Speed by length: the same shapes on texts from very short to very long, dense and changed in turns."""
+"""Speed by length: the same shapes on texts of 16 to 2048 tokens, dense and changed in turns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from export.heads import SequenceClassifier
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape, Transformer, TransformerConfig
 
-#: Tokens that were timed with the full number of calls; longer texts get proportionally fewer.
+#: Longer texts are timed with proportionally fewer calls.
 _FULL_CALLS_TOKENS = 128
 _LEAST_CALLS = 5
-#: Layers of the models: more say nothing new.
+#: Layers of the models; more would not change the ratio.
 _LAYERS = 2
 _VOCABULARY = 64
 
@@ -33,8 +33,8 @@ class Length(msgspec.Struct, frozen=True):
     Attributes:
         tokens: in the one input.
         variant: its name.
-        ratio: how many times faster than dense it is.
-        bound: Amdahl's: the layers' multiplications before over those after.
+        ratio: dense time over its time.
+        bound: Amdahl's bound: dense multiplications of the layers over its own.
     """
 
     tokens: int
@@ -46,13 +46,12 @@ class Length(msgspec.Struct, frozen=True):
 def measure_lengths(
     config: TransformerConfig, lengths: Sequence[int], calls: int, path: Path | None = None
 ) -> tuple[Length, ...]:
-    """Time what is missing; the weights are random, as times do not depend on them.
+    """Time the missing lengths, with random weights.
 
     Args:
-        config: of the model; its first layer gives the shape.
-        lengths: numbers of tokens.
+        config: of the model; its first layer has the shape.
         calls: of each model, up to 128 tokens.
-        path: a JSON file that holds what is measured; it is brought up to date after each length.
+        path: a JSON file with the measurements; it is updated after each length.
     """
     done = list(_read(path))
     for tokens in lengths:
@@ -65,7 +64,7 @@ def measure_lengths(
 
 
 def no_logits_bound(config: TransformerConfig, tokens: int) -> float:
-    """Return the most that a mechanism can give that only saves on the logits, Q·Kᵀ, if they became free."""
+    """Return the largest speed-up of a mechanism that only saves on the logits, Q·Kᵀ."""
     shape = config.layers[0]
     return amdahl_bound(tokens * shape.num_heads * shape.head_dim / macs_per_token(config.dim, shape, tokens))
 

@@ -1,4 +1,4 @@
-"""Mechanisms of paper 002, each as one small object: change of the model, extra loss, and shrinking."""
+"""Mechanisms of paper 002, each as a small object: change of the model, extra loss, and shrinking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from export.adaptive.shrink import shrunk_model
 from export.adaptive.term import GLOBAL_RATE, PAPER_WEIGHT, Penalty, Target
 from export.attention import AdaptiveMode, MultiHeadAttention
 from export.experiments.attention.baselines import LinformerAttention, SparseAttention, like
-from export.experiments.attention.ground import Ground, Made
+from export.experiments.attention.records import ChangedModel, SharedInputs
 from export.experiments.attention.reductions import attention_plan, pruned_by_gradient, whole_plan
 from export.heads import SequenceClassifier
 from export.reduction.calibration import attention_statistics
@@ -34,107 +34,109 @@ class Mechanism:
 
     Attributes:
         name: in tables and directories.
-        what: a few words, that say how it is timed too.
+        what: a description in a few words.
         make: returns the changed model.
-        train: what is minimised beside the task's loss.
-        shrink: returns smaller matrices that answer the same; None where the model can only run as it is.
-        int8: whether it is measured with INT8 on top too.
+        train: returns the loss beside the task's.
+        shrink: returns smaller matrices with the same outputs; None if there are none.
+        int8: whether it is also measured in INT8.
         calibrated: whether it needs more calibration tokens than the widest layer has features.
     """
 
     name: str
     what: str
-    make: Callable[[Ground], Made]
-    train: Callable[[Ground], Penalty | Target | None] = lambda ground: None
+    make: Callable[[SharedInputs], ChangedModel]
+    train: Callable[[SharedInputs], Penalty | Target | None] = lambda shared: None
     shrink: Callable[[SequenceClassifier], SequenceClassifier] | None = None
     int8: bool = False
     calibrated: bool = False
 
 
 def random_scores(heads: int, share: float, generator: torch.Generator) -> Tensor:
-    """Return random scores, [H], that leave a share of the coordinates: evenly spread from 0 on, in random order.
+    """Return random scores, [H], that keep a share of the coordinates: evenly spaced from 0 on, in random order.
 
-    Those above the threshold of 0.5 count in full, and the others are 0.25 on average: 1 - 0.375 / u of the coordinates
-    for scores from 0 to u. For a share of 0.25 and less no score is above the threshold.
+    Scores above the threshold of 0.5 count in full, and the others are 0.25 on average: scores from 0 to u keep 1 -
+    0.375 / u of the coordinates. For a share of 0.25 and less no score is above the threshold.
     """
     highest = 0.375 / (1 - share) if share > 0.25 else 2 * share
     even = (torch.arange(heads) + 0.5) / heads * highest
     return even[torch.randperm(heads, generator=generator)].clamp(max=1.0)
 
 
-def _replaced(ground: Ground, new: Callable[[MultiHeadAttention, int], MultiHeadAttention]) -> Made:
-    model = copy.deepcopy(ground.dense)
+def _replaced(shared: SharedInputs, new: Callable[[MultiHeadAttention, int], MultiHeadAttention]) -> ChangedModel:
+    model = copy.deepcopy(shared.dense)
     for number, layer in enumerate(layers_of(model.transformer)):
         assert layer.attention is not None
         layer.attention = new(layer.attention, number)
-    return Made(model)
+    return ChangedModel(model)
 
 
-def _linformer(ground: Ground) -> Made:
-    positions = ground.dense.transformer.config.max_positions
+def _linformer(shared: SharedInputs) -> ChangedModel:
+    positions = shared.dense.transformer.config.max_positions
     return _replaced(
-        ground, lambda a, number: like(LinformerAttention(a.dim, a.num_heads, a.head_dim, positions, a.scale), a)
+        shared, lambda a, number: like(LinformerAttention(a.dim, a.num_heads, a.head_dim, positions, a.scale), a)
     )
 
 
-def _bigbird(ground: Ground) -> Made:
-    positions = ground.dense.transformer.config.max_positions
+def _bigbird(shared: SharedInputs) -> ChangedModel:
+    positions = shared.dense.transformer.config.max_positions
 
     def sparse(a: MultiHeadAttention, number: int) -> MultiHeadAttention:
-        return like(SparseAttention(a.dim, a.num_heads, a.head_dim, positions, 100 * ground.seed + number, a.scale), a)
+        return like(SparseAttention(a.dim, a.num_heads, a.head_dim, positions, 100 * shared.seed + number, a.scale), a)
 
-    return _replaced(ground, sparse)
+    return _replaced(shared, sparse)
 
 
-def _skip(ground: Ground) -> Made:
-    model, batches = copy.deepcopy(ground.dense), ground.batches()
+def _skip(shared: SharedInputs) -> ChangedModel:
+    model, batches = copy.deepcopy(shared.dense), shared.batches()
     states = embedded(model.transformer, batches)
-    for original, layer in zip(layers_of(ground.dense.transformer), layers_of(model.transformer), strict=True):
+    for original, layer in zip(layers_of(shared.dense.transformer), layers_of(model.transformer), strict=True):
         statistics, after = attention_statistics(original, states, batches)
         assert layer.attention is not None
         constant = AttentionReducer(layer.attention, statistics).reduced(0, 1).constant
         assert constant is not None
         layer.attention = SkippableAttention(layer.attention, constant)  # type: ignore[assignment]
         states = after_feed_forward(original, after)
-    return Made(model)
+    return ChangedModel(model)
 
 
 def _scored(
-    mode: AdaptiveMode, scorer: Callable[[Ground], Callable[[MultiHeadAttention, int], nn.Module]]
-) -> Callable[[Ground], Made]:
-    def make(ground: Ground) -> Made:
-        return Made(with_scores(rotated_model(ground.dense, ground.batches()), mode, scorer(ground)))
+    mode: AdaptiveMode, scorer: Callable[[SharedInputs], Callable[[MultiHeadAttention, int], nn.Module]]
+) -> Callable[[SharedInputs], ChangedModel]:
+    def make(shared: SharedInputs) -> ChangedModel:
+        return ChangedModel(with_scores(rotated_model(shared.dense, shared.batches()), mode, scorer(shared)))
 
     return make
 
 
-def _at_random(ground: Ground) -> Callable[[MultiHeadAttention, int], nn.Module]:
-    generator = torch.Generator().manual_seed(ground.seed)
-    return lambda a, number: GivenScores(random_scores(a.num_heads, ground.share, generator))
+def _at_random(shared: SharedInputs) -> Callable[[MultiHeadAttention, int], nn.Module]:
+    generator = torch.Generator().manual_seed(shared.seed)
+    return lambda a, number: GivenScores(random_scores(a.num_heads, shared.share, generator))
 
 
-def _same_share(rate: float) -> Callable[[Ground], Target]:
-    return lambda ground: Target(SHARE, ground.share, rate)
+def _same_share(rate: float) -> Callable[[SharedInputs], Target]:
+    return lambda shared: Target(SHARE, shared.share, rate)
 
 
-def _same_cost(ground: Ground) -> Target:
-    return Target(ground.curve, float(ground.curve.at(torch.tensor(ground.share, dtype=torch.float64))))
+def _same_cost(shared: SharedInputs) -> Target:
+    return Target(shared.curve, float(shared.curve.at(torch.tensor(shared.share, dtype=torch.float64))))
 
 
 def _paper(
     name: str, what: str, mode: Literal["literal", "fixed"], *, share: int = 4, weight: float = PAPER_WEIGHT
 ) -> Mechanism:
-    make = _scored(mode, lambda ground: scorers(ground.seed, share=share))
-    return Mechanism(name, what, make, lambda ground: Penalty(mode, weight))
+    make = _scored(mode, lambda shared: scorers(shared.seed, share=share))
+    return Mechanism(name, what, make, lambda shared: Penalty(mode, weight))
 
 
 def _named(*mechanisms: Mechanism) -> dict[str, Mechanism]:
     return {mechanism.name: mechanism for mechanism in mechanisms}
 
 
-#: The comparison. What keeps half of something keeps ``Ground.share`` of it.
+#: Mechanisms of the comparison. "Half" in a description stands for ``SharedInputs.share``.
 MECHANISMS = _named(
-    Mechanism("full", "trained on, unchanged", lambda g: Made(copy.deepcopy(g.dense)), shrink=copy.deepcopy, int8=True),
+    Mechanism(
+        "full", "trained on, unchanged", lambda g: ChangedModel(copy.deepcopy(g.dense)), shrink=copy.deepcopy, int8=True
+    ),
     Mechanism("linformer", "keys and values to n/4", _linformer),
     Mechanism("bigbird", "window, global and random blocks, as a mask", _bigbird),
     Mechanism("skip", "a learnt gate per layer", _skip, _same_share(GLOBAL_RATE), shrunk_model),
@@ -162,11 +164,7 @@ MECHANISMS = _named(
         _same_cost,
     ),
     Mechanism(
-        "ours-attention",
-        "calibrated reduction, attention alone",
-        attention_plan,
-        shrink=copy.deepcopy,
-        calibrated=True,
+        "ours-attention", "calibrated reduction, attention alone", attention_plan, shrink=copy.deepcopy, calibrated=True
     ),
     Mechanism("ours", "calibrated reduction, FFN too", whole_plan, shrink=copy.deepcopy, int8=True, calibrated=True),
 )

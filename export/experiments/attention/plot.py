@@ -1,4 +1,4 @@
-"""The pictures of a comparison; they need no display."""
+"""Figures of a comparison."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Whose heads and places are drawn.
+#: Mechanisms with a drawing of heads, and of scores by position.
 _HEADS = ("gradient", "fixed", "budget", "ours")
 _PLACES = ("literal", "fixed")
 _WITHOUT = "give --no-plots"
 
 
 def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list[Path]:
-    """Write the pictures that there is something for, as PNG, and return their paths.
+    """Write the figures of a result as PNG, and return their paths.
 
     Args:
-        result: of a comparison.
-        directory: where the pictures go.
-        beside: of other comparisons, whose heads are drawn below.
+        beside: other comparisons, whose heads are drawn below.
 
     Raises:
-        UsageError: there is no matplotlib, or the directory cannot be written.
+        UsageError: matplotlib is missing, or the directory cannot be written.
     """
     makers: dict[str, Callable[[], Figure | None]] = {
         "accuracy_by_speed": lambda: _accuracy_by_speed(result),
@@ -51,7 +49,7 @@ def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list
 
 
 def _accuracy_by_speed(result: Result) -> Figure:
-    """Draw the difference on dev over the speed at the natural length; what runs as it is, hollow."""
+    """Draw the difference on dev over the speed at the natural length; hollow without smaller matrices."""
     split = next(name for name in result.rows[0].values if name != "holdout")
     figure = new_figure(7, 5, without=_WITHOUT)
     axes = figure.subplots()
@@ -112,7 +110,6 @@ def _heads(results: Sequence[Result]) -> Figure | None:
 
 
 def _scores_by_place(result: Result) -> Figure | None:
-    """Draw each layer's mean score by the token's place, before the mean over tokens."""
     records = [record for name in _PLACES if (record := _first(result, name)) and record.use and record.use.places]
     if not records:
         return None

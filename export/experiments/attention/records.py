@@ -1,42 +1,87 @@
-"""Results of each mechanism, on disk as soon as it is finished."""
+"""Settings of a comparison, inputs of its mechanisms, and their results on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from edge.errors import Literally
 from edge.files import replaced_directory, write_durably
+from export.adaptive.budget import CostCurve
 from export.adaptive.use import HeadUse
 from export.errors import CheckpointError
-from export.experiments.attention.ground import Kept
 from export.experiments.attention.stopwatch import Speed
+from export.heads import SequenceClassifier
+from export.processor import Processor
 from export.runs import PREDICTIONS
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
+from export.tasks.tokens import Batch, Encoded, sorted_batches
 
 _RECORD = "record.json"
+
+
+#: Share of the coordinates of each original head that is left, [layers, H].
+Kept: TypeAlias = tuple[tuple[float, ...], ...]
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class SharedInputs:
+    """Common inputs of all mechanisms of a seed.
+
+    Attributes:
+        dense: the fine-tuned model; it is not changed.
+        score: its score on the hold-out.
+        calibration: real inputs, with targets.
+        share: of attention to keep, for mechanisms that have a choice.
+        target_speedup: of the reduction with feed-forward layers.
+        tokens: in the timed input.
+        curve: cost of a layer by the share of its heads' coordinates.
+        state: a directory for the state of reductions.
+    """
+
+    dense: SequenceClassifier
+    score: float
+    calibration: Encoded
+    seed: int
+    share: float
+    target_speedup: float
+    tokens: int
+    curve: CostCurve
+    state: Path
+
+    def batches(self) -> list[Batch]:
+        """Return the calibration inputs in batches."""
+        return [self.calibration.batch(rows) for rows in sorted_batches(self.calibration.lengths, _BATCH)]
+
+
+class ChangedModel(NamedTuple):
+    """A changed model, and the share of its heads that is left if training does not change it."""
+
+    model: SequenceClassifier
+    kept: Kept | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that all mechanisms of a comparison share.
 
     Attributes:
-        task: its name.
-        run: the SHA-256 of the dense run's weights.
-        recipe: of the training that each mechanism gets.
-        limit: train on so many examples only; None is all.
-        seeds: of the training.
+        run: SHA-256 of the dense run's weights.
+        recipe: of the training of each mechanism.
+        limit: most examples to train on; None is all.
         distil: whether the dense run is the teacher.
-        share: of attention that is left, where a mechanism has a choice.
-        target_speedup: of the reduced plan that has one.
-        tokens: in the input that is timed, usually as many as the median dev item has.
+        share: of attention to keep, for mechanisms that have a choice.
+        target_speedup: of the reduction with feed-forward layers.
+        tokens: in the timed input, usually the median of dev.
         long: another length to time.
         calibration: examples.
         calls: of each model in a timing.
-        stop_points: scored models stop when the hold-out falls by more than so much below the dense run.
+        stop_points: models with scores stop if the hold-out falls by more points below the dense run.
     """
 
     task: str
@@ -49,25 +94,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     target_speedup: float
     tokens: int
     long: int
-    calibration: int
     calls: int
-    stop_points: float
+    calibration: int = 256
+    stop_points: float = 0.5
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One mechanism and seed.
+    """Result of one mechanism and seed.
 
     Attributes:
-        name: of the mechanism.
-        what: a few words.
-        seed: of the training.
-        smaller: whether the matrices are smaller; else it was timed as it runs, scorers and masks included.
-        parameters: of what was timed.
+        what: a description in a few words.
+        smaller: whether the timed matrices are smaller; otherwise scorers and masks are timed, too.
+        parameters: of the timed model.
         scores: on the hold-out, of each epoch.
         seconds: of the training.
         speeds: at each length.
-        kept: of each head, the share of its coordinates that is used on the hold-out; None where all are.
-        use: of the scores, where there are some.
+        kept: share of the coordinates of each head that is used on the hold-out; None if all are.
+        use: of the scores; None without scores.
+        processor: that trained and timed it; earlier versions did not record it.
     """
 
     name: str
@@ -80,17 +124,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[Speed, ...]
     kept: Kept | None = None
     use: HeadUse | None = None
+    processor: Processor | None = None
 
 
 def save_record(directory: Path, record: Record, predictions: Mapping[str, Predicted]) -> None:
-    """Write a record with the predictions that it is compared by, whole or not at all."""
+    """Write a record and its predictions, whole or not at all."""
     with replaced_directory(directory) as new:
         write_durably(new / _RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2))
         write_durably(new / PREDICTIONS, encode_predictions(predictions))
 
 
 def read_record(directory: Path) -> Record | None:
-    """Return what :func:`save_record` wrote, or None where there is nothing.
+    """Return a record; None if there is none.
 
     Raises:
         CheckpointError: it is malformed.

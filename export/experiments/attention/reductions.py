@@ -1,4 +1,4 @@
-"""Mechanisms that make matrices smaller before the training: head pruning by gradients, and calibrated reduction."""
+"""Mechanisms with smaller matrices before the training: head pruning by gradients, and calibrated reduction."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from export.adaptive.use import rows_of
-from export.experiments.attention.ground import Ground, Kept, Made
+from export.experiments.attention.records import ChangedModel, Kept, SharedInputs
 from export.heads import SequenceClassifier
 from export.reduction.calibration import attention_statistics
 from export.reduction.latency import measure_times
-from export.reduction.layer import LayerReport
 from export.reduction.plan import plan_of
-from export.reduction.reduce import apply_plan, measure_losses, reduce_model
+from export.reduction.reduce import LayerReport, apply_plan, measure_losses, reduce_model
 from export.reduction.search import Grid, grid_of, least_loss
 from export.reduction.states import after_feed_forward, embedded, head_gradients, layers_of
 from export.reduction.sublayers import AttentionReducer
@@ -25,21 +24,21 @@ from export.reduction.sublayers import AttentionReducer
 _LATENCIES = "latency.json"
 
 
-def pruned_by_gradient(ground: Ground) -> Made:
-    """Return the model without the heads that the loss hangs on least, over all layers, as Michel et al. 2019 prune.
+def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:
+    """Return the model without the heads of least importance, over all layers, as Michel et al. 2019 prune.
 
-    Their importance is divided by its norm within the layer. Nothing is fitted anew: the training has to.
+    Their importance is divided by its norm within the layer. No weights are refitted.
     """
-    model, batches = copy.deepcopy(ground.dense), ground.batches()
+    model, batches = copy.deepcopy(shared.dense), shared.batches()
     config = model.transformer.config
-    importance = torch.stack([layer / layer.norm() for layer in head_gradients(ground.dense, batches)])  # [layers, H]
-    number = round(ground.share * importance.numel())
+    importance = torch.stack([layer / layer.norm() for layer in head_gradients(shared.dense, batches)])  # [layers, H]
+    number = round(shared.share * importance.numel())
     chosen = torch.zeros_like(importance).flatten()
     chosen[importance.flatten().argsort(descending=True)[:number]] = 1
     kept = chosen.view_as(importance)
-    states = embedded(ground.dense.transformer, batches)
+    states = embedded(shared.dense.transformer, batches)
     shapes = []
-    originals = layers_of(ground.dense.transformer)
+    originals = layers_of(shared.dense.transformer)
     for original, layer, mask, shape in zip(originals, layers_of(model.transformer), kept, config.layers, strict=True):
         statistics, after = attention_statistics(original, states, batches)
         assert original.attention is not None
@@ -52,41 +51,41 @@ def pruned_by_gradient(ground: Ground) -> Made:
         shapes.append(msgspec.structs.replace(shape, num_heads=len(heads), scale=scale))
         states = after_feed_forward(original, after)
     model.transformer.config = msgspec.structs.replace(config, layers=tuple(shapes))
-    return Made(model, rows_of(kept))
+    return ChangedModel(model, rows_of(kept))
 
 
-def attention_plan(ground: Ground) -> Made:
-    """Return the calibrated reduction that leaves the same share of attention as the others, and all hidden units."""
-    config = ground.dense.transformer.config
+def attention_plan(shared: SharedInputs) -> ChangedModel:
+    """Return the calibrated reduction that keeps ``share`` of the attention and all hidden units."""
+    config = shared.dense.transformer.config
     dense = config.layers[0]
     whole = grid_of(dense)
     grid = Grid(whole.attention, (dense.ffn_dim,))
-    losses = measure_losses(ground.dense, ground.calibration, grid, state=ground.state / "attention")
+    losses = measure_losses(shared.dense, shared.calibration, grid, state=shared.state / "attention")
     shares = np.array([heads * rank / (dense.num_heads * dense.head_dim) for heads, rank in grid.attention])
     table = np.array([layer.attention for layer in losses])
-    chosen = least_loss(table, shares, ground.share * len(config.layers))
+    chosen = least_loss(table, shares, shared.share * len(config.layers))
     plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
-    model, reports = apply_plan(ground.dense, ground.calibration, plan, state=ground.state / "attention")
+    model, reports = apply_plan(shared.dense, shared.calibration, plan, state=shared.state / "attention")
     assert isinstance(model, SequenceClassifier)
-    return Made(model, _kept(reports, dense.num_heads, dense.head_dim))
+    return ChangedModel(model, _kept(reports, dense.num_heads, dense.head_dim))
 
 
-def whole_plan(ground: Ground) -> Made:
-    """Return the calibrated reduction of heads and hidden units that is as fast as asked for."""
-    dense = ground.dense.transformer.config.layers[0]
+def whole_plan(shared: SharedInputs) -> ChangedModel:
+    """Return the calibrated reduction of heads and hidden units at the target speed-up."""
+    dense = shared.dense.transformer.config.layers[0]
     grid = grid_of(dense)
-    times, rest = measure_times(ground.dense, grid, ground.tokens, cache=ground.state / _LATENCIES)
+    times, rest = measure_times(shared.dense, grid, shared.tokens, cache=shared.state / _LATENCIES)
     reduced = reduce_model(
-        ground.dense,
-        ground.calibration,
-        ground.target_speedup,
+        shared.dense,
+        shared.calibration,
+        shared.target_speedup,
         grid=grid,
         times=times,
         rest=rest,
-        state=ground.state / "whole",
+        state=shared.state / "whole",
     )
     assert isinstance(reduced.model, SequenceClassifier)
-    return Made(reduced.model, _kept(reduced.reports, dense.num_heads, dense.head_dim))
+    return ChangedModel(reduced.model, _kept(reduced.reports, dense.num_heads, dense.head_dim))
 
 
 def _kept(reports: Sequence[LayerReport], heads: int, width: int) -> Kept:

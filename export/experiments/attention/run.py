@@ -1,4 +1,4 @@
-"""One mechanism: made, trained, measured, and written down."""
+"""Training and measurement of one mechanism."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from torch import nn
 from export.adaptive.budget import measured_curve
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
-from export.experiments.attention.ground import Ground
 from export.experiments.attention.mechanisms import Mechanism
-from export.experiments.attention.records import Record, Settings, save_record
+from export.experiments.attention.records import Record, Settings, SharedInputs, save_record
 from export.experiments.attention.stopwatch import Stopwatch, predict_int8
 from export.heads import SequenceClassifier
+from export.processor import processor
 from export.tasks.finetune import Step, fine_tune
 from export.tasks.predictions import Predicted
 from export.tasks.task import HOLDOUT, Data, Task
 from export.tasks.tokens import Encoded
 
-#: What the records of mechanisms with INT8 on top are called, behind their own name.
+#: Suffix of the records of mechanisms in INT8.
 INT8 = "+int8"
 
 
-def ground_of(
+def shared_inputs(
     dense: SequenceClassifier, task: Task, data: Data, settings: Settings, seed: int, directory: Path
-) -> Ground:
-    """Return what all mechanisms of a seed start from; the latencies are measured once for all seeds."""
+) -> SharedInputs:
+    """Return the common inputs of all mechanisms of a seed; latencies are measured once for all seeds."""
     first = calibration_of(data, settings)
     config = dense.transformer.config
     curve = measured_curve(config, settings.tokens, cache=directory / "curve.json", calls=settings.calls)
     state = directory / ".reduction"
     score = task.predict(dense, data.holdout).score(task.headline)
-    return Ground(dense, score, first, seed, settings.share, settings.target_speedup, settings.tokens, curve, state)
+    return SharedInputs(
+        dense, score, first, seed, settings.share, settings.target_speedup, settings.tokens, curve, state
+    )
 
 
 def calibration_of(data: Data, settings: Settings) -> Encoded:
-    """Return the examples of the training set to calibrate with."""
+    """Return the calibration examples of the training set."""
     assert isinstance(data.train, Encoded)
     train, number = data.train, settings.calibration
     return Encoded(train.tokens[:number], train.segments[:number], train.targets[:number])
@@ -48,7 +50,7 @@ def calibration_of(data: Data, settings: Settings) -> Encoded:
 
 def run_mechanism(
     mechanism: Mechanism,
-    ground: Ground,
+    shared: SharedInputs,
     task: Task,
     data: Data,
     settings: Settings,
@@ -56,31 +58,21 @@ def run_mechanism(
     directory: Path,
     on_step: Callable[[Step], None],
 ) -> None:
-    """Make, train and measure a mechanism, and write its record; an unfinished training goes on.
-
-    Args:
-        mechanism: which.
-        ground: of its seed.
-        task: of the comparison, as for all that follow.
-        data: of the task.
-        settings: what the training gets.
-        watch: what times it.
-        directory: of the comparison.
-        on_step: called after each step of the training.
+    """Make, train and measure a mechanism, and write its record; an unfinished training resumes.
 
     Raises:
-        TrainingError: a loss is no longer finite.
+        TrainingError: a loss is not finite.
         CheckpointError: the state of an unfinished training is malformed, or cannot be written.
     """
-    place = place_of(directory, ground.seed, mechanism.name)
+    place = place_of(directory, shared.seed, mechanism.name)
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = mechanism.make(ground)
-    model, how = made.model, mechanism.train(ground)
-    said: list[Predicted] = []
+    made = mechanism.make(shared)
+    model, how = made.model, mechanism.train(shared)
+    predicted: list[Predicted] = []
 
     def evaluate() -> float:
-        said.append(task.predict(model, data.holdout))
-        return said[-1].score(task.headline)
+        predicted.append(task.predict(model, data.holdout))
+        return predicted[-1].score(task.headline)
 
     state = place.with_name(f".{mechanism.name}.state")
     with adaptive_term(model, how) if how else nullcontext() as term:
@@ -88,23 +80,23 @@ def run_mechanism(
             model,
             data.train,
             settings.recipe,
-            seed=ground.seed,
+            seed=shared.seed,
             evaluate=evaluate,
-            teacher=copy.deepcopy(ground.dense) if settings.distil else None,
+            teacher=copy.deepcopy(shared.dense) if settings.distil else None,
             extra=term,
-            stop_below=ground.score - settings.stop_points / 100 if how else None,
+            stop_below=shared.score - settings.stop_points / 100 if how else None,
             state=state,
             on_step=on_step,
         )
-    # An interrupted run that was at its end has nothing to say of its hold-out again.
-    known = {HOLDOUT: said[tuned.best_epoch - 1]} if len(said) == len(tuned.scores) else {}
+    # A run that was interrupted after its last epoch has no new predictions for the hold-out.
+    known = {HOLDOUT: predicted[tuned.best_epoch - 1]} if len(predicted) == len(tuned.scores) else {}
     predictions = {name: known.get(name) or task.predict(model, rows) for name, rows in data.measured.items()}
     use = head_use(model, data.dev[next(iter(data.dev))])
     small = mechanism.shrink(model) if mechanism.shrink else model
     record = Record(
         name=mechanism.name,
         what=mechanism.what,
-        seed=ground.seed,
+        seed=shared.seed,
         smaller=mechanism.shrink is not None,
         parameters=_parameters(small),
         scores=tuned.scores,
@@ -112,13 +104,14 @@ def run_mechanism(
         speeds=watch.speeds(small),
         kept=use.kept if use else made.kept,
         use=use,
+        processor=processor(),
     )
     if mechanism.int8:
         answers = {name: predict_int8(small, rows) for name, rows in data.measured.items()}
         quantised = msgspec.structs.replace(
             record, name=mechanism.name + INT8, what="dynamic INT8 on top", speeds=watch.speeds(small, int8=True)
         )
-        save_record(place_of(directory, ground.seed, quantised.name), quantised, answers)
+        save_record(place_of(directory, shared.seed, quantised.name), quantised, answers)
     save_record(place, record, predictions)
     state.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Speed of a changed model and its INT8 predictions: ONNX Runtime, CPU, one thread, one input at a time."""
+"""Speed of a changed model, and its INT8 predictions: ONNX Runtime, CPU, one thread, one input at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.heads import SequenceClassifier
 from export.precision import dynamic_int8
+from export.reduction.latency import compare, feeds_of
 from export.reduction.plan import TOLERANCE
-from export.reduction.timing import compare, feeds_of
 from export.tasks.predictions import Predictions
 from export.tasks.tokens import Rows, sorted_batches
 
@@ -25,14 +25,14 @@ _BATCH = 16
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """A model and the dense one in turns, in one run.
+    """Times of a model and the dense one, in turns.
 
     Attributes:
         tokens: in the one input.
         milliseconds: the median time of a call.
         dense_milliseconds: that of the dense model in FP32.
-        ratio: how many times faster it is.
-        bound: the dense model's multiplications over its own; INT8 has none.
+        ratio: dense time over its time.
+        bound: the dense model's multiplications over its own; None for INT8.
     """
 
     tokens: int
@@ -43,18 +43,12 @@ class Speed(msgspec.Struct, frozen=True):
 
     @property
     def explained(self) -> bool:
-        """Whether the multiplications that were saved explain the speed; if not, the measurement is wrong."""
+        """Whether the saved multiplications explain the speed; if not, the measurement is wrong."""
         return self.bound is None or self.ratio <= self.bound * (1 + TOLERANCE)
 
 
 class Stopwatch:
-    """Times models against a dense one, which is exported once for each length.
-
-    Args:
-        dense: the model to compare with.
-        lengths: numbers of tokens.
-        calls: of each model at each length.
-    """
+    """Times models against a dense one, which is exported once for each length."""
 
     def __init__(self, dense: SequenceClassifier, lengths: Sequence[int], calls: int) -> None:
         self._dense, self._lengths, self._calls = dense, lengths, calls
@@ -78,14 +72,14 @@ class Stopwatch:
 
 
 def multiplications(model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """Return how many a model needs for some inputs, scorers and masks on dense matrices included."""
+    """Return the multiplications of a model for some inputs, with scorers and masked products."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(*inputs.values())
     return int(counter.get_total_flops()) // 2
 
 
 def predict_int8(model: SequenceClassifier, rows: Rows) -> Predictions:
-    """Return what a model says of rows of text with dynamic INT8 on ONNX Runtime."""
+    """Return the predictions of a model in dynamic INT8 on ONNX Runtime."""
     batches = [(indices, rows.batch(indices)) for indices in sorted_batches(rows.lengths, _BATCH)]
     example = batches[0][1].named
     exported = to_onnx(model, example, [_OUTPUT], {name: {0: "batch", 1: "length"} for name in example})

@@ -10,25 +10,23 @@ import numpy as np
 
 from edge.datatypes import Array
 from export.experiments.attention.records import Record, read_record
-from export.tasks.metrics import METRICS, Difference, interval
+from export.intervals import Difference, interval
+from export.tasks.metrics import METRICS
 from export.tasks.predictions import Predictions, read_predictions
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One mechanism over all seeds, as a table has it.
+    """One mechanism over all seeds.
 
     Attributes:
-        name: of the mechanism.
-        what: a few words.
-        smaller: as in :class:`Record`.
         values: the headline metric by split, a mean over the seeds.
         differences: to ``full`` by split, with paired 95 % intervals over the items.
         speeds: the ratio by number of tokens.
-        bounds: the most that the saved multiplications explain.
+        bounds: largest ratio that the saved multiplications explain.
         explained: whether all speeds are within their bounds.
         kept: the mean share of attention's coordinates in use.
-        score: the mean score, where there are scores.
-        spread: the share of the scores' variance that is between inputs.
+        score: the mean score; None without scores.
+        spread: share of the scores' variance that is between inputs.
         seconds: of the training.
     """
 
@@ -47,13 +45,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(directories: Sequence[Path], baselines: Sequence[Path], metric: str, splits: Sequence[str]) -> Row:
-    """Return what a mechanism comes to over all seeds.
+    """Return the summary of a mechanism over all seeds.
 
     Args:
         directories: of its records, one for each seed.
-        baselines: of the records of ``full``, likewise.
-        metric: the task's headline.
-        splits: that the predictions cover.
+        baselines: of the records of ``full``, one for each seed.
     """
     records = [record for directory in directories if (record := read_record(directory))]
     values, differences = {}, {}
@@ -80,14 +76,9 @@ def row_of(directories: Sequence[Path], baselines: Sequence[Path], metric: str, 
 
 
 def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Difference:
-    """Return how much higher a metric is, a mean over seeds, with the interval from drawing the items anew.
+    """Return the difference of a metric, a mean over seeds, with the interval over resampled items.
 
-    An item is drawn for all seeds at once, because what it asks is the same for all.
-
-    Args:
-        metric: a name in :data:`export.tasks.metrics.METRICS`.
-        ours: predictions of the one model, for each seed.
-        theirs: of the other, for the same items.
+    All seeds share the resampled items, because the difficulty of an item is common to them.
     """
     function = METRICS[metric]
 

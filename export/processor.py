@@ -1,0 +1,62 @@
+"""The processor: its name, and the instructions that decide how fast INT8 and bfloat16 are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from edge.instruments.kernel_files import read_text
+from edge.profiling.conditions import cpu_name
+
+#: The kernel's description of the processors.
+CPUINFO = Path("/proc/cpuinfo")
+_LONGEST_BYTES = 2**22
+#: Features by the flags of x86 and Arm that announce them.
+_FLAGS = {
+    "AVX2": {"avx2"},
+    "AVX-512": {"avx512f"},
+    "VNNI": {"avx512_vnni", "avx_vnni"},
+    "I8MM": {"i8mm"},
+    "BF16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "AMX": {"amx_tile"},
+}
+
+
+class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The processor that a run was made on.
+
+    Attributes:
+        name: as it calls itself.
+        features: of AVX2, AVX-512, VNNI, I8MM, BF16 and AMX, those that it has; None where the kernel lists no flags.
+    """
+
+    name: str
+    features: tuple[str, ...] | None = None
+
+    @property
+    def described(self) -> str:
+        """The features in words."""
+        return "not recorded" if self.features is None else ", ".join(self.features) or "none"
+
+
+def described(processors: Iterable[Processor | None]) -> tuple[str, ...]:
+    """Return each distinct processor with its features, in words; None is one that was not recorded."""
+    words = {f"{one.name} ({one.described})" if one else "not recorded" for one in processors}
+    return tuple(sorted(words))
+
+
+def processor() -> Processor:
+    """Return the processor of this machine."""
+    return Processor(cpu_name(), features_of(read_text(CPUINFO, _LONGEST_BYTES)))
+
+
+def features_of(cpuinfo: str) -> tuple[str, ...] | None:
+    """Return the features in the text of ``/proc/cpuinfo``; None where it has no line of flags."""
+    for line in cpuinfo.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):  # x86, Arm
+            found = set(flags.split())
+            return tuple(feature for feature, announced in _FLAGS.items() if found & announced)
+    return None
