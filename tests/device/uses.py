@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 #: The classes of parameters that other files pass, by file.
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "tensorrt_attention.py": {"network": "INetworkDefinition", "layer": "ILayer", "start": "ILayer"},
-    "tensorrt_indices.py": {"network": "INetworkDefinition"},
-    "tensorrt_timing.py": {"config": "IBuilderConfig"},
+    "tensorrt_network.py": {"network": "INetworkDefinition", "layer": "ILayer", "start": "ILayer"},
 }
 _MODULE = "module"
 _MODULE_PARAMETERS = ("trt", "tensorrt")

@@ -20,10 +20,9 @@ from edge.errors import BackendError, BundleError, GoldenError, LoadFailed, Usag
 from edge.files import replaced_directory
 from edge.instruments.memory import MemorySampler
 from edge.runtimes import build_memory
-from edge.runtimes.build import build, build_with, load_runner
-from edge.runtimes.build_messages import Advanced, Failed, Finished, Request, decode
-from edge.runtimes.local_build import Built
-from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from edge.runtimes.build import Built, build, build_with, load_runner
+from edge.runtimes.build_child import Advanced, Failed, Finished, Request, decode
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
 from tests.support.builds import ROOT, children, pause_builds

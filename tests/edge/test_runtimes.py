@@ -31,9 +31,9 @@ from edge.runner import Handle, Tensor
 from edge.runtimes import cuda, tensorrt_package
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.cuda import DeviceFacts
+from edge.runtimes.onnxruntime import OnnxRuntimeTensorRt
 from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler

@@ -6,9 +6,9 @@ import pytest
 
 from edge.bundles.manifest import Profile
 from edge.runtimes.runtime import BuildProgress
-from edge.runtimes.tensorrt_attention import Attention, unexplained
 from edge.runtimes.tensorrt_builder import memory_needed
-from edge.runtimes.tensorrt_log import BuilderLog
+from edge.runtimes.tensorrt_network import Attention, unexplained
+from edge.runtimes.tensorrt_package import BuilderLog
 from edge.runtimes.tensorrt_profiles import buckets, described
 
 MIB = 1024**2
