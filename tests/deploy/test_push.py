@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -206,18 +207,19 @@ def test_a_copy_that_is_interrupted_goes_on(tmp_path: Path, repository: Path) ->
         code, log = push(*where, cut)
         assert code == 6
         assert f"board board:{repository}: got tar: " in log
-        assert "Push again: it goes on where it was. What was served before still is." in log
+        assert "Push again: the copy resumes. The server still serves what it served before." in log
         time.sleep(0.3)
         assert index(url) == {"1": "READY"}
         copied = {path.name for path in (repository / ".oracle-2.incoming").iterdir()}
         code, log = push(*where, stand_in(tmp_path, 'sh -c "$1"'))
         assert code == 0, log
         assert index(url)["2"] == "READY"
-    # What was whole was not copied again; the last file was cut.
+    # The last file was cut; the others are not copied again.
     assert len(copied) > 1
-    again = {line.split(",")[0].strip() for line in log.splitlines() if line.endswith(" MB")}
+    again = dict(re.findall(r"^  (\S+), (\d+\.\d kB)$", log, re.MULTILINE))
     assert again
-    assert again < {path.name for path in new.iterdir()}
+    assert again.keys() < {path.name for path in new.iterdir()}
+    assert all(size == f"{(new / name).stat().st_size / 1000:.1f} kB" for name, size in again.items())
     assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
 
 

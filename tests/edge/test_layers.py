@@ -90,7 +90,6 @@ OWNERS = {
 #: They name packages that have the names of runtimes.
 OWNERS_OF_RUNTIME_PACKAGES = {
     "edge/runtimes/onnxruntime_runner.py",
-    "edge/runtimes/tensorrt_engines.py",
     "edge/runtimes/tensorrt_package.py",
 }
 #: The protocol's messages stop where they are translated.
