@@ -27,6 +27,12 @@ class CudaError(Exception):
     """A function of the driver failed: ``function failed: CUDA_ERROR_NAME (number), text``."""
 
 
+def abandon(*objects: object) -> None:
+    """Never destroy objects of a lost device: it frees nothing, and pycuda's destructors would print a warning each."""
+    for one in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
 class DeviceFacts(NamedTuple):
     """The GPU of this machine, and the highest CUDA version that its driver supports."""
 
@@ -52,7 +58,7 @@ class Memory:
         self.bytes = host
 
     def free(self) -> None:
-        """Free the memory, inside ``with device:``. A second call does nothing. A lost device raises nothing."""
+        """Free the memory, inside ``with device:``. A second call does nothing."""
         allocation, self._allocation = self._allocation, None
         self.address, self.bytes = 0, self.bytes[:0]
         if allocation is not None:

@@ -63,7 +63,7 @@ def fatal_name(text: str) -> str | None:
 
 
 def fatal(error: BaseException) -> str | None:
-    """Return the text of the fatal device error that caused an exception, or None.
+    """Return the name and text of the fatal device error that caused an exception, or None.
 
     The texts of our own errors do not count, because they quote what clients sent; their causes do.
     """
@@ -71,8 +71,8 @@ def fatal(error: BaseException) -> str | None:
     for _ in range(16):  # chains are short, but may be circular
         if seen is None:
             return None
-        text = f"{type(seen).__name__}: {seen}"
-        if not isinstance(seen, FewheadsError) and fatal_name(text):
-            return text
+        name = None if isinstance(seen, FewheadsError) else fatal_name(f"{type(seen).__name__}: {seen}")
+        if name:
+            return str(seen) if name in str(seen) else f"{name}: {seen}"
         seen = seen.__cause__ or seen.__context__
     return None

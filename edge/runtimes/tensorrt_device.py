@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Protocol
 
-from edge.runtimes.cuda import Device, Memory
+from edge.runtimes.cuda import Device, Memory, abandon
 from edge.runtimes.device_errors import fatal_name
 
 
@@ -82,6 +82,14 @@ class SharedDevice:
                 failures.append(error)
         return next((error for error in failures if fatal_name(str(error))), None)
 
+    def is_lost(self) -> bool:
+        """Return whether the device is lost."""
+        try:
+            with self.device:
+                return self.synchronize() is not None
+        except self.device.errors:  # the context cannot be made current
+            return True
+
     def leave(self, user: ArenaUser | None) -> None:
         """Remove a closed model, or None if it could not be loaded. The last one closes the device."""
         global _shared
@@ -91,9 +99,12 @@ class SharedDevice:
             return
         if _shared is self:
             _shared = None
-        with suppress(*self.device.errors), self.device:
-            self.arena.free()
-            del self.compute, self.uploads
+        if self.is_lost():
+            abandon(self.compute, self.uploads, self.arena)
+        else:
+            with suppress(*self.device.errors), self.device:
+                self.arena.free()
+                del self.compute, self.uploads
         self.device.close()
 
 

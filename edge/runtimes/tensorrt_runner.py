@@ -14,7 +14,7 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import BackendError, FewheadsError, InvalidRequest, Literally, RunnerError
 from edge.runner import Tensor, check_feeds
-from edge.runtimes.cuda import Device, Memory, facts
+from edge.runtimes.cuda import Device, Memory, abandon, facts
 from edge.runtimes.device_errors import fatal_name, is_out_of_memory
 from edge.runtimes.tensorrt_device import SharedDevice, shared_device
 from edge.runtimes.tensorrt_engine import DATATYPES, Engine, EngineRefused, Enqueued, Shape, TensorRtError
@@ -243,12 +243,14 @@ class TensorRtRunner:
         engine, self._engine = self._engine, None
         if shared is None:
             return
+        lost = shared.is_lost()
+        if lost:
+            abandon(*self._slots, *self._memory)
         with suppress(*shared.device.errors), shared.device:
-            shared.synchronize()
             self._slots.clear()
             if engine:
                 engine.close()
-            for memory in self._memory:
+            for memory in self._memory if not lost else ():
                 memory.free()
             self._memory.clear()
             self._spare.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge.errors import InvalidRequest, Literally, RunnerError
-from edge.runtimes.device_errors import fatal, is_fatal, is_out_of_memory
+from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
 
 LOST = [
     "cuGraphLaunch failed: CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal memory access was encountered",
@@ -42,18 +42,20 @@ NOT_LOST = [
 
 @pytest.mark.parametrize("text", LOST)
 def test_what_only_a_new_process_helps(text: str) -> None:
-    assert is_fatal(text)
+    assert fatal_name(text)
 
 
 @pytest.mark.parametrize("text", NOT_LOST)
 def test_what_can_be_tried_again(text: str) -> None:
-    assert not is_fatal(text)
+    assert not fatal_name(text)
 
 
 def test_a_cause_is_found_behind_our_own_error() -> None:
     ours = RunnerError("m", given=Literally("RuntimeError"), expected="an answer", fix="See the log.")
     ours.__cause__ = RuntimeError(LOST[0])
-    assert fatal(ours) == f"RuntimeError: {LOST[0]}"
+    assert fatal(ours) == LOST[0]
+    ours.__cause__ = RuntimeError(LOST[3])
+    assert fatal(ours) == f"CUDA_ERROR_LAUNCH_FAILED: {LOST[3]}"
 
 
 def test_what_a_client_wrote_is_not_believed() -> None:
@@ -77,7 +79,7 @@ def test_a_ring_of_causes_ends() -> None:
 )
 def test_a_lack_of_memory_is_no_loss(text: str) -> None:
     assert is_out_of_memory(text)
-    assert not is_fatal(text)
+    assert not fatal_name(text)
 
 
 def test_a_lost_device_is_no_lack_of_memory() -> None:

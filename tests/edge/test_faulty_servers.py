@@ -52,7 +52,7 @@ def test_a_lost_device_is_told_to_everyone_and_ends_the_process(repository: Path
             server.stub.ModelInfer(request(-20_000))
         assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
         assert not is_ready(server)
-        assert problems(server) == [f"nothing can be computed any more: RuntimeError: {ILLEGAL}"]
+        assert problems(server) == [f"nothing can be computed any more: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"]
         assert model_states(server) == {NAME: ("UNAVAILABLE", f"RuntimeError: {ILLEGAL}")}
         with pytest.raises(grpc.RpcError, match="a device that computes") as caught:
             server.stub.ModelInfer(request())

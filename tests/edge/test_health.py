@@ -60,7 +60,7 @@ def test_a_lost_device_refuses_all_that_wait_and_all_that_come(scheduler: Schedu
     with pytest.raises(ModelNotReady, match="illegal memory access"):
         scheduler.submit(job_of(lane, 1))
     assert (scheduler.depth, health.server_sound()) == (0, False)
-    assert health.problems() == [f"nothing can be computed any more: RuntimeError: {ILLEGAL}"]
+    assert health.problems() == [f"nothing can be computed any more: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"]
     failure = health.failure(math.inf)
     assert isinstance(failure, DeviceFailed)
     assert failure.exit_code == 8
