@@ -114,7 +114,7 @@ def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
         )
 
 
-def test_an_engine_of_fixed_shapes_has_no_profile_of_its_own() -> None:
+def test_engine_with_fixed_shapes() -> None:
     nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
     onnx = model(helper.make_graph(nodes, "fixed", [value("x", [2, 4])], [value("y", [2, 4])]))
     with running(onnx) as runner:
@@ -207,7 +207,7 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
         assert runs(2) == {"enqueues": 1}
 
 
-def test_models_share_one_arena_that_grows_with_the_largest() -> None:
+def test_models_share_one_arena() -> None:
     small, large = affine(4), affine(64, seed=1, depth=3)
     with running(small, rows(1, 2, 4)) as first:
         shared = shared_device()
@@ -269,7 +269,7 @@ def test_runner_copies_inputs_and_outputs() -> None:
         assert close_to(first, answer)
 
 
-def test_a_state_stays_on_the_device_bit_for_bit(device: str) -> None:
+def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
     """Compare 50 steps of a loop with those that go through the host."""
     tokens = [some(2, seed) for seed in range(50)]
     with running(step(), STEP_PROFILE, mapped_bytes=0) as runner:
@@ -381,7 +381,7 @@ def test_error_of_a_broken_engine_says_how_to_rebuild_it() -> None:
         assert f"has built on this {facts().name}. {REBUILD}" in str(error.value)
 
 
-def test_an_output_larger_than_at_the_largest_inputs_is_an_error() -> None:
+def test_output_larger_than_its_buffer_is_an_error() -> None:
     """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
     ten = numpy_helper.from_array(np.array([10], np.int64), "ten")
     nodes = [

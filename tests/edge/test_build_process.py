@@ -216,9 +216,7 @@ def test_killed_child(
     assert not built(runtime, oracle, tmp_path / "cache").reused
 
 
-def test_error_if_no_child_starts(
-    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_error_if_no_child_starts(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
         built(runtime, oracle, tmp_path / "cache")
