@@ -10,7 +10,7 @@ from tests.device.doubles import double
 from tests.device.uses import Use, uses
 
 ROOT = Path(__file__).parents[2]
-#: The version that the double stands for, and the bindings that are nearest to it.
+#: Version of the double to the nearest version of the bindings.
 DOUBLES = {"10.3.0": "10.5.0", "10.16.2.10": "10.16.1.11", "11.4.1": "11.4.0.106"}
 SOURCES = sorted((ROOT / "edge/runtimes").glob("tensorrt*.py"))
 #: Uses that some versions lack: the program asks with ``hasattr`` first, or only for TensorRT-RTX.
@@ -33,7 +33,7 @@ def has(surface, owner, name):
 
 
 def deviations(module, surface):
-    """Return what the double has and the bindings have not, or have otherwise."""
+    """Yield the differences of the double from the bindings, except missing names."""
     for name in module.__all__:
         if not name.startswith("__") and name not in surface["names"]:
             yield f"{name} does not exist"

@@ -285,7 +285,7 @@ def test_timing_cache_of_another_device_is_rejected(context, software):
 
 @contextmanager
 def captured(stream):
-    """Capture into a graph; the list gets its executable. A refused capture leaves it empty."""
+    """Capture into a graph; the list gets its executable. A failed capture leaves it empty."""
     graph, executable, found = ctypes.c_void_p(), ctypes.c_void_p(), []
     assert not LIBCUDA.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.handle), THREAD_LOCAL_CAPTURE)
     yield found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
@@ -26,20 +26,8 @@ from edge.runtimes.runtime import Product, Source
 from edge.runtimes.tensorrt import TensorRt
 from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
-from tests.device.engines import (
-    MIXED,
-    REBUILD,
-    Profile,
-    affine,
-    engine,
-    loaded,
-    mixed,
-    model,
-    reference,
-    rows,
-    step,
-    value,
-)
+from tests.device.engines import FLOAT, MIXED, REBUILD, Profile, affine, engine, loaded, mixed, reference, rows, step
+from tests.device.networks import serialized
 from tests.device.software import SoftwareDriver, library
 from tests.support import text_model
 from tests.support.commands import fewheads, refusal
@@ -116,7 +104,7 @@ def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
 
 def test_engine_with_fixed_shapes() -> None:
     nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
-    onnx = model(helper.make_graph(nodes, "fixed", [value("x", [2, 4])], [value("y", [2, 4])]))
+    onnx = serialized(nodes, [("x", FLOAT, [2, 4])], [("y", FLOAT, [2, 4])], {})
     with running(onnx) as runner:
         for _ in range(3):
             assert close_to(runner.infer({"x": some(2)}), reference(onnx)({"x": some(2)}))
@@ -383,7 +371,6 @@ def test_error_of_a_broken_engine_says_how_to_rebuild_it() -> None:
 
 def test_output_larger_than_its_buffer_is_an_error() -> None:
     """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
-    ten = numpy_helper.from_array(np.array([10], np.int64), "ten")
     nodes = [
         helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
         helper.make_node("Sub", ["ten", "rows"], ["rest"]),
@@ -391,8 +378,8 @@ def test_output_larger_than_its_buffer_is_an_error() -> None:
         helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
         helper.make_node("Add", ["zeros", "total"], ["y"]),
     ]
-    zero = numpy_helper.from_array(np.zeros(1, np.float32), "zero")
-    onnx = model(helper.make_graph(nodes, "shrinking", [value("x", ["n", 4])], [value("y", ["rest"])], [ten, zero]))
+    constants = {"ten": np.array([10]), "zero": np.zeros(1, np.float32)}
+    onnx = serialized(nodes, [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["rest"])], constants, opset=18)
     with running(onnx, rows(1, 2, 8)) as runner:
         for _ in range(3):
             assert close_to(runner.infer({"x": some(8)}), reference(onnx)({"x": some(8)}))

@@ -43,7 +43,7 @@ class IProgressMonitor(Native):
 
 
 class IOptimizationProfile(Native):
-    """The shapes that inputs may take."""
+    """The allowed shapes of inputs."""
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
         shapes = [Dims(shape) for shape in (min, opt, max)]
@@ -67,14 +67,14 @@ class IOptimizationProfile(Native):
 
 
 class ITimingCache(Native):
-    """What was timed before, by layer."""
+    """Measured times, by layer."""
 
     def serialize(self) -> IHostMemory:
         return IHostMemory(json.dumps({"made_by": self._made_by, "entries": self._entries}).encode())
 
 
 class IBuilderConfig(Native):
-    """How to build."""
+    """The settings of a build."""
 
     profiling_verbosity = setting(ProfilingVerbosity.LAYER_NAMES_ONLY)
     progress_monitor = setting(None, (IProgressMonitor, type(None)))

@@ -18,7 +18,7 @@ _patterns = itertools.cycle(range(1, 256))
 
 
 class IExecutionContext(Native):
-    """What one user of an engine sets before a run."""
+    """The settings of one user of an engine."""
 
     name = setting("")
     engine = property(lambda self: self._engine)
@@ -214,7 +214,7 @@ class _Switch:
 
 
 class _Run:
-    """One run: what its kernels were launched with, which does not change when the context does.
+    """One run: the parameters at its launch, which later changes of the context do not affect.
 
     A run is pending from its submission to its execution; a graph's runs never are.
     """
@@ -235,7 +235,7 @@ class _Run:
         self.context()._in_flight[self.stream] += 1
 
     def __call__(self) -> None:
-        """Compute, and check that nobody else uses the activation memory or has changed the weights."""
+        """Compute, and check that no other run uses the activation memory and the weights are unchanged."""
         context = self.context()
         if context is None:
             raise device.DeviceFault("work of an execution context ran after the context was destroyed")
@@ -262,7 +262,7 @@ class _Run:
             raise device.DeviceFault(f"the weights of engine {engine.name!r} were overwritten")
 
     def _check_order(self) -> None:
-        """Refuse to overtake a run that was submitted earlier and has the same activation memory.
+        """Reject overtaking a run that was submitted earlier and has the same activation memory.
 
         It is on another stream, which no event of this one waits for: on a device, the two could run at once.
         """
@@ -288,7 +288,7 @@ class _Run:
 
 
 def new_context(engine: Any, strategy: Any) -> Any:
-    """Return a context of an engine; None where its memory cannot be allocated."""
+    """Return a context of an engine; None if its memory cannot be allocated."""
     function, arena = "ICudaEngine::createExecutionContext", None
     size = engine.device_memory_size_v2
     if device.current_context() != engine._cuda_context:

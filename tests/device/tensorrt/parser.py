@@ -1,4 +1,4 @@
-"""The ONNX parser: which models it takes, with which words it refuses others, and which layers it makes of them."""
+"""The ONNX parser: accepted models, error messages, and the layers of networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DATA_TYPES = {
 #: The support matrices of TensorRT 10.3 name opset 20 as the newest; later parsers take 24.
 _MAX_OPSET = 20 if VERSION < (10, 10) else 24
 
-#: ONNX operator to the layer that computes it. An operator that is missing here is refused.
+#: ONNX operator to the layer that computes it. Other operators are rejected.
 _LAYERS = {
     operator: layer
     for layer, operators in {
@@ -76,7 +76,7 @@ _NOT_ELEMENTARY = {"MATRIX_MULTIPLY", "ELEMENTWISE", "SELECT"}
 
 
 class ParserError(Native):
-    """Why a model, or a node of it, is refused."""
+    """The reason why a model or a node is rejected."""
 
     def code(self) -> Any:
         return self._code
@@ -150,7 +150,7 @@ class OnnxParser(Native):
 
 
 class _Import:
-    """One model on its way into a network."""
+    """The import of one model into a network."""
 
     def __init__(self, network: Any, model: onnx.ModelProto, log: Log) -> None:
         self.network, self.log = network, log
