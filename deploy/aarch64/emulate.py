@@ -4,8 +4,8 @@
     python deploy/aarch64/emulate.py [BUNDLE...]
 
 Debian's arm64 Python and the wheels that a Jetson installs are unpacked below ``.aarch64/`` and run by qemu's user-mode
-emulation. The responses are compared with those of the same bundles on this machine. Downloads are kept for the next run.
-The versions are JetPack 6's, because JetPack 7's ONNX Runtime 1.31 crashes in qemu. This needs Python 3.11 or newer,
+emulation. The responses are compared with those of the same bundles on this machine. Downloads are kept.
+The versions are JetPack 6's, because JetPack 7's ONNX Runtime 1.31 crashes in qemu. Needs Python 3.11 or newer,
 apt, and an x86-64 machine. It proves nothing about the GPU or about speed.
 """
 
