@@ -24,6 +24,7 @@ from edge.programs.cascade import AUTO, Cascade
 from edge.programs.program import Options, Program, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.tensorrt import TensorRt
 from edge.runtimes.tensorrt_device import shared_device
 from tests.device.engines import reference
 from tests.device.software import SoftwareDriver
@@ -67,7 +68,9 @@ def built(cache: Path, directory: Path) -> None:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with the engines of all models."""
     directory = tmp_path_factory.mktemp("engines")
-    built(directory / "cache", directory / "bundles")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TensorRt, "isolated_build", False)  # a child process for each tier would take seconds
+        built(directory / "cache", directory / "bundles")
     return directory / "cache"
 
 

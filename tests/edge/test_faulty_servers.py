@@ -53,14 +53,15 @@ def test_a_lost_device_is_told_to_everyone_and_ends_the_process(repository: Path
         assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
         assert not is_ready(server)
         assert problems(server) == [f"nothing can be computed any more: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"]
-        assert model_states(server) == {NAME: ("UNAVAILABLE", f"RuntimeError: {ILLEGAL}")}
+        assert model_states(server) == {NAME: ("UNAVAILABLE", f"CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}")}
         with pytest.raises(grpc.RpcError, match="a device that computes") as caught:
             server.stub.ModelInfer(request())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert wait_until(lambda: health(server, "") == NOT_SERVING, 1.5)
         code, log = server.end()
         assert code == 8
-        assert log.splitlines()[-1].startswith(f"fewheads: server: got RuntimeError: {ILLEGAL}, expected a device")
+        expected = f"fewheads: server: got CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}, expected a device"
+        assert log.splitlines()[-1].startswith(expected)
 
 
 def fail(server: Served, number: float, times: int) -> None:
