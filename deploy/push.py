@@ -1,13 +1,13 @@
-"""Push bundles to a board: copy, verify, switch, wait until the server has loaded them, and go back if it has not.
+"""Push bundles to a board: copy, verify, switch, wait until the server has loaded them, and revert if it has not.
 
     python deploy/push.py BUNDLE... --to jetson:/srv/fewheads/repository --url 127.0.0.1:8001
     python deploy/push.py --back NAME --to jetson:/srv/fewheads/repository --url 127.0.0.1:8001
 
-A bundle is copied over ssh into a directory that servers ignore, as its name begins with a dot. A copy that was
-interrupted goes on with the files that are missing. Once every SHA-256 is that of the manifest, the bundle is renamed
-into its place, NAME-VERSION, and earlier versions of its model out of theirs. The server serves these until it has
-loaded and checked the new one. If that fails, takes too long, or is interrupted, the names are changed back. The last
-earlier version stays on the board, and `--back` returns to it.
+A bundle is copied over ssh into a directory that servers ignore, because its name starts with a dot. An interrupted
+copy resumes with the missing files. When every SHA-256 matches the manifest, the bundle is renamed to NAME-VERSION, and
+earlier versions of its model to hidden names. The server serves those until it has loaded and checked the new version.
+If that fails, takes too long, or is interrupted, the renames are reverted. The last earlier version stays on the board,
+and `--back` returns to it.
 
 The board needs sh, tar and sha256sum.
 """
@@ -44,7 +44,7 @@ done"""
 _HASHES = 'mkdir -p -- "$1/$2" && cd -- "$1/$2" && find . -mindepth 1 -maxdepth 1 -type f -exec sha256sum {} +'
 _UNPACK = 'cd -- "$1/$2" && tar --extract --file - --no-same-owner'
 _VERIFY = 'cd -- "$1/$2" && sha256sum --check --strict --quiet - 1>&2 && chmod 755 . && chmod 644 -- * && sync'
-#: Moves FROM to TO for each pair, as far as FROM is there: a repetition changes nothing.
+#: Moves FROM to TO for each pair whose FROM exists, so that a repetition changes nothing.
 _MOVE = """set -e; cd -- "$1"; shift
 while [ $# -gt 1 ]; do
     if [ -e "$1" ]; then
@@ -62,7 +62,7 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 class Installed(NamedTuple):
-    """A bundle on the board: its directory, and the model and version that its manifest names."""
+    """A bundle on the board: its directory, and the name and version in its manifest."""
 
     directory: str
     name: str
@@ -74,7 +74,7 @@ class Board:
 
     Args:
         destination: ``[USER@]HOST:DIRECTORY``, or a directory of this machine.
-        ssh: the command that runs a shell command on a host.
+        ssh: the ssh command.
     """
 
     def __init__(self, destination: str, ssh: str) -> None:
@@ -87,7 +87,7 @@ class Board:
         self._shell = [*shlex.split(ssh), host] if host else []
 
     def run(self, script: str, *arguments: str, stdin: bytes = b"", expected: str = "a writable repository") -> bytes:
-        """Run a script with the repository and further arguments, and return its output.
+        """Run a script, whose first argument is the repository, and return its output.
 
         Raises:
             ServerError: the board cannot be reached, or the script fails.
@@ -104,13 +104,13 @@ class Board:
         for directory, manifest in zip(parts[::2], parts[1::2], strict=True):
             try:
                 key = msgspec.json.decode(manifest, type=_Key)
-            except msgspec.DecodeError:  # the server reports it
+            except msgspec.DecodeError:  # the server reports a broken bundle
                 continue
             found.append(Installed(directory.decode(), key.name, key.version))
         return found
 
     def hashes(self, directory: str) -> dict[str, str]:
-        """Return the SHA-256 of each file of a directory, which is made when it is missing."""
+        """Return the SHA-256 of each file of a directory, which is created if it is missing."""
         lines = self.run(_HASHES, directory).decode().splitlines()
         return {name.removeprefix("./"): digest for digest, name in (line.split(maxsplit=1) for line in lines)}
 
@@ -125,7 +125,7 @@ class Board:
         try:
             _pack(files, process.stdin)
         except BrokenPipeError:
-            pass  # its exit code and message say why
+            pass  # its exit code and message give the reason
         finally:
             process.stdin = None
             _, message = process.communicate()
@@ -139,14 +139,16 @@ class Board:
     def _check(self, code: int, message: bytes, expected: str) -> None:
         if code:
             given = Literally(message.decode(errors="replace").strip() or f"exit code {code}")
-            fix = "Push again: it goes on where it was. What was served before still is."
+            fix = "Push again: the copy resumes. The server still serves what it served before."
             raise ServerError(f"board {self.name}", given=given, expected=expected, fix=fix)
 
 
 def _pack(files: Iterable[Path], stream: IO[bytes]) -> None:
     with stream, tarfile.open(fileobj=stream, mode="w|") as archive:
         for path in files:
-            click.echo(f"  {path.name}, {path.stat().st_size / 1e6:.1f} MB", err=True)
+            size = path.stat().st_size
+            shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+            click.echo(f"  {path.name}, {shown}", err=True)
             archive.add(path, arcname=path.name, recursive=False)
 
 
@@ -154,11 +156,11 @@ class Server:
     """The server of the board.
 
     Args:
-        client: connected to it.
-        board: where it runs.
-        load: whether it loads models only on request.
-        restart: the command that restarts it on the board; empty if it follows its repository.
-        wait_seconds: how long a model may take to be ready.
+        client: a client of the server.
+        board: the board.
+        load: whether to request each load, as under ``--model-control explicit``.
+        restart: the command that restarts the server; empty if it follows its repository.
+        wait_seconds: the longest time until a model is ready.
     """
 
     def __init__(self, client: Client, board: Board, load: bool, restart: str, wait_seconds: float) -> None:
@@ -169,7 +171,7 @@ class Server:
         self._wait_seconds = wait_seconds
 
     def state(self, name: str, version: int) -> tuple[str, str]:
-        """Return the state of a model and its reason; empty while the server does not know it, or does not answer."""
+        """Return the state of a model and its reason. The state is empty if the server is silent or lacks the model."""
         try:
             index = self._client.index()
         except ServerError as error:
@@ -182,10 +184,10 @@ class Server:
 
         Args:
             wanted: the bundle.
-            gone: a bundle that was taken away, whose failure the server must have forgotten.
+            gone: a removed bundle, whose failure the server must no longer report.
 
         Raises:
-            ServerError: it could not be loaded, or not in time.
+            ServerError: the server cannot load it, or not in time.
         """
         if self._restart:
             self._board.run(f"{self._restart} 1>&2")
@@ -195,15 +197,15 @@ class Server:
         until, shown = time.monotonic() + self._wait_seconds, ""
         while True:
             state, reason = self.state(wanted.name, wanted.version)
-            told = f"{state} {reason}".strip()
-            if told != shown:  # the reason of a build is its progress
-                click.echo(f"  {told}", err=True)
-                shown = told
+            status = f"{state} {reason}".strip()
+            if status != shown:  # during a build the reason is its progress
+                click.echo(f"  {status}", err=True)
+                shown = status
             if state == "READY" and not (gone and self.state(gone.name, gone.version)[0]):
                 return
             if (state == "UNAVAILABLE" and not gone) or time.monotonic() > until:
                 subject = f"{wanted.name} version {wanted.version}"
-                given = Literally(told)
+                given = Literally(status)
                 fix = "Read the server's log."
                 expected = f"READY within {self._wait_seconds:g} s"
                 raise ServerError(subject, given=given, expected=expected, fix=fix)
@@ -215,7 +217,7 @@ def push(bundle: Bundle, board: Board, server: Server) -> None:
 
     Raises:
         BundleError: the board has another bundle of this name and version.
-        ServerError: the copy failed, or the server did not load it; the earlier version is served then.
+        ServerError: the copy failed, or the server did not load it. The earlier version is served.
     """
     manifest = bundle.manifest
     wanted = Installed(f"{manifest.name}-{manifest.version}", manifest.name, manifest.version)
@@ -247,7 +249,7 @@ def go_back(name: str, board: Board, server: Server) -> None:
     """Serve the previous version of a model again.
 
     Raises:
-        UsageError: the board keeps none.
+        UsageError: the board has none.
         ServerError: the server did not load it.
     """
     there = [one for one in board.bundles() if one.name == name]
@@ -267,7 +269,7 @@ def _previous(bundle: Installed) -> str:
 
 
 def _copy(source: Path, expected: dict[str, str], board: Board, incoming: str) -> None:
-    """Copy a bundle into the directory of incoming files, of which those that are right already stay."""
+    """Copy the missing and wrong files of a bundle into the directory of incoming files."""
     found = board.hashes(incoming)
     wrong = [name for name, digest in found.items() if expected.get(name) != digest]
     if wrong:
@@ -278,7 +280,7 @@ def _copy(source: Path, expected: dict[str, str], board: Board, incoming: str) -
 
 
 def _switch(board: Board, server: Server, wanted: Installed, source: str | None, earlier: list[Installed]) -> None:
-    """Put a bundle in its place and earlier ones aside, or back again where the server does not load it."""
+    """Rename a bundle to its place and hide the earlier ones; revert this if the server does not load it."""
     moves = [(one.directory, _previous(one)) for one in earlier]
     if source:
         moves.insert(0, (source, wanted.directory))
@@ -298,7 +300,7 @@ def _switch(board: Board, server: Server, wanted: Installed, source: str | None,
 
 
 def _served_again(server: Server, failed: Installed, earlier: list[Installed]) -> str:
-    """Wait until the server has forgotten a bundle that failed, and return what it serves instead."""
+    """Wait until the server serves the earlier version again, and return a sentence about it."""
     if not earlier:
         return "The board has no earlier version."
     try:
@@ -314,8 +316,8 @@ def _served_again(server: Server, failed: Installed, earlier: list[Installed]) -
 @click.option("--url", default="127.0.0.1:8001", show_default=True, help="The server that serves it.")
 @click.option("--back", metavar="NAME", help="Go back to the previous version of a model.")
 @click.option("--ssh", default="ssh", show_default=True, help="The command of the connection, with its options.")
-@click.option("--load", is_flag=True, help="Tell a server with --model-control explicit to load the model.")
-@click.option("--restart", default="", metavar="COMMAND", help="Restart the server on the board by this command.")
+@click.option("--load", is_flag=True, help="Request the load, for a server with --model-control explicit.")
+@click.option("--restart", default="", metavar="COMMAND", help="The command that restarts the server on the board.")
 @click.option("--wait-seconds", default=1800.0, show_default=True, help="Time for the server to load a model.")
 @connection_options
 def main(
@@ -331,7 +333,7 @@ def main(
 ) -> None:
     """Push BUNDLEs to the repository of a board.
 
-    A server with --model-control poll follows its repository. For others give --load or --restart.
+    A server with --model-control poll follows its repository. For other servers use --load or --restart.
     """
     try:
         if bool(bundles) == bool(back):

@@ -1,4 +1,4 @@
-"""Packages of the Debian (or Ubuntu) that runs here, for another architecture, unpacked into a directory.
+"""Packages of this Debian or Ubuntu release for another architecture, unpacked into a directory.
 
 apt runs with state and caches of its own below that directory and with the distribution's mirrors, keys and proxies of
 this machine's configuration. Nothing is installed on the machine, and no root is needed.
@@ -62,9 +62,9 @@ class Packages:
         )
 
     def unpack(self, names: Sequence[str]) -> Path:
-        """Unpack packages and all that they depend on; return the root of their files.
+        """Unpack packages and their dependencies; return the root of their files.
 
-        Scripts of the packages do not run. What is unpacked already is not unpacked again.
+        Scripts of the packages do not run. Packages that are unpacked already are skipped.
 
         Raises:
             BackendError: apt cannot get a package.
@@ -121,5 +121,5 @@ def _modified(path: Path) -> float:
 
 
 def _user() -> str:
-    """Return who may write into the directory: apt gives its downloads to this user where it runs as root."""
+    """Return the user for apt's downloads, who may write into the directory."""
     return "root" if os.geteuid() == 0 else ""

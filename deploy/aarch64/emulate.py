@@ -1,12 +1,12 @@
-"""The service on an emulated aarch64 processor, asked from here by Triton's stock client, over gRPC and HTTP.
+"""Test of the server on an emulated aarch64 processor with Triton's stock client, over gRPC and HTTP.
 
     make aarch64
     python deploy/aarch64/emulate.py [BUNDLE...]
 
 Debian's arm64 Python and the wheels that a Jetson installs are unpacked below ``.aarch64/`` and run by qemu's user-mode
-emulation. The answers are compared with those of the same bundles on this machine. Downloads are kept, so a second run
-takes a fraction of the first one's time. The versions are JetPack 6's: ONNX Runtime 1.31, which JetPack 7 gets, crashes
-in qemu. Needs Python 3.11 or newer, apt, and an x86-64 machine. It shows nothing about the GPU, or about speed.
+emulation. The responses are compared with those of the same bundles on this machine. Downloads are kept.
+The versions are JetPack 6's, because JetPack 7's ONNX Runtime 1.31 crashes in qemu. Needs Python 3.11 or newer,
+apt, and an x86-64 machine. It proves nothing about the GPU or about speed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edge.launch import running_server
 from edge.server import Ready
 
 ORACLE = wheels.ROOT / "tests" / "data" / "bundles" / "calculator-oracle-1"
-#: Debian's packages: Python, and the libraries that wheels of Python expect on the system.
+#: Debian's packages: Python, and system libraries that Python wheels require.
 _PACKAGES = ("python3", "libstdc++6", "libgomp1")
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 _TRANSPORTS = ("nghttp2", "grpcio")
@@ -49,13 +49,13 @@ _CLIENT_SECONDS = 30.0
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Answers of the emulated server beside those of this machine.
+    """Comparison of the emulated server's responses with those of this machine.
 
     Attributes:
         model: its name.
-        over: how the requests came: the gRPC transport, or ``http``.
+        over: the gRPC transport, or ``http``.
         requests: number of requests, of one row each.
-        identical: how many answers are the same, bit by bit.
+        identical: number of responses that are equal bit by bit.
         max_abs_diff: largest difference of a number.
         passed: whether all differences are within the tolerance of the bundle's artifact.
     """
@@ -69,7 +69,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Result of a run: what was emulated, what its doctor found, the comparisons, and seconds by step."""
+    """Result of a run: the emulated machine, its doctor's report, the comparisons, and seconds by step."""
 
     machine: str
     python: str
@@ -86,7 +86,7 @@ class Report(msgspec.Struct, frozen=True):
 @click.option("--sources", type=click.Path(path_type=Path, exists=True), help="An apt list of mirrors with arm64.")
 @json_option
 def emulate(bundles: tuple[Path, ...], requests: int, directory: Path, sources: Path | None, as_json: bool) -> None:
-    """Serve each BUNDLE, by default the calculator of the tests, on an emulated aarch64, and compare its answers."""
+    """Serve each BUNDLE, by default the calculator of the tests, on an emulated aarch64, and compare its responses."""
     check_machine(platform.machine())
     opened = [Bundle.open(path) for path in bundles or (ORACLE,)]
     seconds: dict[str, float] = {}
@@ -133,7 +133,7 @@ def emulate(bundles: tuple[Path, ...], requests: int, directory: Path, sources: 
 
 
 def check_machine(machine: str) -> None:
-    """Check that there is something to emulate.
+    """Check that this machine can emulate aarch64.
 
     Raises:
         UsageError: the machine is no x86-64.
@@ -168,7 +168,7 @@ def _target(root: Path) -> wheels.Target:
 
 
 def _install(resolved: dict[str, wheels.Wheel], target: wheels.Target, directory: Path) -> Path:
-    """Return the directory with exactly these wheels; one that is complete is used again."""
+    """Return the directory with exactly these wheels; a complete one is reused."""
     site, listed = directory / "site", sorted(f"{wheel.name}=={wheel.version}" for wheel in resolved.values())
     stamp = site / "installed.json"
     if not stamp.exists() or json.loads(stamp.read_text()) != [target.python, *listed]:
@@ -290,7 +290,7 @@ def _show(report: Report, *, as_json: bool) -> None:
 
 
 def main() -> None:
-    """Run it; a user's mistake ends in one line."""
+    """Run the command; a user's mistake ends in one line."""
     try:
         emulate.main(standalone_mode=True)
     except FewheadsError as error:

@@ -24,7 +24,7 @@ from edge.errors import BackendError, Literally
 ROOT = Path(__file__).parent.parent.parent
 #: The extra of the project that lists what a Jetson installs.
 DEVICE = "device"
-#: Packages that come as source only, and what they require. The builder stage of jetson.Dockerfile compiles them.
+#: Packages without wheels, and their requirements. The builder stage of jetson.Dockerfile compiles them.
 SOURCE_ONLY = {"pycuda": ("mako", "platformdirs>=2.2", "pytools>=2011.2")}
 #: manylinux tags name the oldest C library that a wheel accepts. 2.17 is the oldest one with aarch64.
 _OLDEST_GLIBC_MINOR = 17
@@ -86,9 +86,9 @@ class Wheel(NamedTuple):
 
 
 def device_requirements(target: Target) -> list[Requirement]:
-    """Return what the project and its extra ``device`` require on the target.
+    """Return the requirements of the project and its extra ``device`` on the target.
 
-    What comes as source only is replaced by what it requires.
+    Packages without wheels are replaced by their requirements.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {canonicalize_name(name): lines for name, lines in project["optional-dependencies"].items()}
@@ -108,7 +108,7 @@ def device_requirements(target: Target) -> list[Requirement]:
 
 
 def tested_versions(target: Target) -> list[str]:
-    """Return the lines of ``constraints.txt`` that hold on the target, without markers."""
+    """Return the lines of ``constraints.txt`` that apply to the target, without markers."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return [f"{pin.name}{pin.specifier}" for pin in pins if _applies(pin, target)]
@@ -118,7 +118,7 @@ def resolve(requirements: list[Requirement], target: Target, constraints: list[s
     """Return the wheels that satisfy the requirements and all that these require on the target, by name.
 
     Args:
-        requirements: what to install; markers that do not hold on the target are ignored.
+        requirements: what to install; requirements whose markers do not apply to the target are ignored.
         target: the machine to install on.
         constraints: pins, as :func:`tested_versions`.
 
@@ -149,7 +149,7 @@ def install(wheels: dict[str, Wheel], target: Target, directory: Path) -> None:
     """Install exactly these wheels into an empty or missing directory, which is left unfinished on failure.
 
     Raises:
-        BackendError: a wheel cannot be had.
+        BackendError: a wheel is not available.
     """
     pins = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values()]
     _pip(["--no-deps", f"--target={directory}", *target.options, *pins], target)

@@ -11,12 +11,12 @@ from edge.cli.options import bundles_argument, cache_option
 from edge.cli.output import json_option, print_json, print_table, progress, stderr
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
-from edge.runtimes.tensorrt_log import skips_a_tactic
+from edge.runtimes.tensorrt_package import skips_a_tactic
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from edge.runtimes.local_build import Built
+    from edge.runtimes.build import Built
 
 _MIB = 1024**2
 

@@ -1,40 +1,58 @@
-"""Builds a bundle's model into the cache, loads it from there, and checks its golden outputs."""
+"""Builds of models: compiled, checked against the golden set, kept in the cache, and loaded from there."""
 
 from __future__ import annotations
 
 import logging
+import platform
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import msgspec
+
+from edge import __version__
 from edge.bundles.bundle import Bundle
-from edge.bundles.golden import GoldenReport
+from edge.bundles.golden import GoldenReport, check_runner
 from edge.bundles.manifest import Artifact
-from edge.errors import BackendError, Literally
+from edge.bundles.preprocess import preprocessor
+from edge.datatypes import TensorSpec
+from edge.errors import BackendError, BundleError, Literally
+from edge.files import replaced_directory, sha256
 from edge.runner import Runner
 from edge.runtimes import build_memory, cache
 from edge.runtimes.build_child import build_in_child
 from edge.runtimes.cache import BuildRecord, Cached
-from edge.runtimes.local_build import Built, build_here, check_fusion, load_checked
-from edge.runtimes.runtime import BuildOptions, Progress, Runtime, Source
+from edge.runtimes.runtime import BuildOptions, BuildProgress, EngineReport, Product, Progress, Runtime, Source
 from edge.runtimes.table import first_that_works
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two reports: a compiler takes thousands of steps.
+_REPORT_SECONDS = 0.1
+#: No estimate of the time left before this fraction is done.
+_ESTIMATED_FROM = 0.02
+#: The share of compilation in a build; the rest is for the golden check and the disk.
+_COMPILED = 0.95
+
+
+class Built(NamedTuple):
+    """A build in the cache: its directory, its record, and whether an earlier call made it."""
+
+    directory: Path
+    record: BuildRecord
+    reused: bool
+
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that has reproduced its golden set.
+    """A loaded model that has reproduced its golden set.
 
     Attributes:
-        runner: computes it.
-        golden_report: the comparison with the golden set.
-        runtime: the runtime that loaded it.
-        artifact: the file that it computes.
         row_independent: whether a row's outputs do not depend on the other rows of its run.
         source: whether it was read from the cache or straight from the bundle.
-        record: of the build in the cache; None where it was read from the bundle.
+        record: of the build in the cache; None if it was read from the bundle.
     """
 
     runner: Runner
@@ -56,17 +74,17 @@ def build(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Built:
-    """Build a model, check it, and put it into the cache. A build that the cache holds is not repeated.
+    """Build a model, check it, and keep it in the cache. A build that the cache has is not repeated.
 
     With the target ``auto``, a model that one runtime cannot build is built for the next one.
 
     Args:
         bundle: the model.
-        target: the runtime, as :func:`edge.runtimes.table.choose` takes it.
+        target: the runtime; see :func:`edge.runtimes.table.choose`.
         cache_dir: the cache; None is the default one.
         tier: the size of the model; None is the full one.
         options: how to build.
-        replace: whether to build again what the cache holds.
+        replace: whether to repeat a build that the cache has.
         progress: called during a long build.
 
     Raises:
@@ -75,7 +93,7 @@ def build(
         BackendError: the runtime is missing, or cannot build the model, or not as the options require.
         GoldenError: the build does not reproduce the golden outputs. It is not kept.
     """
-    bundle.tier(tier)  # an unknown one is no reason to try another runtime
+    bundle.tier(tier)  # an unknown tier is no reason to try another runtime
     return first_that_works(
         target,
         str(bundle.path),
@@ -93,27 +111,16 @@ def build_with(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Built:
-    """Build a model for one runtime; see :func:`build`.
+    """Build a model for one runtime, in a child process if the runtime requires it; see :func:`build`.
 
-    Args:
-        runtime: builds and checks it, in a child process where it asks for one.
-        bundle: the model.
-        cache_dir: the cache.
-        tier: the size of the model.
-        options: how to build.
-        replace: whether to build again what the cache holds.
-        progress: called during the build.
-        stop: ends a build in a child process when another thread sets it.
-
-    Raises:
-        FewheadsError: as :func:`build`, or :func:`edge.runtimes.build_child.build_in_child`.
+    Another thread can end a build in a child process by setting ``stop``, which raises LoadFailed.
     """
     source = Source.of(bundle, runtime, tier)
     key = cache.key_of(source, runtime)
     directory = cache.entry(cache_dir, key)
     found = None if replace else cache.find(directory, key)
     if found:
-        check_fusion(runtime, source, found.record.engine, options)
+        _check_fusion(runtime, source, found.record.engine, options)
         return Built(directory, found.record, reused=True)
     other = None if replace else cache.nearest(cache_dir, key)
     if other:
@@ -129,8 +136,61 @@ def build_with(
     return Built(directory, built.record, reused=False)
 
 
+def build_here(
+    runtime: Runtime,
+    source: Source,
+    cache_dir: Path | None,
+    options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
+    progress: Progress | None = None,
+) -> Built:
+    """Build a model in this process; see :func:`build`. Nothing of a failed build is kept."""
+    meter = _Meter(progress)
+    key = cache.key_of(source, runtime)
+    directory = cache.entry(cache_dir, key)
+    try:
+        cache.clean(cache_dir)
+        # Opened before the work, so that a cache that cannot be written fails at once.
+        with replaced_directory(directory) as new:
+            if not runtime.build_only:
+                preprocessor(source.bundle)  # a model that accepts no request is not worth a build
+            options = msgspec.structs.replace(options, timing_cache=cache.timing_cache(cache_dir, runtime))
+            product = runtime.build(source, options, lambda at: meter.report(at.phase, at.fraction * _COMPILED))
+            _check_fusion(runtime, source, product.engine, options)
+            # The bytes that are written are loaded later, so the check must load the same bytes.
+            golden = None
+            if not runtime.build_only:
+                meter.report("golden check", _COMPILED)
+                runner, golden = _load_checked(runtime, source, product)
+                runner.close()
+            record = BuildRecord(
+                name=source.bundle.manifest.name,
+                version=source.bundle.manifest.version,
+                tier=source.tier.name,
+                onnx_sha256=source.onnx_sha256,
+                runtime=runtime.name,
+                runtime_version=runtime.version(),
+                device=runtime.device,
+                reason=runtime.reason,
+                machine=platform.machine(),
+                fewheads_version=__version__,
+                file=product.file,
+                sha256=sha256(product.data),
+                size_bytes=len(product.data),
+                seconds=meter.seconds,
+                key=key,
+                golden=golden,
+                golden_skipped=None if golden else f"golden check not run: it needs a GPU of {runtime.device}",
+                engine=product.engine,
+            )
+            cache.write(new, record, product.data)
+    except OSError as error:
+        raise cache.unwritable(directory.parent, error) from None
+    meter.report("done", 1.0)
+    return Built(directory, record, reused=False)
+
+
 def find_build(runtime: Runtime, source: Source, cache_dir: Path | None) -> Cached | None:
-    """Return the build of a model that the cache holds for a runtime, read and checked; None where it has none.
+    """Return the checked build of a model in the cache, or None.
 
     Raises:
         BackendError: the runtime is missing.
@@ -155,18 +215,13 @@ def load_runner(
 ) -> Loaded:
     """Load a model to serve it: the build in the cache, or else the bundle's own ONNX file.
 
-    With the target ``auto``, a model that one runtime cannot load is loaded by the next one.
-
-    Args:
-        bundle: the model.
-        target: the runtime, as :func:`edge.runtimes.table.choose` takes it.
-        cache_dir: the cache; None is the default one.
-        tier: the size of the model; None is the full one.
+    The arguments are those of :func:`build`. With the target ``auto``, a model that one runtime cannot load is loaded
+    by the next one.
 
     Raises:
         UsageError: there is no such target, or it only builds.
         BundleError: the model is broken, or its tensors are not those of the manifest.
-        BackendError: the runtime is missing, or needs a build that the cache has not.
+        BackendError: the runtime is missing, or needs a build that the cache does not have.
         GoldenError: the model does not reproduce the golden outputs.
     """
     bundle.tier(tier)
@@ -179,7 +234,7 @@ def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier:
     found = find_build(runtime, source, cache_dir)
     if runtime.isolated_build and not found:
         raise _not_built(runtime, source, cache_dir)
-    runner, report = load_checked(runtime, source, found.product if found else None)
+    runner, report = _load_checked(runtime, source, found.product if found else None)
     read_from: Literal["cache", "bundle"] = "cache" if found else "bundle"
     name = f"{bundle.manifest.name} {bundle.manifest.version}"
     log.info("%s was read from the %s. %s", name, read_from, runtime.reason)
@@ -193,12 +248,79 @@ def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier:
 def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> BackendError:
     """Return the error of a model without a build for this machine, with the command that makes one."""
     other = cache.nearest(cache_dir, cache.key_of(source, runtime))
-    place = cache.cache_directory(cache_dir)
-    given, expected = other or (f"no build in {place}", "one for this machine")
+    given, expected = f"no build in {cache.cache_directory(cache_dir)}", "one for this machine"
+    if other:
+        given, expected = (f"a build for {key}" for key in other)
     command = runtime.build_command(source) + (f" --cache {cache_dir}" if cache_dir else "")
     return BackendError(
         f"{source.subject} for {runtime.name}",
-        given=Literally(f"a build for {given}" if other else given),
-        expected=f"a build for {expected}" if other else expected,
+        given=Literally(given),
+        expected=expected,
         fix=f"Build it on this machine: {command}",
     )
+
+
+def _check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None, options: BuildOptions) -> None:
+    """Check that the attention of a build is fused if the options require it.
+
+    Raises:
+        BackendError: it is not, or the runtime does not show its kernels.
+    """
+    if not options.require_fused_attention or (engine and engine.all_fused):
+        return
+    given = engine.attention if engine else f"a build for {runtime.name}, which does not show its kernels"
+    fix = "Export FP16 heads of 16 to 256 features, as many for queries as for values, or leave the option out."
+    if not engine:
+        fix = "Build with --target tensorrt, or leave the option out."
+    expected = "every block fused, as --require-fused-attention demands"
+    raise BackendError(f"{source.subject} attention", given=Literally(given), expected=expected, fix=fix)
+
+
+def _load_checked(runtime: Runtime, source: Source, built: Product | None) -> tuple[Runner, GoldenReport]:
+    """Load a model, and check its tensors and its golden outputs. After an error nothing stays loaded."""
+    runner = runtime.load(source, built)
+    try:
+        _check_tensors(f"{source.subject} inputs", runner.inputs, source.tensors.inputs)
+        _check_tensors(f"{source.subject} outputs", runner.outputs, source.tensors.outputs)
+        golden, max_rows = source.bundle.goldens[source.tier.name], source.bundle.manifest.max_batch_size
+        return runner, check_runner(runner, golden, source.artifact.tolerance, source.subject, max_rows)
+    except BaseException:
+        runner.close()
+        raise
+
+
+def _check_tensors(subject: str, found: tuple[TensorSpec, ...], stated: tuple[TensorSpec, ...]) -> None:
+    # By name: the order of a graph's tensors has no meaning.
+    if {spec.name: spec for spec in found} != {spec.name: spec for spec in stated}:
+        expected = f"{_listed(stated)}, as the manifest says"
+        fix = "Export the bundle again; do not edit it by hand."
+        raise BundleError(subject, given=Literally(_listed(found)), expected=expected, fix=fix)
+
+
+def _listed(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs)
+
+
+class _Meter:
+    """Reports the progress of a build, at most ten times a second, with the estimated time left."""
+
+    def __init__(self, report: Progress | None) -> None:
+        self._report = report
+        self._began = time.monotonic()
+        self._reported = -_REPORT_SECONDS
+        self._fraction = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def report(self, phase: str, fraction: float) -> None:
+        """Report a phase and the fraction of the whole build that is done, which never falls."""
+        self._fraction = max(self._fraction, min(fraction, 1.0))
+        now = time.monotonic()
+        if not self._report or (now - self._reported < _REPORT_SECONDS and self._fraction < _COMPILED):
+            return
+        self._reported = now
+        known = self._fraction >= _ESTIMATED_FROM
+        left = (now - self._began) * (1 - self._fraction) / self._fraction if known else None
+        self._report(BuildProgress(phase, self._fraction, left))

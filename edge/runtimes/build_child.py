@@ -1,4 +1,4 @@
-"""Parent side of a build process: starts it, follows it, and ends it."""
+"""Build in a child process: the parent's side, and the messages between both sides as lines of JSON."""
 
 from __future__ import annotations
 
@@ -17,36 +17,98 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.errors import BackendError, Literally, LoadFailed, Whole
+from edge.errors import (
+    BackendError,
+    BundleError,
+    FewheadsError,
+    GoldenError,
+    Literally,
+    LoadFailed,
+    RunnerError,
+    UsageError,
+    Whole,
+    shown,
+)
 from edge.instruments.memory import MemorySampler
-from edge.runtimes import build_messages, cache
+from edge.runtimes import cache
 from edge.runtimes.build_memory import MORE_MEMORY, mib
-from edge.runtimes.build_messages import Advanced, Failed, Finished, Logged, Request
-from edge.runtimes.runtime import BuildOptions, Progress, Runtime, Source
+from edge.runtimes.runtime import BuildOptions, BuildProgress, Progress, Runtime, Source
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the memory, and at whether the build is to stop.
+#: Seconds between two samples of the memory, and two looks at the request to stop.
 _LOOK_SECONDS = 0.2
 _EXIT_SECONDS = 10.0
+_ERRORS: dict[str, type[FewheadsError]] = {
+    error.__name__: error for error in (UsageError, BundleError, GoldenError, BackendError, RunnerError)
+}
 
 
-class _Memory(NamedTuple):
-    """The least memory that was available during a build, and the most that its process had."""
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The parent's request: paths, the names of tier and runtime, and how to build."""
 
-    available_bytes: int | None = None
-    peak_bytes: int = 0
+    bundle: str
+    tier: str
+    cache: str
+    runtime: str
+    parameter: str
+    reason: str
+    options: BuildOptions
 
-    def after(self, process_id: int) -> _Memory:
-        sampler = MemorySampler(process_id=process_id)
-        readings = {reading.kind: reading.size_bytes for reading in sampler.sample()}
-        now = readings.get("system_available")
-        known = [size for size in (self.available_bytes, now) if size is not None]
-        return _Memory(min(known, default=None), max(self.peak_bytes, readings.get("process_peak_rss", 0)))
 
-    def __str__(self) -> str:
-        least = "" if self.available_bytes is None else f", with {mib(self.available_bytes)} available at the least"
-        return f"at {mib(self.peak_bytes)} of its own{least}"
+class Advanced(msgspec.Struct, frozen=True, tag="progress"):
+    """The progress of the build."""
+
+    progress: BuildProgress
+
+
+class Logged(msgspec.Struct, frozen=True, tag="log"):
+    """A record of the child's log."""
+
+    logger: str
+    level: int
+    message: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag="result"):
+    """The end of a build that is now in the cache."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="error"):
+    """The end of a failed build: the parts of its error, and its exit code."""
+
+    kind: str
+    subject: str
+    given: str
+    expected: str
+    fix: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, error: FewheadsError) -> Failed:
+        """Return the message for an error."""
+        kind = next((name for name, known in _ERRORS.items() if isinstance(error, known)), BackendError.__name__)
+        return cls(kind, error.subject, str(shown(error.given)), error.expected, error.fix, error.exit_code)
+
+    @property
+    def error(self) -> FewheadsError:
+        """The error to raise in the parent."""
+        known = _ERRORS.get(self.kind, BackendError)
+        return known(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
+
+
+Message = Advanced | Logged | Finished | Failed
+_DECODER = msgspec.json.Decoder(Message)
+
+
+def decode(line: bytes) -> Message:
+    """Return the message on a line.
+
+    Raises:
+        msgspec.DecodeError: the line is no message.
+    """
+    message: Message = _DECODER.decode(line)
+    return message
 
 
 def build_in_child(
@@ -57,23 +119,15 @@ def build_in_child(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Build a model in a process of its own, which puts it into the cache.
+    """Build a model in a child process, which puts it into the cache.
 
-    The process ends when this returns or raises, whatever happens, and takes nothing half-written with it into the
-    cache.
-
-    Args:
-        runtime: builds and checks it.
-        source: the model.
-        cache_dir: the cache; None is the default one.
-        options: how to build.
-        progress: called during the build.
-        stop: ends the build when another thread sets it.
+    When this returns or raises, the process has ended and has left nothing half-written in the cache. Another thread
+    can end the build by setting ``stop``.
 
     Raises:
         LoadFailed: ``stop`` was set.
         BackendError: the process was killed or crashed.
-        FewheadsError: as :func:`edge.runtimes.local_build.build_here`.
+        FewheadsError: see :func:`edge.runtimes.build.build_here`.
     """
     request = Request(
         bundle=str(source.bundle.path),
@@ -85,14 +139,14 @@ def build_in_child(
         options=options,
     )
     command = [sys.executable, "-m", "edge.runtimes.build_process"]
-    # A session of its own: Ctrl-C reaches this process alone, which then ends the child.
+    # In a session of its own: Ctrl-C reaches only this process, which then ends the child.
     try:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:  # such as no memory for another process
         fix = f"{MORE_MEMORY}, and build again."
         raise BackendError(source.subject, given=Literally(error), expected="a build process", fix=fix) from None
     try:
-        with suppress(BrokenPipeError):  # it has died; the end of its output says so
+        with suppress(BrokenPipeError):  # it has died, as the end of its output will show
             assert child.stdin
             child.stdin.write(msgspec.json.encode(request) + b"\n")
             child.stdin.flush()
@@ -104,9 +158,26 @@ def build_in_child(
 
 
 def stopped(subject: str) -> LoadFailed:
-    """Return the error of a build that another thread ends."""
+    """Return the error of a build that another thread has stopped."""
     given, fix = Literally("a request to end it"), "Load the model again."
     return LoadFailed(f"build of {subject}", given=given, expected="none", fix=fix)
+
+
+class _Memory(NamedTuple):
+    """The lowest available memory during a build, and the peak of its process."""
+
+    available_bytes: int | None = None
+    peak_bytes: int = 0
+
+    def after(self, process_id: int) -> _Memory:
+        readings = {reading.kind: reading.size_bytes for reading in MemorySampler(process_id=process_id).sample()}
+        now = readings.get("system_available")
+        known = [size for size in (self.available_bytes, now) if size is not None]
+        return _Memory(min(known, default=None), max(self.peak_bytes, readings.get("process_peak_rss", 0)))
+
+    def __str__(self) -> str:
+        least = "" if self.available_bytes is None else f", with {mib(self.available_bytes)} available at the least"
+        return f"at {mib(self.peak_bytes)} of its own{least}"
 
 
 def _follow(
@@ -124,9 +195,9 @@ def _follow(
             memory = memory.after(child.pid)
             continue
         try:
-            message = build_messages.decode(line)
+            message = decode(line)
         except msgspec.DecodeError:
-            log.warning("the build process wrote what is no message: %r", line[:200])
+            log.warning("the build process wrote a line that is no message: %r", line[:200])
             continue
         if isinstance(message, Advanced):
             if progress:
@@ -164,18 +235,11 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             with suppress(BrokenPipeError):
                 pipe.close()
     with suppress(subprocess.TimeoutExpired):
-        if child.returncode is None and not _exiting(child):
+        try:
+            child.wait(_LOOK_SECONDS)  # after its last message a child ends by itself
+        except subprocess.TimeoutExpired:
             child.kill()
-        child.wait(_EXIT_SECONDS)
-
-
-def _exiting(child: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child ends by itself within a moment, as one that has written its result does."""
-    try:
-        child.wait(_LOOK_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+            child.wait(_EXIT_SECONDS)
 
 
 def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions, memory: _Memory) -> BackendError:

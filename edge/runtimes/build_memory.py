@@ -1,50 +1,39 @@
-"""Memory check before a build: its estimated peak against what the system has."""
+"""Memory check before a build: the estimated peak against the available memory."""
 
 from __future__ import annotations
 
 from edge.errors import BackendError, Literally
 from edge.instruments.memory import MemorySampler
-from edge.runtimes.runtime import BuildMemory, BuildOptions, Runtime, Source
+from edge.runtimes.runtime import BuildOptions, Runtime, Source
 
 #: The way out of a build without memory.
 MORE_MEMORY = "Stop other models and programs, add swap, or lower --workspace-mib"
 _MIB = 1024**2
 
 
-def check(runtime: Runtime, source: Source, options: BuildOptions, memory: MemorySampler | None = None) -> None:
-    """Refuse a build for which the memory does not suffice. Where it cannot be read, nothing is refused.
-
-    Args:
-        runtime: builds.
-        source: the model.
-        options: how to build; ``ignore_memory`` skips this check.
-        memory: where it is read; None is this system.
+def check(runtime: Runtime, source: Source, options: BuildOptions, sampler: MemorySampler | None = None) -> None:
+    """Check that the system has the memory for a build, unless the options skip this or the memory cannot be read.
 
     Raises:
         BackendError: the memory does not suffice; the message gives all numbers.
     """
     needed = None if options.ignore_memory else runtime.build_memory(source, options)
-    if needed is None:
-        return
-    sampler = memory or MemorySampler()
-    available = sampler.available()
-    if available is None:
+    sampler = sampler or MemorySampler()
+    available = sampler.available() if needed else None
+    if not needed or not available:
         return
     readings = {reading.kind: reading.size_bytes for reading in sampler.sample()}
     swap = readings.get("swap_total", 0) - readings.get("swap_used", 0)
     # A device's memory is pinned, so swap cannot back it.
     if needed.pinned_bytes <= available.size_bytes and needed.size_bytes <= available.size_bytes + swap:
         return
+    estimate = f"{mib(needed.size_bytes)} by the estimate, of which {mib(needed.pinned_bytes)} cannot be swapped"
     raise BackendError(
         f"memory to build {source.subject}",
         given=Literally(f"{mib(available.size_bytes)} available ({available.source}) and {mib(swap)} of free swap"),
-        expected=_described(needed),
+        expected=estimate,
         fix=f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now); --ignore-memory builds all the same.",
     )
-
-
-def _described(needed: BuildMemory) -> str:
-    return f"{mib(needed.size_bytes)} by the estimate, of which {mib(needed.pinned_bytes)} cannot be swapped"
 
 
 def mib(size_bytes: int) -> str:

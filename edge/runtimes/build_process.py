@@ -1,8 +1,8 @@
 """Child process of a build: ``python -m edge.runtimes.build_process``.
 
-It reads a :class:`edge.runtimes.build_messages.Request` as one line of JSON on stdin, writes messages as lines of JSON
-on stdout, and exits. It ends when stdin closes, and so never outlives its parent. A builder's gigabyte of kernels
-leaves the memory with it.
+It reads a :class:`edge.runtimes.build_child.Request` as one line of JSON on stdin, writes messages as lines of JSON
+on stdout, and exits. It ends when stdin closes, so it never outlives its parent. Its exit frees the gigabyte of the
+builder's kernels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import BinaryIO
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.errors import BackendError, FewheadsError
+from edge.errors import BackendError, FewheadsError, Literally
+from edge.runtimes.build import build_here
+from edge.runtimes.build_child import Advanced, Failed, Finished, Logged, Message, Request
 from edge.runtimes.build_memory import MORE_MEMORY
-from edge.runtimes.build_messages import Advanced, Failed, Finished, Logged, Message, Request
-from edge.runtimes.local_build import build_here
 from edge.runtimes.runtime import Source
 from edge.runtimes.table import RUNTIMES
 
@@ -33,22 +33,18 @@ _OOM_SCORE = "800"
 
 
 class Channel(logging.Handler):
-    """Writes messages to the parent, log records among them; any thread may do so.
+    """Writes messages to the parent, including log records, from any thread."""
 
-    Args:
-        stream: the pipe to the parent.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, pipe: BinaryIO) -> None:
         super().__init__(logging.INFO)
-        self._stream = stream
+        self._pipe = pipe
         self._writing = threading.Lock()
 
     def send(self, message: Message) -> None:
         """Write one message."""
         with self._writing:
-            self._stream.write(msgspec.json.encode(message) + b"\n")
-            self._stream.flush()
+            self._pipe.write(msgspec.json.encode(message) + b"\n")
+            self._pipe.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a log record."""
@@ -56,10 +52,10 @@ class Channel(logging.Handler):
 
 
 def main() -> None:
-    """Build what stdin asks for; the exit code is 0, or that of the error that stdout reports."""
+    """Build the model of the request on stdin. The exit code is 0, or that of the error in the last message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
     _yield_to_others()
-    # Libraries print to stdout; that goes to stderr, and only messages go to the parent.
+    # Libraries print to stdout, so that goes to stderr; the parent gets only messages.
     channel = Channel(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[channel])
@@ -67,15 +63,10 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
         _build(request, channel)
-    except FewheadsError as error:
-        channel.send(Failed.of(error))
-        _exit(error.exit_code)
-    except MemoryError:
-        given, fix = "a build process without memory", f"{MORE_MEMORY}."
-        channel.send(
-            Failed(BackendError.__name__, request.bundle, given, "a build that ends", fix, BackendError.exit_code)
-        )
-        _exit(BackendError.exit_code)
+    except (FewheadsError, MemoryError) as error:
+        failure = error if isinstance(error, FewheadsError) else _without_memory(request)
+        channel.send(Failed.of(failure))
+        _exit(failure.exit_code)
     except Exception:
         log.exception("the build process failed")
         _exit(1)
@@ -91,8 +82,13 @@ def _build(request: Request, channel: Channel) -> None:
     build_here(runtime, source, Path(request.cache), request.options, lambda progress: channel.send(Advanced(progress)))
 
 
+def _without_memory(request: Request) -> BackendError:
+    given = Literally("a build process without memory")
+    return BackendError(request.bundle, given=given, expected="a build that ends", fix=f"{MORE_MEMORY}.")
+
+
 def _yield_to_others() -> None:
-    """Let servers have the processor first, and let the system kill this process before them when memory runs out."""
+    """Give servers the processor first, and let the system kill this process before them when memory runs out."""
     os.nice(_NICENESS)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)

@@ -25,7 +25,7 @@ FORMAT_VERSION = 4
 RECORD_NAME = "build.json"
 _MAX_RECORD_BYTES = 256 * 1024
 _NAME_DIGITS = 16
-#: Records that are looked at to explain why none fits.
+#: The number of records that are read to explain why none matches.
 _MOST_RECORDS = 1024
 
 
@@ -33,24 +33,16 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The ``build.json`` beside a built file.
 
     Attributes:
-        name: the bundle's name.
-        version: the bundle's version.
-        tier: the tier's name.
-        onnx_sha256: of the bundle's ONNX file that it was built from.
-        runtime: the name of the runtime that it was built for.
-        runtime_version: its version.
-        device: the runtime's device.
-        reason: why this runtime was chosen.
+        name: of the bundle, as is ``version``.
+        onnx_sha256: of the bundle's ONNX file.
+        reason: why the runtime was chosen.
         machine: the processor architecture.
-        fewheads_version: the release that built it.
         file: the file to load, beside this record.
-        sha256: of that file.
-        size_bytes: of that file.
-        seconds: how long the build took, checks included.
-        key: everything that the build depends on, as :func:`key_of` returns it.
-        golden: how the file did on the golden set; None where it could not run.
-        golden_skipped: why it could not.
-        engine: the compiler's report; None for a runtime without one.
+        sha256: of that file, as is ``size_bytes``.
+        seconds: the duration of the build, checks included.
+        key: everything that the build depends on; see :func:`key_of`.
+        golden: the comparison with the golden set; None if the file cannot run here.
+        golden_skipped: why it cannot.
     """
 
     name: str
@@ -74,7 +66,7 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Cached(NamedTuple):
-    """A checked build: its directory, its record, and the bytes of its file."""
+    """A checked build in the cache: its directory, its record, and the bytes of its file."""
 
     directory: Path
     record: BuildRecord
@@ -92,13 +84,13 @@ def cache_directory(given: Path | None) -> Path:
 
 
 def key_of(source: Source, runtime: Runtime) -> dict[str, str]:
-    """Return everything that makes a build unusable, or its record untrue, elsewhere, by its name.
+    """Return everything that makes a build unusable, or its record false, if it differs.
 
     Raises:
         BackendError: the runtime is not installed.
     """
     return {
-        # It holds the profile that an engine is built for, and the hash of the golden set that it passed.
+        # The manifest has the profile of the engine, and the hash of its golden set.
         "manifest": sha256(encode(source.bundle.manifest)),
         "tier": source.tier.name,
         "role": source.artifact.role,
@@ -112,28 +104,17 @@ def key_of(source: Source, runtime: Runtime) -> dict[str, str]:
 
 
 def entry(given: Path | None, key: Mapping[str, str]) -> Path:
-    """Return the directory of a build.
-
-    Args:
-        given: the cache, as :func:`cache_directory` takes it.
-        key: what the build depends on.
-    """
-    text = "\n".join(f"{name}={value}" for name, value in sorted(key.items()))
-    return cache_directory(given) / sha256(text.encode())[:_NAME_DIGITS]
+    """Return the directory of the build with a key."""
+    return cache_directory(given) / _name(key)
 
 
 def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
-    """Return the build in ``directory``, or None. A broken one, or one for another key, is logged and not used.
-
-    Args:
-        directory: as :func:`entry` returns it.
-        key: what the build has to depend on.
-    """
+    """Return the build in a directory, or None. A broken one, or one with another key, is logged and not used."""
     if not directory.exists():
         return None
     try:
         record = _record(directory)
-        if differing := differences(record.key, key):
+        if differing := _differences(record.key, key):
             raise ValueError(f"it was built for {differing[0]}, and this is {differing[1]}")
         # The record must not lead out of the directory.
         if Path(record.file).name != record.file:
@@ -145,41 +126,28 @@ def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
 
 
 def has(directory: Path) -> bool:
-    """Return whether there is a build in ``directory``, which need not be a good one."""
+    """Return whether a directory has a build, without checking it."""
     return (directory / RECORD_NAME).is_file()
 
 
 def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return how the build of the same file and runtime that is nearest to a key differs from it.
-
-    Args:
-        given: the cache, as :func:`cache_directory` takes it.
-        key: of a build that the cache has not.
+    """Return the differences between a key and the most similar build of the same file and runtime.
 
     Returns:
-        What the build was made for and what is asked of it, such as ``version 10.3.0`` and ``version 10.16.2``; None
-        where there is no such build.
+        Both sides, the build's first, such as ``version 10.3.0`` and ``version 10.16.2``; None without such a build.
     """
     same = ("onnx", "runtime", "tier", "role")
     found = [one for one in _keys(cache_directory(given)) if all(one.get(name) == key[name] for name in same)]
     if not found:
         return None
-    return differences(min(found, key=lambda one: len(_differing(one, key))), key)
-
-
-def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the parts of two keys that differ, each side as text; None for equal keys."""
-    names = _differing(found, expected)
-    if not names:
-        return None
-    return _text(found, names), _text(expected, names)
+    return _differences(min(found, key=lambda one: len(_differing(one, key))), key)
 
 
 def check_writable(given: Path | None) -> None:
-    """Check that builds can be kept.
+    """Check that the cache can be written.
 
     Raises:
-        UsageError: the cache is read-only, or cannot be made.
+        UsageError: it is read-only, or cannot be created.
     """
     directory = cache_directory(given)
     try:
@@ -199,24 +167,28 @@ def unwritable(directory: Path, error: OSError) -> UsageError:
 
 
 def clean(given: Path | None) -> None:
-    """Remove what builds that were killed have left."""
+    """Remove the remains of killed builds."""
     remove_abandoned(cache_directory(given), f"[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
 def timing_cache(given: Path | None, runtime: Runtime) -> Path:
     """Return the file of kernel times that builds for the same runtime, version and device share."""
-    text = "\n".join(f"{name}={value}" for name, value in sorted(runtime.cache_key().items()))
-    return cache_directory(given) / "timing" / f"{sha256(text.encode())[:_NAME_DIGITS]}.bin"
+    return cache_directory(given) / "timing" / f"{_name(runtime.cache_key())}.bin"
 
 
 def write(directory: Path, record: BuildRecord, data: bytes) -> None:
     """Write a build into an empty directory.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk is full or broken.
     """
     write_durably(directory / record.file, data)
     write_durably(directory / RECORD_NAME, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def _name(key: Mapping[str, str]) -> str:
+    text = "\n".join(f"{name}={value}" for name, value in sorted(key.items()))
+    return sha256(text.encode())[:_NAME_DIGITS]
 
 
 def _record(directory: Path) -> BuildRecord:
@@ -227,6 +199,12 @@ def _keys(directory: Path) -> Iterator[dict[str, str]]:
     for path in sorted(directory.glob(f"*/{RECORD_NAME}"))[:_MOST_RECORDS]:
         with suppress(BundleError, msgspec.DecodeError, RecursionError):  # of an earlier release, or broken
             yield _record(path.parent).key
+
+
+def _differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the differing parts of two keys, each side as text; None for equal keys."""
+    names = _differing(found, expected)
+    return (_text(found, names), _text(expected, names)) if names else None
 
 
 def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""CUDA: memory, streams and events by pycuda, graphs by libcuda. The only module that imports pycuda, in a function.
+"""CUDA memory, streams and events by pycuda, and graphs by libcuda. The only module that imports pycuda, lazily.
 
-pycuda has no graphs, so those few functions of the driver are called here. A :class:`Device` belongs to the thread that
-opened it. Its context is current on that thread only inside ``with device:``, because pycuda aborts the process when a
-thread ends whose stack of contexts is not empty.
+pycuda has no graphs, so this module calls those functions of the driver itself. A :class:`Device` belongs to the thread
+that opened it. Its context is current on that thread only inside ``with device:``, because pycuda aborts the process
+when a thread ends with contexts on its stack.
 """
 
 from __future__ import annotations
@@ -20,36 +20,35 @@ from edge.datatypes import Array
 from edge.errors import BackendError, Literally
 
 _THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use CUDA meanwhile
-_NON_BLOCKING_STREAM = 1  # CU_STREAM_NON_BLOCKING: never waits for the default stream
+_NON_BLOCKING_STREAM = 1  # CU_STREAM_NON_BLOCKING
 
 
 class CudaError(Exception):
     """A function of the driver failed: ``function failed: CUDA_ERROR_NAME (number), text``."""
 
 
-class DeviceFacts(NamedTuple):
-    """The GPU of this machine.
+def abandon(*objects: object) -> None:
+    """Never destroy objects of a lost device: it frees nothing, and pycuda's destructors would print a warning each."""
+    for one in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
-    Attributes:
-        name: as CUDA reports it.
-        compute_capability: such as ``8.7``.
-        cuda: the highest version of CUDA that its driver supports, such as ``12.6``.
-        integrated: whether it shares the memory of the processor.
-    """
+
+class DeviceFacts(NamedTuple):
+    """The GPU of this machine, and the highest CUDA version that its driver supports."""
 
     name: str
     compute_capability: str
     cuda: str
-    integrated: bool
+    integrated: bool  # shares the processor's memory
 
 
 class Memory:
-    """Memory of the device, of the host, or of both. It is freed by :meth:`free` and by nothing else.
+    """Memory of the device, of the host, or of both. Only :meth:`free` frees it.
 
     Attributes:
-        address: on the device; 0 for memory of the host that is not mapped.
+        address: on the device; 0 for host memory that is not mapped.
         size_bytes: its size.
-        bytes: page-locked memory of the host as bytes, [size_bytes]; empty for memory of the device.
+        bytes: page-locked host memory as bytes, [size_bytes]; empty for device memory.
     """
 
     def __init__(self, allocation: Any, address: int, size_bytes: int, host: Array) -> None:
@@ -59,7 +58,7 @@ class Memory:
         self.bytes = host
 
     def free(self) -> None:
-        """Free it, inside ``with device:``; a second time does nothing. A device that is lost is not reported."""
+        """Free the memory, inside ``with device:``. A second call does nothing."""
         allocation, self._allocation = self._allocation, None
         self.address, self.bytes = 0, self.bytes[:0]
         if allocation is not None:
@@ -67,25 +66,17 @@ class Memory:
 
 
 class Graph:
-    """A captured sequence of work for one stream."""
+    """A captured sequence of work for one stream. Its methods raise :class:`CudaError`."""
 
     def __init__(self, executable: ctypes.c_void_p) -> None:
         self._executable: ctypes.c_void_p | None = executable
 
     def launch(self, stream: Any) -> None:
-        """Enqueue all its work.
-
-        Raises:
-            CudaError: the driver refuses.
-        """
+        """Enqueue all its work into a stream."""
         _call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream.handle))
 
     def free(self) -> None:
-        """Free it; a second time does nothing. No launch of it may be under way.
-
-        Raises:
-            CudaError: the driver refuses.
-        """
+        """Free the graph, of which no launch may be in progress. A second call does nothing."""
         executable, self._executable = self._executable, None
         if executable:
             _call("cuGraphExecDestroy", executable)
@@ -96,7 +87,7 @@ class Device:
 
     Attributes:
         facts: about the GPU.
-        errors: the exceptions that the methods raise when the driver refuses.
+        errors: the exceptions that the methods raise if a call of the driver fails.
 
     Raises:
         BackendError: pycuda is missing, or there is no GPU.
@@ -120,7 +111,7 @@ class Device:
         self._context.pop()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate memory of the device.
+        """Allocate device memory.
 
         Raises:
             pycuda.driver.MemoryError: there is not enough.
@@ -129,11 +120,7 @@ class Device:
         return Memory(allocation, int(allocation), size_bytes, np.empty(0, np.uint8))
 
     def allocate_host(self, size_bytes: int, *, mapped: bool = False) -> Memory:
-        """Allocate page-locked memory of the host.
-
-        Args:
-            size_bytes: how much.
-            mapped: whether the device can read and write it in place.
+        """Allocate page-locked host memory, which the device can read and write in place if it is ``mapped``.
 
         Raises:
             pycuda.driver.MemoryError: there is not enough.
@@ -144,37 +131,36 @@ class Device:
         return Memory(array.base, address, size_bytes, array[:size_bytes])
 
     def stream(self) -> Any:
-        """Return a new stream."""
+        """Return a new stream, which never waits for the default stream."""
         return self._driver.Stream(_NON_BLOCKING_STREAM)
 
     def event(self) -> Any:
-        """Return a new event, whose waiting threads sleep: spinning would burn a core that the server needs."""
+        """Return a new event. Threads that wait for it sleep: spinning would use a core that the server needs."""
         return self._driver.Event(self._driver.event_flags.BLOCKING_SYNC | self._driver.event_flags.DISABLE_TIMING)
 
     def copy_in(self, address: int, array: Array, stream: Any) -> None:
-        """Enqueue a copy to the device. The array is page-locked, and must not change until the copy is done."""
+        """Enqueue a copy to the device. The array must be page-locked, and must not change until the copy is done."""
         self._driver.memcpy_htod_async(address, array, stream)
 
     def copy_out(self, array: Array, address: int, stream: Any) -> None:
-        """Enqueue a copy to the host. The array is page-locked, and holds the data when the copy is done."""
+        """Enqueue a copy to the host. The array must be page-locked, and has the data once the copy is done."""
         self._driver.memcpy_dtoh_async(array, address, stream)
 
     def upload(self, address: int, array: Array) -> None:
-        """Copy an array to the device, and wait for it."""
+        """Copy an array to the device and wait for the copy."""
         self._driver.memcpy_htod(address, array)
-        # The copy from pageable memory may still be under way, and a non-blocking stream would not wait for it.
+        # The copy from pageable memory may still be in progress, and a non-blocking stream would not wait for it.
         self._driver.Context.synchronize()
 
     def download(self, array: Array, address: int) -> None:
-        """Copy memory of the device, of which nothing is under way, to an array, and wait for it."""
+        """Copy device memory, which no run may be writing, to an array and wait for the copy."""
         self._driver.memcpy_dtoh(array, address)
 
     def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
-        """Capture into a graph what ``work`` enqueues into a stream; none of it is executed.
+        """Capture everything that ``work`` enqueues into a stream, without executing it.
 
         Raises:
-            CudaError: the driver refuses. The stream does not capture any more.
-            Exception: whatever ``work`` raises. The same holds.
+            Exception: ``work`` or the driver failed. The stream has stopped capturing.
         """
         handle, captured, executable = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuStreamBeginCapture_v2", handle, _THREAD_LOCAL_CAPTURE)
@@ -182,7 +168,7 @@ class Device:
             work()
             _call("cuStreamEndCapture", handle, ctypes.byref(captured))
         except BaseException:
-            with suppress(CudaError):  # it has ended already if the error was about an invalid capture
+            with suppress(CudaError):  # an invalid capture has ended already
                 _call("cuStreamEndCapture", handle, ctypes.byref(captured))
                 _call("cuGraphDestroy", captured)
             raise
@@ -193,16 +179,16 @@ class Device:
         return Graph(executable)
 
     def close(self) -> None:
-        """Release the context, on the owning thread. Free everything that was created in it first."""
-        with suppress(*self.errors):  # of a device that is lost
+        """Release the context, on the owning thread, after everything that was created in it."""
+        with suppress(*self.errors):  # the device may be lost
             self._context.push()
             self._context.detach()
-            _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))  # detach leaves it current
+            _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))  # detach leaves the context current
 
 
 @cache
 def facts() -> DeviceFacts:
-    """Return the properties of the GPU; no context is created.
+    """Return the properties of the GPU, without creating a context.
 
     Raises:
         BackendError: pycuda is missing, or there is no GPU.
@@ -225,7 +211,7 @@ def _import_driver() -> Any:
     try:
         import pycuda.driver as driver
     except ImportError as error:
-        # libcuda.so.1 is the host's, and only the nvidia runtime mounts it into a container.
+        # Only the nvidia runtime mounts the host's libcuda.so.1 into a container.
         fix = "Install the extra 'jetson'; start a container with the nvidia runtime (docker run --runtime nvidia)."
         raise BackendError("pycuda", given=Literally(error), expected="an importable package", fix=fix) from None
     return driver

@@ -1,4 +1,4 @@
-"""Models in ONNX Runtime. The only module that imports ``onnxruntime``, inside its functions."""
+"""Runner for ONNX Runtime. The only module that imports ``onnxruntime``, inside its functions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 _CPU_PROVIDER = "CPUExecutionProvider"
 
-#: Providers with their options; the first has to be there, and takes all operators that it can.
+#: Execution providers with their options. The first must be available, and runs every operator that it supports.
 Providers = tuple[tuple[str, Mapping[str, str]], ...]
 CPU: Providers = ((_CPU_PROVIDER, {}),)
 CUDA: Providers = ((CUDA_PROVIDER, {}),)
 
-#: In the names of the operators that compute the scales of INT8 at run time.
+#: Parts of the names of operators that compute INT8 scales at run time.
 _DYNAMIC_INT8 = (b"DynamicQuantize", b"MatMulInteger", b"ConvInteger")
 
 
@@ -50,16 +50,16 @@ class OnnxRuntimeRunner:
     """A model in ONNX Runtime, on the CPU or on the GPU.
 
     Args:
-        model: the bytes of the ONNX file; bytes, so that what was hashed is what runs.
+        model: the bytes of the ONNX file, because the bytes that were hashed must be those that run.
         subject: the name of the model in errors.
-        threads: intra-op threads. One by default: on few cores more threads cost more than they give for small models.
-        providers: where it runs.
-        optimized_path: the file to which ONNX Runtime writes the graph as it optimised it.
+        threads: intra-op threads. One by default: more cost more than they gain for small models on few cores.
+        providers: the execution providers.
+        optimized_path: the file to which ONNX Runtime writes the optimized graph.
         session_config: further entries of the session's configuration.
 
     Raises:
-        BundleError: the bytes are no ONNX model that this runtime can run, or it keeps weights in other files.
-        BackendError: ONNX Runtime, or its provider, is missing, or a GPU is to compute dynamic INT8.
+        BundleError: the bytes are no ONNX model that this ONNX Runtime can run, or its weights are in other files.
+        BackendError: ONNX Runtime or the first provider is missing, or the model has dynamic INT8 and runs on a GPU.
     """
 
     platform = "onnxruntime_onnx"
@@ -84,26 +84,24 @@ class OnnxRuntimeRunner:
             fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
             expected = "FP32, FP16, or INT8 with fixed scales on a GPU"
             raise BackendError(subject, given=Literally("dynamic INT8"), expected=expected, fix=fix)
-        if provider not in ort.get_available_providers():
-            fix = "Install the extra 'cuda', or build for the CPU."
-            raise BackendError(provider, given=ort.get_available_providers(), expected="it among them", fix=fix)
+        check_provider(provider)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors only; they reach the caller as exceptions
-        # Spinning would burn a core that the server and the neighbours need.
+        options.log_severity_level = 3  # errors only; callers get them as exceptions
+        # Spinning would use a core that the server and other programs need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         for key, value in session_config.items():
             options.add_session_config_entry(key, value)
         if optimized_path:
-            # Extended, not all: the last level writes graphs that only this kind of CPU may load.
+            # Extended, not all: graphs of the last level load only on the same kind of CPU.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             options.optimized_model_filepath = optimized_path
         try:
             self._session: onnxruntime.InferenceSession | None = ort.InferenceSession(
                 model, options, providers=[(name, dict(given)) for name, given in providers]
             )
-            # It keeps the file for a fallback to other providers, which would hold the weights twice and is not wanted.
+            # The session keeps the file for a fallback to other providers, and so the weights twice. Both are unwanted.
             self._session.disable_fallback()
             self._session._model_bytes = None
             self.inputs = tuple(_spec(tensor) for tensor in self._session.get_inputs())
@@ -115,7 +113,7 @@ class OnnxRuntimeRunner:
                 expected=f"an ONNX model that ONNX Runtime {ort.__version__} runs",
                 fix="Export the bundle again, at opset 20 or lower.",
             ) from None
-        # It falls back to the CPU without a word when the libraries of a provider cannot be loaded.
+        # ONNX Runtime falls back to the CPU silently if it cannot load the libraries of a provider.
         if provider not in self._session.get_providers():
             found = self._session.get_providers()
             fix = "Install the CUDA libraries that this ONNX Runtime was built for, or build for the CPU."
@@ -129,8 +127,8 @@ class OnnxRuntimeRunner:
         """Compute all outputs; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: a BYTES input is not UTF-8; ONNX Runtime's Python binding takes text only.
-            RunnerError: the runtime failed; its text is in the log.
+            InvalidRequest: a BYTES input is not UTF-8; ONNX Runtime's Python binding accepts text only.
+            RunnerError: ONNX Runtime failed; the log has its message.
         """
         inputs = dict(feeds)
         for name in self._text_inputs:
@@ -150,12 +148,12 @@ class OnnxRuntimeRunner:
 
         Raises:
             InvalidRequest: the array is BYTES, which ONNX Runtime cannot bind.
-            RunnerError: the runtime failed; its text is in the log.
+            RunnerError: ONNX Runtime failed; the log has its message.
         """
         if array.dtype.kind in "SUO":
             raise self._unbindable("upload to", "BYTES")
         try:
-            # An OrtValue on the CPU only refers to the array, so the array must be a copy that nobody else has.
+            # An OrtValue on the CPU refers to the array without copying it, so it must get a copy of its own.
             value = import_onnxruntime().OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self._place, 0)
         except Exception as error:
             raise self._failed(error) from error
@@ -165,9 +163,9 @@ class OnnxRuntimeRunner:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: ``feeds`` or ``keep`` do not fit the graph, or the graph has BYTES, which ONNX Runtime
+            InvalidRequest: ``feeds`` or ``keep`` do not match the graph, or the graph has BYTES, which ONNX Runtime
                 cannot bind.
-            RunnerError: the runtime failed; its text is in the log.
+            RunnerError: ONNX Runtime failed; the log has its message.
         """
         check_feeds(self, feeds, keep, self._subject)
         if texts := [*self._text_inputs, *self._text_outputs]:
@@ -196,7 +194,7 @@ class OnnxRuntimeRunner:
         }
 
     def close(self) -> None:
-        """Drop the session, and with it its memory."""
+        """Release the session and its memory."""
         self._session = None
 
     def _failed(self, error: Exception) -> RunnerError:
@@ -211,10 +209,10 @@ class OnnxRuntimeRunner:
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime, with an error that says how to get it.
+    """Import ONNX Runtime.
 
     Raises:
-        BackendError: it is not installed.
+        BackendError: it is not installed; the message says how to install it.
     """
     try:
         import onnxruntime
@@ -224,7 +222,19 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
+def check_provider(name: str) -> None:
+    """Check that ONNX Runtime has an execution provider.
+
+    Raises:
+        BackendError: ONNX Runtime or the provider is missing.
+    """
+    available = import_onnxruntime().get_available_providers()
+    if name not in available:
+        fix = "Install the extra 'cuda', or build for the CPU."
+        raise BackendError(name, given=available, expected="it among them", fix=fix)
+
+
 def _spec(tensor: onnxruntime.NodeArg) -> TensorSpec:
-    # A symbolic dimension comes as a name or as None.
+    # A symbolic dimension is a name or None.
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
     return TensorSpec(tensor.name, ONNX_TYPES.get(tensor.type, tensor.type), shape)

@@ -1,4 +1,4 @@
-"""The interface of a runtime: it builds, loads and serves the models of bundles."""
+"""Interface of a runtime, which builds and loads the models of bundles, and the types that it shares with callers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,19 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Artifact, Tensors, Tier
 from edge.runner import Runner
 
-#: The workspace of a build where nothing else is set: TensorRT's own default is the whole memory of the device.
+#: The default workspace of a build. TensorRT's own default is the whole memory of the device.
 DEFAULT_WORKSPACE_BYTES = 512 * 1024**2
 
 
 class BuildProgress(msgspec.Struct, frozen=True):
-    """The position of a build.
-
-    Attributes:
-        phase: the current step, in the compiler's words.
-        fraction: of the build that is done, 0 to 1; it never falls.
-        seconds_left: the estimated time to the end; None while nothing is known.
-    """
+    """The progress of a build: the compiler's name of the current step, and the fraction done, which never falls."""
 
     phase: str
     fraction: float
-    seconds_left: float | None = None
+    seconds_left: float | None = None  # an estimate; None at first
 
     def __str__(self) -> str:
-        """Return the position for people, such as ``42 %, 3 min left``."""
+        """Return the progress for people, such as ``42 %, 3 min left``."""
         left = self.seconds_left
         if left is None:
             return f"{self.fraction * 100:.0f} %"
@@ -44,13 +38,13 @@ Progress = Callable[[BuildProgress], None]
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a build. A runtime ignores those that do not concern it.
+    """Options of a build. A runtime ignores those that do not apply to it.
 
     Attributes:
         workspace_bytes: the scratch memory that one layer of an engine may use.
-        require_fused_attention: whether an engine whose attention is not one fused kernel is an error.
-        ignore_memory: whether to build although the memory does not suffice by the estimate.
-        timing_cache: the file of measured kernel times that builds for the same device share; None keeps none.
+        require_fused_attention: whether unfused attention is an error.
+        ignore_memory: whether to build even if the estimate exceeds the available memory.
+        timing_cache: the file of kernel times that builds for the same device share; None keeps none.
     """
 
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
@@ -60,38 +54,29 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BuildMemory(NamedTuple):
-    """The estimated peak memory of a build.
-
-    Attributes:
-        size_bytes: all of it.
-        pinned_bytes: the part that the device holds, which swap cannot back.
-    """
+    """The estimated peak memory of a build."""
 
     size_bytes: int
-    pinned_bytes: int
+    pinned_bytes: int  # the device's part, which swap cannot back
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of a compiler while it built an engine.
+    """The compiler's report of a build.
 
     Attributes:
-        builder: the compiler's package.
-        version: its version.
-        layers: of the network as it was parsed; an engine's own layers can be inspected only on its GPU.
-        attention_blocks: how many softmaxes stand between two matrix products.
-        attention_fused: whether the engine holds a fused attention kernel; None where there is no attention.
-        attention: both, and the reason where it is known, for people.
-        seconds: how long it took.
+        builder: the compiler's package, and ``version`` its version.
+        layers: of the parsed network; the engine's own layers can be inspected only on its GPU.
+        attention_blocks: the number of softmaxes between two matrix products.
+        attention_fused: whether the engine has a fused attention kernel; None without attention.
+        attention: the blocks, whether they are fused, and the known obstacles, for people.
         warnings: the last warnings and errors of the compiler's log.
-        typing: ``strong`` where the datatypes are those of the ONNX file, ``weak`` where the compiler chose them.
+        typing: ``strong`` if the datatypes are those of the ONNX file, ``weak`` if the compiler chose them.
         typing_reason: why they are weak; empty otherwise.
-        profiles: the optimization profiles, each as the shapes for which it is tuned.
-        skipped_tactics: how many kernels the compiler did not try for lack of memory.
-        workspace_bytes: the scratch memory that one layer may use.
-        timing_cache: whether measured kernel times of earlier builds were ``reused``; ``new`` where there were none,
-            ``off`` where none are kept.
-        index_limits: of each input whose values index a table of the model, the rows of its smallest table.
-        notes: what makes the engine slower or less exact than it could be, and the way out; shown when it is loaded.
+        profiles: the optimization profiles, as shapes.
+        skipped_tactics: the number of kernels that the compiler skipped for lack of memory.
+        timing_cache: ``reused`` if kernel times of earlier builds were, ``new`` if there were none, or ``off``.
+        index_limits: the rows of the smallest table that each input indexes.
+        notes: reasons why the engine is slower or less exact than it could be, with the way out; logged at each load.
     """
 
     builder: str
@@ -113,12 +98,12 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_fused(self) -> bool:
-        """Whether every attention block became one kernel; True where there is none."""
+        """Whether every attention block became one kernel; True without attention."""
         return not self.attention_blocks or self.attention.endswith(", fused")
 
 
 class Product(NamedTuple):
-    """The result of a build: a file's name and bytes, and the compiler's report where there is one."""
+    """The result of a build: a file's name and bytes, and the compiler's report, if it has one."""
 
     file: str
     data: bytes
@@ -126,7 +111,7 @@ class Product(NamedTuple):
 
 
 class Suitability(NamedTuple):
-    """Whether the target ``auto`` takes a runtime on this machine, and why, in one sentence."""
+    """Whether the target ``auto`` may choose a runtime on this machine, and the reason in one sentence."""
 
     suitable: bool
     reason: str
@@ -134,7 +119,7 @@ class Suitability(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """One tier's ONNX file in a bundle, and all that a runtime has to know to build or load it."""
+    """One tier's ONNX file in a bundle, and everything that a runtime needs to build or load it."""
 
     bundle: Bundle
     tier: Tier
@@ -142,7 +127,7 @@ class Source:
 
     @classmethod
     def of(cls, bundle: Bundle, runtime: Runtime, tier: str | None = None) -> Source:
-        """Return the file that a runtime uses of a tier; None is the full tier.
+        """Return the file of a tier for a runtime; None is the full tier.
 
         Raises:
             BundleError: there is no such tier, or it has no file for this runtime.
@@ -161,34 +146,33 @@ class Source:
 
     @property
     def tensors(self) -> Tensors:
-        """The inputs and outputs that the file must have, and a profile for each input with a dynamic dimension."""
+        """The inputs and outputs that the file must have, and a profile for each dynamic input."""
         return self.bundle.manifest.tensors(self.artifact)
 
     def read(self) -> bytes:
-        """Return the bytes of the file, hashed as they are read.
+        """Return the bytes of the file.
 
         Raises:
-            BundleError: the file has changed since the bundle was opened.
+            BundleError: its hash has changed since the bundle was opened.
         """
         return self.bundle.read(self.artifact.file)
 
 
 class Runtime(ABC):
-    """A runtime on a device. Each subclass has a file of its own and an entry in :mod:`edge.runtimes.table`.
+    """A runtime on a device. Each subclass has an entry in :mod:`edge.runtimes.table`.
 
     Args:
-        parameter: the text after the colon of the target; empty for a runtime without a parameter.
+        parameter: the text after the colon of the target; empty if there is none.
         reason: why this runtime was chosen, as sentences.
 
     Attributes:
         name: the target's name, without the parameter.
-        parameter: the name of its parameter in the help of ``--target``; empty for none.
-        artifact_runtime: whose files of a bundle it runs, ``onnxruntime`` or ``tensorrt``, as manifests name them.
-        build_only: whether it compiles for another machine, so that :meth:`load` refuses and no golden check runs.
-        isolated_build: whether a build runs in a child process, which gives all its memory back when it exits, and
-            :meth:`load` takes nothing but a build.
+        parameter: the name of its parameter in the help of ``--target``; empty if it has none.
+        artifact_runtime: the files of a bundle that it runs: ``onnxruntime`` or ``tensorrt``, as in the manifest.
+        build_only: whether it compiles for another machine, so that :meth:`load` raises and no golden check runs.
+        isolated_build: whether it builds in a child process, whose exit frees all its memory, and loads only builds.
         thread_bound: whether only the thread that loaded a runner may call it, as with a GPU's context.
-        few_shapes: whether a run is faster if its shapes came before, as with CUDA graphs.
+        few_shapes: whether a run is faster if its shapes have occurred before, as with CUDA graphs.
         device: ``CPU``, ``GPU``, or the compute capability that it compiles for, such as ``SM86``.
     """
 
@@ -207,7 +191,7 @@ class Runtime(ABC):
 
     @classmethod
     def target(cls) -> str:
-        """Return how ``--target`` names it, for help."""
+        """Return the value of ``--target`` for help."""
         return f"{cls.name}:{cls.parameter}" if cls.parameter else cls.name
 
     @classmethod
@@ -221,19 +205,19 @@ class Runtime(ABC):
 
     @classmethod
     def suitability(cls) -> Suitability | None:
-        """Return whether ``auto`` takes it on this machine; None for a runtime that ``auto`` never considers."""
+        """Return whether ``auto`` may choose it on this machine; None if ``auto`` never does."""
         return None
 
     def cache_key(self) -> dict[str, str]:
-        """Return everything beside the model and the processor that makes a build unusable elsewhere, by its name.
+        """Return everything beside the model and the processor that a build depends on.
 
         Raises:
-            BackendError: as :meth:`version`.
+            BackendError: see :meth:`version`.
         """
         return {"runtime": self.name, "version": self.version(), "device": self.device}
 
     def build_key(self, source: Source) -> dict[str, str]:
-        """Return what a build of a model depends on beside its files and :meth:`cache_key`, by its name."""
+        """Return everything else that the build of a model depends on beside its files and :meth:`cache_key`."""
         return {}
 
     def build_command(self, source: Source) -> str:
@@ -243,7 +227,7 @@ class Runtime(ABC):
         return f"fewheads build {source.bundle.path} --target {target}{tier}"
 
     def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
-        """Return the file that it uses of a tier; None is the full tier.
+        """Return the file of a tier for this runtime; None is the full tier.
 
         Raises:
             BundleError: there is no such tier, or it has no file for this runtime.
@@ -251,26 +235,16 @@ class Runtime(ABC):
         return bundle.artifact(self.artifact_runtime, tier)
 
     def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
-        """Return the estimated peak memory of a build; None where it is not worth a check."""
+        """Return the estimated peak memory of a build; None if it needs no check."""
         return None
 
     def row_independent(self, artifact: Artifact) -> bool:
-        """Return whether a row's outputs do not depend on the other rows of its run, so that requests may share it."""
+        """Return whether a row's outputs do not depend on the other rows, so that requests may share a run."""
         return True
 
     @abstractmethod
-    def build(
-        self,
-        source: Source,
-        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
-        progress: Progress | None = None,
-    ) -> Product:
-        """Make the file to load. It may take minutes.
-
-        Args:
-            source: the ONNX file.
-            options: how to build.
-            progress: called as the build goes on.
+    def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
+        """Build the file to load. It may take minutes.
 
         Raises:
             BundleError: the model is broken.
@@ -283,8 +257,8 @@ class Runtime(ABC):
         """Load a model on the calling thread.
 
         Args:
-            source: the ONNX file.
-            built: what :meth:`build` returned; None where the cache has none, to load the ONNX file itself.
+            source: the model.
+            built: the build; None loads the ONNX file itself.
 
         Raises:
             UsageError: this runtime only builds.

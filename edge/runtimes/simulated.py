@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.runner import Handle, Runner, Tensor
-from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source, Suitability
 
 _MAX_RUN_MS = 60_000.0

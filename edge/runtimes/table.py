@@ -1,4 +1,4 @@
-"""The table of runtimes, and the choice of one for a target."""
+"""Table of the runtimes, and the choice of one for a target."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from edge.errors import BackendError, BundleError, GoldenError, Literally, RunnerError, UsageError
-from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from edge.runtimes.onnxruntime_cuda import OnnxRuntimeCuda
-from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu, OnnxRuntimeCuda, OnnxRuntimeTensorRt
 from edge.runtimes.runtime import Runtime, Suitability
 from edge.runtimes.simulated import Simulated
-from edge.runtimes.tensorrt import TensorRt
-from edge.runtimes.tensorrt_rtx import TensorRtRtx
+from edge.runtimes.tensorrt import TensorRt, TensorRtRtx
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +24,7 @@ RUNTIMES: dict[str, type[Runtime]] = {
 
 
 def targets() -> str:
-    """Return all targets, as the help of ``--target`` and its errors list them."""
+    """Return all targets as one text, for help and errors."""
     *first, last = ["auto", *(runtime.target() for runtime in RUNTIMES.values())]
     return f"{', '.join(first)} or {last}"
 
@@ -36,21 +33,21 @@ def choose(target: str = "auto") -> Runtime:
     """Return the runtime for a target; for ``auto`` the first that is suitable.
 
     Args:
-        target: a runtime's name, with a colon and a parameter where it has one, or ``auto``.
+        target: ``auto``, or a runtime's name, with a colon and the parameter if it has one.
 
     Raises:
         UsageError: there is no such target, or its parameter is wrong.
-        BackendError: the package that the target needs is missing, or this release refuses it.
+        BackendError: the target's package is missing or has an unsupported version, or no runtime is suitable.
     """
-    return next(candidates(target))
+    return next(_candidates(target))
 
 
 def choose_to_run(target: str = "auto") -> Runtime:
-    """Return the runtime for a target as :func:`choose` does; it must run models, not only build them.
+    """Return the runtime for a target that runs models; see :func:`choose`.
 
     Raises:
-        UsageError: as :func:`choose`, or the target only builds.
-        BackendError: as :func:`choose`.
+        UsageError: there is no such target, its parameter is wrong, or it only builds.
+        BackendError: see :func:`choose`.
     """
     runtime = choose(target)
     if runtime.build_only:
@@ -59,13 +56,8 @@ def choose_to_run(target: str = "auto") -> Runtime:
     return runtime
 
 
-def candidates(target: str = "auto") -> Iterator[Runtime]:
-    """Yield the runtimes for a target, the best first: one for a name, every suitable one for ``auto``.
-
-    Raises:
-        UsageError: there is no such target, or its parameter is wrong.
-        BackendError: the package that the target needs is missing, or no runtime is suitable.
-    """
+def _candidates(target: str) -> Iterator[Runtime]:
+    """Yield the runtimes for a target, the best first: one for a name, every suitable one for ``auto``."""
     if target == "auto":
         yield from _suitable()
         return
@@ -81,37 +73,34 @@ def candidates(target: str = "auto") -> Iterator[Runtime]:
 def first_that_works(target: str, subject: str, attempt: Callable[[Runtime], T]) -> T:
     """Return the result of the first runtime of a target with which an attempt succeeds.
 
-    Each failure is logged, and becomes part of the next runtime's reason. A target that names a runtime has no other.
+    Each failure is logged, and becomes part of the next runtime's reason. A target with a runtime's name has no other.
 
     Args:
-        target: as :func:`choose` takes it.
+        target: see :func:`choose`.
         subject: the name of the model in the log.
         attempt: builds or loads the model with a runtime.
 
     Raises:
         FewheadsError: the error of the last runtime.
     """
-    runtimes = candidates(target)
-    return _first(next(runtimes), runtimes, subject, attempt, ())
-
-
-def _first(
-    runtime: Runtime, others: Iterator[Runtime], subject: str, attempt: Callable[[Runtime], T], failed: tuple[str, ...]
-) -> T:
-    try:
-        return attempt(runtime)
-    except (BackendError, BundleError, GoldenError, RunnerError) as error:
-        following = next(others, None)
-        if following is None:
-            raise
-        log.warning("%s: %s is tried, because %s failed: %s", subject, following.name, runtime.name, error)
-        failed = (*failed, f"{runtime.name} failed: {error}")
-    following.reason = " ".join((*failed, following.reason))
-    return _first(following, others, subject, attempt, failed)
+    runtimes = _candidates(target)
+    runtime = next(runtimes)
+    failed: list[str] = []
+    while True:
+        try:
+            return attempt(runtime)
+        except (BackendError, BundleError, GoldenError, RunnerError) as error:
+            following = next(runtimes, None)
+            if following is None:
+                raise
+            log.warning("%s: %s is tried, because %s failed: %s", subject, following.name, runtime.name, error)
+            failed.append(f"{runtime.name} failed: {error}")
+        following.reason = " ".join((*failed, following.reason))
+        runtime = following
 
 
 def _suitable() -> Iterator[Runtime]:
-    """Yield the suitable runtimes, each with the reasons against those before it."""
+    """Yield the suitable runtimes; the reason of each includes those against the runtimes before it."""
     against: list[str] = []
     found = False
     for runtime in RUNTIMES.values():

@@ -1,21 +1,66 @@
-"""TensorRT on the GPU of this machine."""
+"""TensorRT on the GPU of this machine, and TensorRT-RTX, which compiles for desktop GPUs on machines without one."""
 
 from __future__ import annotations
 
-from edge.errors import BackendError, Literally
+from typing import ClassVar
+
+from edge.errors import BackendError, Literally, UsageError
 from edge.instruments.board import read_board
 from edge.runner import Runner
-from edge.runtimes import cuda
-from edge.runtimes.runtime import Product, Source, Suitability
-from edge.runtimes.tensorrt_engines import TensorRtEngines
+from edge.runtimes import cuda, tensorrt_builder, tensorrt_package
+from edge.runtimes.runtime import BuildMemory, BuildOptions, Product, Progress, Runtime, Source, Suitability
+from edge.runtimes.tensorrt_package import Flavor
+from edge.runtimes.tensorrt_profiles import buckets, described
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 
-#: The least compute capability that TensorRT 10 supports.
+#: The major versions that this release supports, by package.
+_MAJORS: dict[Flavor, tuple[int, ...]] = {"tensorrt": (10, 11), "tensorrt_rtx": (1,)}
+_OTHER_MAJOR = {
+    "tensorrt": "Use JetPack 6.1 or newer, which has TensorRT 10.3 or newer.",
+    "tensorrt_rtx": "Install the extra 'rtx' again.",
+}
+#: The lowest compute capability that TensorRT 10 supports.
 _LEAST_COMPUTE_CAPABILITY = (7, 5)
 
 
-class TensorRt(TensorRtEngines):
-    """TensorRT as JetPack installs it: engines are built on the device that runs them, in a process of their own."""
+class _Engines(Runtime):
+    """A runtime whose builds are TensorRT engines.
+
+    Attributes:
+        flavor: the Python package.
+    """
+
+    artifact_runtime = "tensorrt"
+    flavor: ClassVar[Flavor]
+
+    @classmethod
+    def version(cls) -> str:
+        found = tensorrt_package.version(cls.flavor)
+        known = _MAJORS[cls.flavor]
+        if found.partition(".")[0] not in map(str, known):
+            expected = f"version {' or '.join(map(str, known))}"
+            raise BackendError(cls.flavor, given=found, expected=expected, fix=_OTHER_MAJOR[cls.flavor])
+        return found
+
+    def build_key(self, source: Source) -> dict[str, str]:
+        return {"profiles": "; ".join(map(described, buckets(source.tensors.profile)))}
+
+    def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
+        engine = tensorrt_builder.compile_onnx(
+            source.read(),
+            source.tensors.profile,
+            flavor=self.flavor,
+            compute_capability=self.device if self.build_only else None,
+            precision=source.artifact.precision,
+            subject=source.subject,
+            options=options,
+            progress=progress,
+        )
+        return Product("model.engine", engine.data, engine.report)
+
+
+class TensorRt(_Engines):
+    """TensorRT as JetPack installs it. A child process builds the engines, on the device that runs them."""
 
     name = "tensorrt"
     flavor = "tensorrt"
@@ -26,7 +71,7 @@ class TensorRt(TensorRtEngines):
 
     @classmethod
     def version(cls) -> str:
-        """Return the version of TensorRT; see :meth:`Runtime.version`.
+        """Return the version of TensorRT.
 
         Raises:
             BackendError: TensorRT or pycuda is not installed, or there is no GPU that TensorRT supports.
@@ -42,7 +87,6 @@ class TensorRt(TensorRtEngines):
 
     @classmethod
     def suitability(cls) -> Suitability | None:
-        """Return whether TensorRT, pycuda and a GPU that both support are there."""
         try:
             version = cls.version()
         except BackendError as error:
@@ -52,15 +96,13 @@ class TensorRt(TensorRtEngines):
         return Suitability(True, reason)
 
     def cache_key(self) -> dict[str, str]:
-        """Return the runtime, the GPU, and the releases of L4T and CUDA, all of which an engine depends on."""
         return super().cache_key() | device_key(cuda.facts())
 
-    def load(self, source: Source, built: Product | None) -> Runner:
-        """Load an engine; see :meth:`Runtime.load`.
+    def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
+        size_bytes = source.bundle.manifest.files[source.artifact.file].size_bytes
+        return tensorrt_builder.memory_needed(size_bytes, options.workspace_bytes)
 
-        Raises:
-            BackendError: there is no engine for this device, or TensorRT or the device refuses it.
-        """
+    def load(self, source: Source, built: Product | None) -> Runner:
         rebuild = f"Build it on this device: {self.build_command(source)}"
         if built is None:
             given = Literally("no engine")
@@ -74,8 +116,39 @@ class TensorRt(TensorRtEngines):
         )
 
 
+class TensorRtRtx(_Engines):
+    """TensorRT-RTX for one compute capability. It only builds, as a proof that a model compiles.
+
+    Raises:
+        UsageError: TensorRT-RTX does not compile for this compute capability.
+        BackendError: TensorRT-RTX is not installed.
+    """
+
+    name = "tensorrt-rtx"
+    parameter = "SMxx"
+    build_only = True
+    flavor = "tensorrt_rtx"
+
+    def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:
+        known = tensorrt_builder.compute_capabilities()
+        if parameter not in known:
+            given: object = parameter or Literally("no compute capability")
+            fix = "Take one of these; a Jetson Orin (SM87) is none of them, use --target auto there."
+            raise UsageError(f"--target {self.name}", given=given, expected=f":{' :'.join(known)}", fix=fix)
+        super().__init__(parameter, f"{reason} TensorRT-RTX compiles for {parameter} without a GPU.")
+        self.device = parameter
+
+    def load(self, source: Source, built: Product | None) -> Runner:
+        raise UsageError(
+            "--target",
+            given=f"{self.name}:{self.device}",
+            expected="a target that this program can run",
+            fix="Its engines only prove that the model compiles; take auto to run it.",
+        )
+
+
 def device_key(facts: cuda.DeviceFacts | None) -> dict[str, str]:
-    """Return what an engine depends on beside TensorRT, by its name; None is a GPU that cannot be asked."""
+    """Return everything beside TensorRT that an engine depends on, by its name; None is an unknown GPU."""
     board = read_board()
     return {
         "device_name": facts.name if facts else "unknown",

@@ -1,7 +1,6 @@
-"""ONNX to TensorRT engine.
+"""Compiler from ONNX to TensorRT engines, and the timing cache that builds for the same device share.
 
-TensorRT-RTX compiles on any x86-64 machine, without a GPU. TensorRT itself builds only on the device that will run the
-engine; ``flavor`` is all that differs here.
+TensorRT-RTX compiles on any x86-64 machine, without a GPU. TensorRT builds only on the device that runs the engine.
 """
 
 from __future__ import annotations
@@ -9,22 +8,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
-from edge.errors import BackendError, Literally
+from edge.errors import BackendError, BundleError, Literally
+from edge.files import read_regular, sha256, write_whole
 from edge.runtimes.build_memory import MORE_MEMORY
 from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Progress
-from edge.runtimes.tensorrt_attention import attention_blocks, describe, unexplained
-from edge.runtimes.tensorrt_indices import index_limits
-from edge.runtimes.tensorrt_log import BuilderLog
-from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of
+from edge.runtimes.tensorrt_network import attention_blocks, describe, index_limits, unexplained
+from edge.runtimes.tensorrt_package import BuilderLog, Flavor, import_tensorrt, logger_of
 from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
 from edge.runtimes.tensorrt_progress import interruptible, monitor
-from edge.runtimes.tensorrt_timing import attach, keep
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +31,14 @@ FUSED_KERNEL = b"_gemm_mha_v2"
 _MIB = 1024**2
 #: Python, NumPy and TensorRT's libraries.
 _PROCESS_BYTES = 150 * _MIB
-#: The flags of a weakly typed build, beside FP32.
+_MAX_TIMING_BYTES = 256 * _MIB
+_DIGEST = 64
+#: The precisions of a weakly typed build, beside FP32.
 _PRECISION_FLAGS = {"fp32": (), "fp16": ("FP16",), "int8": ("FP16", "INT8")}
 
 
 class CompiledEngine(msgspec.Struct, frozen=True):
-    """A serialized engine and how it was built."""
+    """A serialized engine and the report of its build."""
 
     data: bytes
     report: EngineReport
@@ -56,9 +57,9 @@ def compute_capabilities() -> tuple[str, ...]:
 def memory_needed(model_bytes: int, workspace_bytes: int) -> BuildMemory:
     """Return the estimated peak memory of a build on the device.
 
-    On an Orin the builder's kernel library takes 927 MiB of the process and 752 MiB of the device (TensorRT 10.3). Four
-    copies of the weights exist at the peak: the file's, the network's, the engine's and the device's, of which the
-    last two, like the workspace, are device memory.
+    On an Orin the builder's kernel library takes 927 MiB of the process and 752 MiB of the device (TensorRT 10.3). At
+    the peak there are four copies of the weights: in the file, the network, the engine and the device. The last two
+    and the workspace are device memory.
     """
     device = 752 * _MIB + 2 * model_bytes + workspace_bytes
     return BuildMemory(927 * _MIB + _PROCESS_BYTES + 2 * model_bytes + device, device)
@@ -77,58 +78,51 @@ def compile_onnx(
 ) -> CompiledEngine:
     """Build an engine, with a profile for each bucket of its sequence axis.
 
-    The network is strongly typed: it computes in the datatypes of the ONNX file. Where such a build fails on
-    TensorRT 10, a weakly typed one follows, in which TensorRT chooses among the datatypes of ``precision``.
+    The network is strongly typed: it computes in the datatypes of the ONNX file. If such a build fails on TensorRT 10,
+    a weakly typed one follows, in which TensorRT chooses among the datatypes of ``precision``.
 
     Args:
         model: the bytes of the ONNX file, weights included.
-        profile: input to the shapes that it may take, for every input with a dynamic dimension.
-        flavor: the package of TensorRT.
-        compute_capability: the GPU to compile for, such as ``SM86``; None is the one in this machine.
+        profile: the allowed shapes of every dynamic input.
+        flavor: the package.
+        compute_capability: the GPU to compile for, such as ``SM86``; None is this machine's.
         subject: the name of the model in errors.
         precision: of the file: ``fp32``, ``fp16`` or ``int8``.
         options: how to build.
         progress: called during the build.
 
     Raises:
-        BundleError: the model is no ONNX, or keeps weights in other files.
+        BundleError: the model is no ONNX, or its weights are in other files.
         BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
     """
     check_self_contained(model, subject)
     return _Job(model, profile, flavor, compute_capability, subject, precision, options, progress).compile()
 
 
+@dataclass
 class _Job:
     """One build, in up to two attempts."""
 
-    def __init__(
-        self,
-        model: bytes,
-        profile: Mapping[str, Profile],
-        flavor: Flavor,
-        compute_capability: str | None,
-        subject: str,
-        precision: str,
-        options: BuildOptions,
-        progress: Progress | None,
-    ) -> None:
-        self.trt = import_tensorrt(flavor)
-        self.logger = logger_of(flavor)
-        self.model, self.profile, self.flavor, self.subject = model, profile, flavor, subject
-        self.compute_capability, self.precision, self.options = compute_capability, precision, options
-        self.progress = progress
-        self.log = BuilderLog()
-        self.started = time.perf_counter()
+    model: bytes
+    profile: Mapping[str, Profile]
+    flavor: Flavor
+    compute_capability: str | None
+    subject: str
+    precision: str
+    options: BuildOptions
+    progress: Progress | None
 
     def compile(self) -> CompiledEngine:
-        """Build strongly typed, or weakly where that fails and this TensorRT can."""
+        """Build strongly typed, or weakly if that fails and this TensorRT supports it."""
+        self.trt, self.logger = import_tensorrt(self.flavor), logger_of(self.flavor)
+        self.log, self.started = BuilderLog(), time.perf_counter()
         self.logger.messages.clear()
         self.logger.listener = self.log.hear
         try:
             try:
                 return self._attempt("")
             except BackendError as error:
-                # A build without memory fails again.
+                # A build that lacked memory would fail again.
                 if not hasattr(self.trt.BuilderFlag, "FP16") or self.log.out_of_memory:
                     raise
                 reason = f"the strongly typed build failed: {error.given}"
@@ -151,7 +145,7 @@ class _Job:
         strong = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         network = builder.create_network(0 if weak else strong)
         _parse(trt, self.model, network, self.logger, self.subject)
-        # Taken before the build: it may change the network.
+        # Before the build, which may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
         limits = index_limits(trt, network)
         profiles = buckets(self.profile)
@@ -159,8 +153,8 @@ class _Job:
         for flag in _PRECISION_FLAGS[self.precision] if weak else ():
             config.set_flag(getattr(trt.BuilderFlag, flag))
         timing, timed = self.options.timing_cache, "off"
-        if timing and self.compute_capability is None:  # a cache for another GPU would need that GPU
-            timed = attach(config, timing)
+        if timing and self.compute_capability is None:  # only the GPU itself can fill its cache
+            timed = _load_timing(config, timing)
         watcher = monitor(trt, self.progress or (lambda position: None))
         config.progress_monitor = watcher
         with interruptible(watcher):
@@ -168,9 +162,9 @@ class _Job:
         if engine is None:
             raise self._failed()
         if timed != "off" and timing:
-            keep(config, timing)
+            _save_timing(config, timing)
         data = bytes(engine)
-        # The name of every fused attention kernel holds this, in TensorRT 10 on an Orin and in TensorRT-RTX alike.
+        # The name of every fused attention kernel contains this, in TensorRT 10 on an Orin and in TensorRT-RTX.
         fused = FUSED_KERNEL in data
         notes = [self.log.warning(), unexplained(blocks, fused), f"weakly typed: {weak}" if weak else ""]
         report = EngineReport(
@@ -233,12 +227,12 @@ def _config(
     options: BuildOptions,
 ) -> Any:
     config = builder.create_builder_config()
-    # FP32 must stay FP32: with TF32's 10 bits of mantissa a model would miss its golden outputs.
+    # With TF32's 10 bits of mantissa an FP32 model would miss its golden outputs.
     config.clear_flag(trt.BuilderFlag.TF32)
     pools = trt.MemoryPoolType
     config.set_memory_pool_limit(pools.WORKSPACE, options.workspace_bytes)
-    # On a Jetson this pool counts all memory of the build, the builder's own included: below it no kernel is tried.
-    # TensorRT takes only powers of two, and merely logs an error about others.
+    # On a Jetson this pool limits all memory of the build, the builder's own included; above it, kernels are skipped.
+    # TensorRT accepts only powers of two, and merely logs an error about others.
     needed = memory_needed(model_bytes, options.workspace_bytes).size_bytes
     config.set_memory_pool_limit(pools.TACTIC_DRAM, 1 << (needed - 1).bit_length())
     for profile in profiles:
@@ -253,3 +247,46 @@ def _config(
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
     return config
+
+
+def _load_timing(config: Any, path: Path) -> Literal["new", "reused"]:
+    """Load the timing cache in a file into a builder's configuration, or an empty one if the file cannot be used.
+
+    TensorRT rejects a cache of another version or device. A broken file never reaches it.
+    """
+    data = _read_timing(path)
+    if data:
+        cache = config.create_timing_cache(data)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return "reused"
+        log.info("the timing cache %s does not fit this TensorRT and device, and is made anew", path)
+    config.set_timing_cache(config.create_timing_cache(b""), False)
+    return "new"
+
+
+def _save_timing(config: Any, path: Path) -> None:
+    """Write the timing cache of a builder's configuration; an error of the disk is only logged."""
+    cache = config.get_timing_cache()
+    if cache is None:
+        return
+    data = bytes(cache.serialize())
+    try:
+        write_whole(path, sha256(data).encode() + data)
+    except OSError as error:
+        log.warning("the timing cache %s is not kept, so the next build takes as long: %s", path, error)
+
+
+def _read_timing(path: Path) -> bytes:
+    """Return the timing cache in a file; empty if there is none or it is broken."""
+    if not path.exists():
+        return b""
+    try:
+        content = read_regular(path, _MAX_TIMING_BYTES)
+    except BundleError as error:
+        log.info("the timing cache is made anew: %s", error)
+        return b""
+    digest, data = content[:_DIGEST], content[_DIGEST:]
+    if sha256(data).encode() != digest:
+        log.info("the timing cache %s is broken, and is made anew", path)
+        return b""
+    return data

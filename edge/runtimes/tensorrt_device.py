@@ -1,4 +1,4 @@
-"""The GPU as all TensorRT models of a process share it: one context, one order of runs, one memory for activations."""
+"""GPU state that all TensorRT models of a process share: one context, one order of runs, one activation memory."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections import Counter
 from contextlib import suppress
 from typing import Protocol
 
-from edge.runtimes.cuda import Device, Memory
-from edge.runtimes.device_errors import is_fatal
+from edge.runtimes.cuda import Device, Memory, abandon
+from edge.runtimes.device_errors import fatal_name
 
 
 class ArenaUser(Protocol):
     """A model whose activations are in the arena."""
 
     def arena_moves(self, arena: Memory) -> None:
-        """Use another arena from now on, and drop the graphs that hold the address of the old one.
+        """Use another arena from now on, and drop the graphs that contain the address of the old one.
 
-        No run is under way. The old arena is freed afterwards.
+        No run is in progress. The old arena is freed afterwards.
         """
 
 
 class SharedDevice:
-    """Streams and activation memory of all TensorRT models. It exists while one of them is loaded.
+    """Streams and activation memory of all TensorRT models, while at least one is loaded.
 
-    All runs go through one stream, one after the other, so they can have the same memory for their activations: as much
-    as the largest model needs. It grows when a model is loaded, and is freed with the last one.
+    All runs go through one stream, one after the other, so they share one activation memory, as large as the largest
+    model needs. It grows when a model is loaded, and is freed with the last model.
 
     Attributes:
-        device: its context; everything else is used inside ``with device:``.
+        device: its context; everything else must be used inside ``with device:``.
         compute: the stream of all runs and of copies to the host.
         uploads: the stream of copies to the device, which overlap a run.
-        arena: memory for activations.
+        arena: the activation memory.
         counts: graph ``captures``, graph ``launches`` and plain ``enqueues`` since the first model was loaded.
 
     Raises:
@@ -53,10 +53,10 @@ class SharedDevice:
             raise
 
     def join(self, user: ArenaUser, size_bytes: int) -> None:
-        """Let a model use the arena, which grows if it is smaller than ``size_bytes``. Only inside ``with device:``.
+        """Let a model use the arena, which grows to at least ``size_bytes``.
 
         Raises:
-            pycuda.driver.Error: there is not enough memory, or the device fails. The arena is as it was.
+            pycuda.driver.Error: there is not enough memory, or the device fails. The arena is unchanged.
         """
         if size_bytes > self.arena.size_bytes:
             arena = self.device.allocate(size_bytes)
@@ -73,17 +73,25 @@ class SharedDevice:
         self._users.append(user)
 
     def synchronize(self) -> Exception | None:
-        """Wait until nothing is under way; return why a device that is lost cannot. Only inside ``with device:``."""
+        """Wait for all work; return the error of a lost device, or None."""
         failures = []
         for stream in (self.uploads, self.compute, self.uploads, self.compute):  # twice, if it is the first to fail
             try:
                 stream.synchronize()
             except self.device.errors as error:  # noqa: PERF203 - four times
                 failures.append(error)
-        return next((error for error in failures if is_fatal(str(error))), None)
+        return next((error for error in failures if fatal_name(str(error))), None)
+
+    def is_lost(self) -> bool:
+        """Return whether the device is lost."""
+        try:
+            with self.device:
+                return self.synchronize() is not None
+        except self.device.errors:  # the context cannot be made current
+            return True
 
     def leave(self, user: ArenaUser | None) -> None:
-        """End the use by a model that is closed, or None where it could not be loaded; the last one ends the device."""
+        """Remove a closed model, or None if it could not be loaded. The last one closes the device."""
         global _shared
         if user in self._users:
             self._users.remove(user)
@@ -91,9 +99,12 @@ class SharedDevice:
             return
         if _shared is self:
             _shared = None
-        with suppress(*self.device.errors), self.device:
-            self.arena.free()
-            del self.compute, self.uploads
+        if self.is_lost():
+            abandon(self.compute, self.uploads, self.arena)
+        else:
+            with suppress(*self.device.errors), self.device:
+                self.arena.free()
+                del self.compute, self.uploads
         self.device.close()
 
 
@@ -101,7 +112,7 @@ _shared: SharedDevice | None = None
 
 
 def shared_device() -> SharedDevice:
-    """Return the device of this process, which the first model opens on the thread that loads it.
+    """Return the device of this process. The first model opens it, on the thread that loads it.
 
     Raises:
         BackendError: pycuda is missing, or there is no GPU.

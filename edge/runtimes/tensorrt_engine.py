@@ -1,4 +1,4 @@
-"""An engine of TensorRT on this machine's GPU: its tensors, its optimization profiles, and its runs on addresses."""
+"""TensorRT engine on this machine's GPU: tensors, optimization profiles, and runs on addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.runtimes.tensorrt_device import SharedDevice
 
 log = logging.getLogger(__name__)
 
-#: TensorRT's names of the datatypes that inputs and outputs may have, to those of the protocol.
+#: TensorRT's names of the supported datatypes to the protocol's.
 DATATYPES = {
     "FLOAT": "FP32",
     "HALF": "FP16",
@@ -26,57 +26,45 @@ DATATYPES = {
     "UINT8": "UINT8",
     "BOOL": "BOOL",
 }
-#: The most graphs of one engine, and the most shapes without one that are remembered.
+#: The most graphs of one engine, and the most runs without a graph that it remembers.
 GRAPHS = 16
-#: A graph makes room for another one when so many runs have not used it. A capture takes as long as several runs.
+#: A graph may be replaced after so many runs without it. A capture takes as long as several runs.
 _STALE_RUNS = 1000
-#: The most combinations of input shapes of which those of the outputs are remembered.
+#: The most combinations of input shapes whose output shapes are remembered.
 _OUTPUT_SHAPES = 256
 
 Shape = tuple[int, ...]
 
 
 class TensorRtError(Exception):
-    """TensorRT refused a call. The message says which and why, and holds what TensorRT logged."""
+    """TensorRT rejected a call. The message names the call and quotes TensorRT's log."""
 
 
 class EngineRefused(TensorRtError):
-    """TensorRT does not deserialize an engine. The message is what it logged."""
+    """TensorRT cannot deserialize an engine. The message quotes its log."""
 
 
 class Range(NamedTuple):
-    """The shapes of one input that an optimization profile admits."""
+    """The smallest and the largest shape of one input in an optimization profile."""
 
     least: Shape
     most: Shape
 
     def admits(self, shape: Shape) -> bool:
-        """Return whether a shape is within them."""
+        """Return whether a shape is in the range."""
         return all(low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True))
 
 
 class Enqueued(NamedTuple):
-    """The parameters of a run, all of which its graph holds.
-
-    Attributes:
-        profile: the index of the optimization profile.
-        shapes: of the inputs.
-        addresses: of the inputs and outputs.
-    """
+    """The parameters of a run, all of which are fixed in its graph."""
 
     profile: int
-    shapes: tuple[Shape, ...]
-    addresses: tuple[int, ...]
+    shapes: tuple[Shape, ...]  # of the inputs
+    addresses: tuple[int, ...]  # of the inputs and outputs
 
 
 class _Captured(NamedTuple):
-    """A captured graph.
-
-    Attributes:
-        graph: the graph.
-        context: the context that it was captured from, which may not be changed as long as the graph is used.
-        used: the number of its last run.
-    """
+    """A graph, the context that it was captured from and that must not change, and the number of its last run."""
 
     graph: Graph
     context: Any
@@ -84,29 +72,27 @@ class _Captured(NamedTuple):
 
 
 class Engine:
-    """A deserialized engine. Everything here runs inside ``with device:``.
+    """A deserialized engine. Use it only inside ``with device:``.
 
-    A run that comes again while it is among the last :data:`GRAPHS` that have no graph is captured, and launched as a
-    graph from then on. Only so many graphs are kept. Another one replaces the one that has not been used for longest,
-    if that was :data:`_STALE_RUNS` ago: more shapes than graphs must not lead to a capture every few runs.
+    A run that recurs among the last :data:`GRAPHS` runs without a graph is captured, and launched as a graph from then
+    on. At most :data:`GRAPHS` graphs are kept. A new one replaces the least recently used one, if that has not been
+    used for :data:`_STALE_RUNS` runs: more shapes than graphs must not cause a capture every few runs.
 
     Args:
         data: the serialized engine.
-        shared: the device. Its arena holds the activations, so a run needs :meth:`SharedDevice.join` before.
-        trt: the package of TensorRT.
-        logger: its logger, as :func:`edge.runtimes.tensorrt_package.logger_of` returns it.
+        shared: the device. Its arena has the activations, so call :meth:`SharedDevice.join` before a run.
+        trt: TensorRT's package.
+        logger: its logger.
         subject: the name of the model in errors.
         graphs: whether to use CUDA graphs.
 
     Attributes:
-        inputs: its inputs.
-        outputs: its outputs.
         profiles: the shapes of each input, by optimization profile.
-        activation_bytes: of its largest profile.
+        activation_bytes: of the largest profile.
 
     Raises:
         BackendError: the engine has tensors that cannot be served.
-        EngineRefused: TensorRT refuses the engine.
+        EngineRefused: TensorRT cannot deserialize the engine.
         Exception: TensorRT or CUDA failed.
     """
 
@@ -138,8 +124,7 @@ class Engine:
         """Return the bytes of each tensor at the largest shapes of any profile.
 
         Raises:
-            BackendError: the shape of an output depends on data, not only on the shapes of the inputs, or the largest
-                shapes of the inputs contradict each other.
+            BackendError: the shape of an output depends on data, or the largest input shapes contradict each other.
         """
         sizes: dict[str, int] = {}
         for profile, ranges in enumerate(self.profiles):
@@ -162,10 +147,10 @@ class Engine:
         return sizes
 
     def profile_of(self, shapes: tuple[Shape, ...]) -> int:
-        """Return the smallest optimization profile that admits shapes of the inputs.
+        """Return the smallest optimization profile for input shapes.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: no profile admits them.
         """
         admitting = [
             (sum(prod(allowed.most) for allowed in ranges), profile)
@@ -187,10 +172,10 @@ class Engine:
         raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
     def output_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> list[Shape]:
-        """Return the shapes of the outputs for shapes of the inputs that a profile admits.
+        """Return the output shapes for input shapes that a profile admits.
 
         Raises:
-            InvalidRequest: the shapes contradict each other.
+            InvalidRequest: the input shapes contradict each other.
         """
         found = self._output_shapes.get((profile, shapes))
         if found is None:
@@ -203,11 +188,11 @@ class Engine:
         return found
 
     def enqueue(self, run: Enqueued) -> None:
-        """Enqueue a run behind those before it.
+        """Enqueue a run.
 
         Raises:
-            TensorRtError: TensorRT refuses.
-            CudaError: CUDA refuses.
+            TensorRtError: TensorRT rejects it.
+            CudaError: CUDA rejects it.
         """
         self._runs += 1
         captured = self._graphs.get(run)
@@ -229,12 +214,12 @@ class Engine:
             self._enqueue_with(self._context, run)
 
     def arena_moves(self, arena: Memory) -> None:
-        """Use another arena; see :class:`edge.runtimes.tensorrt_device.ArenaUser`."""
+        """Implement :class:`edge.runtimes.tensorrt_device.ArenaUser`."""
         self._drop_graphs()
         self._context.set_device_memory(arena.address, arena.size_bytes)
 
     def close(self) -> None:
-        """Free the engine. No run is under way."""
+        """Free the engine, of which no run may be in progress."""
         self._drop_graphs()
         self._context = None
         self._engine = None
@@ -257,7 +242,7 @@ class Engine:
         return TensorSpec(name, DATATYPES[datatype], tuple(self._engine.get_tensor_shape(name)))
 
     def _range(self, spec: TensorSpec, profile: int) -> Range:
-        if -1 not in spec.shape:  # a profile may leave such an input out
+        if -1 not in spec.shape:  # a profile may omit such an input
             return Range(spec.shape, spec.shape)
         least, _, most = self._engine.get_tensor_profile_shape(spec.name, profile)
         return Range(tuple(least), tuple(most))
@@ -277,17 +262,17 @@ class Engine:
             self._check(done, f"shape of {spec.name!r}", list(shape), f"{allowed.least} to {allowed.most}")
 
     def _infer_shapes(self, shapes: tuple[Shape, ...]) -> None:
-        """Let TensorRT follow the shapes of the inputs through the network.
+        """Let TensorRT compute the shapes of all tensors.
 
         Raises:
-            InvalidRequest: they contradict each other.
+            InvalidRequest: those of the inputs contradict each other.
         """
         self._logger.messages.clear()
         try:
             missing = self._context.infer_shapes()
         except RuntimeError:
             missing = None
-        if missing is None:  # outside the handler, whose frames may hold a context of TensorRT
+        if missing is None:  # outside the handler, whose frames may refer to a context of TensorRT
             reason = shown(Literally("; ".join(self._logger.messages) or "no reason"))
             expected = f"shapes that agree with each other; TensorRT says: {reason}"
             fix = "Send inputs of like shapes, such as a mask that is as long as its ids."
@@ -311,9 +296,9 @@ class Engine:
         self._check(done, "execute_async_v3", done, "True")
 
     def _capture(self, run: Enqueued) -> None:
-        """Enqueue a run with a context of its own, and capture it for those that follow.
+        """Enqueue a run with a context of its own, and capture it for the next runs.
 
-        TensorRT wants an ordinary run before the capture, and no change of the context afterwards.
+        TensorRT requires an ordinary run before the capture, and an unchanged context afterwards.
         """
         enqueued = False
         try:
@@ -323,7 +308,7 @@ class Engine:
             enqueued = True
             graph = self._shared.device.capture(self._shared.compute, partial(self._execute, context))
         except Exception as error:
-            # Nothing may free a context that is at work.
+            # Wait first: a context in use must not be freed.
             if self._shared.synchronize():
                 raise
             log.warning("%s runs without CUDA graphs: %s", self._subject, error)
@@ -334,14 +319,14 @@ class Engine:
         self._shared.counts["captures"] += 1
         self._graphs[run] = _Captured(graph, context, self._runs)
         if len(self._graphs) > GRAPHS:
-            self._shared.compute.synchronize()  # the oldest may be at work
+            self._shared.compute.synchronize()  # the oldest graph may be in use
             self._graphs.popitem(last=False)[1].graph.free()
 
     def _has_room(self) -> bool:
         return len(self._graphs) < GRAPHS or self._runs - next(iter(self._graphs.values())).used > _STALE_RUNS
 
     def _drop_graphs(self) -> None:
-        """Free all graphs. A device that refuses is lost, or else it refuses the next run, too."""
+        """Free all graphs. Errors are ignored: if the device is lost, the next run fails too."""
         self._seen.clear()
         while self._graphs:
             with suppress(CudaError):

@@ -1,8 +1,9 @@
-"""The packages of TensorRT. The only module that imports ``tensorrt`` or ``tensorrt_rtx``, inside its functions."""
+"""TensorRT's packages and their log. The only module that imports ``tensorrt`` or ``tensorrt_rtx``, in a function."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -20,10 +21,18 @@ _INSTALL = {
     "tensorrt_rtx": "Install the extra 'rtx' on an x86-64 machine.",
 }
 _KEPT_MESSAGES = 20
+#: TensorRT logs two warnings for each kernel: "Tactic Device request: 4229MB Available: 2658MB. Device memory is
+#: insufficient to use tactic." and "Skipping tactic 0 due to insufficient memory on requested size of …".
+_REQUESTED = re.compile(r"Tactic Device request: (\d+) ?MB", re.IGNORECASE)
+_SKIPPED = re.compile(r"Skipping tactic \S+ due to (?:insufficient memory|oom)", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"out ?of ?memory|insufficient (?:memory|workspace)|cannot allocate memory|NvMapMemAlloc\w* *:? *\d+ error 12",
+    re.IGNORECASE,
+)
 
 
 def version(flavor: Flavor) -> str:
-    """Return the version of TensorRT.
+    """Return the version of a package.
 
     Raises:
         BackendError: it is not installed.
@@ -32,10 +41,10 @@ def version(flavor: Flavor) -> str:
 
 
 def import_tensorrt(flavor: Flavor) -> Any:
-    """Import TensorRT, with an error that says how to get it.
+    """Import a package.
 
     Raises:
-        BackendError: it is not installed.
+        BackendError: it is not installed; the message says how to install it.
     """
     try:
         return import_module(flavor)
@@ -47,10 +56,10 @@ def import_tensorrt(flavor: Flavor) -> Any:
 
 @cache
 def logger_of(flavor: Flavor) -> Any:
-    """Return the one logger of this process: TensorRT keeps the first that it is given and ignores any other.
+    """Return the one logger of this process: TensorRT keeps the first logger that it gets and ignores all others.
 
-    Its ``messages`` are the last warnings and errors; its ``listener``, where it has one, gets all of them, and returns
-    True for those that the log is not to show.
+    Its ``messages`` are the last warnings and errors. Its ``listener``, if set, gets all of them; those for which it
+    returns True are logged at DEBUG only.
     """
     trt: Any = import_tensorrt(flavor)
     levels = {
@@ -74,3 +83,47 @@ def logger_of(flavor: Flavor) -> Any:
             log.log(level, "%s: %s", flavor, message)
 
     return Logger()
+
+
+def skips_a_tactic(message: str) -> bool:
+    """Return whether a warning of the builder reports a kernel that it skipped for lack of memory."""
+    return bool(_REQUESTED.search(message) or _SKIPPED.search(message))
+
+
+class BuilderLog:
+    """Counts the builder's warnings about memory. Its ``hear`` is the listener of the logger.
+
+    Attributes:
+        out_of_memory: the last message that reports a build without memory; empty if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.out_of_memory = ""
+        self._skipped = 0
+        self._requested_mib: list[int] = []
+
+    @property
+    def skipped_tactics(self) -> int:
+        """The number of kernels that the builder skipped for lack of memory."""
+        return max(self._skipped, len(self._requested_mib))
+
+    def hear(self, message: str) -> bool:
+        """Read a warning or error of the builder; return whether :meth:`warning` covers it."""
+        requested = _REQUESTED.search(message)
+        if requested:
+            self._requested_mib.append(int(requested[1]))
+        elif _SKIPPED.search(message):
+            self._skipped += 1
+        elif _OUT_OF_MEMORY.search(message):
+            self.out_of_memory = message
+        return skips_a_tactic(message)
+
+    def warning(self) -> str:
+        """Return a warning for people; empty if no kernel was skipped."""
+        if not self.skipped_tactics:
+            return ""
+        sizes = f" of up to {max(self._requested_mib):,} MiB each" if self._requested_mib else ""
+        return (
+            f"{self.skipped_tactics} tactics were skipped for lack of memory{sizes}, so the engine may be slower than "
+            "it could be; stop other programs or raise --workspace-mib, and build it again with --replace"
+        )

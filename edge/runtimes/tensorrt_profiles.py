@@ -1,13 +1,13 @@
 """Optimization profiles of an engine: buckets along its sequence axis, each tuned for its own length.
 
-TensorRT tunes a profile for one shape, ``opt``, and computes the others of the profile with the same kernels. An engine
-tuned for 128 tokens is slow for 16 of them, and one tuned for 16 is slow for 128. So a wide sequence axis gets a
+TensorRT tunes a profile for one shape, ``opt``, and computes the other shapes of the profile with the same kernels. An
+engine tuned for 128 tokens is slow for 16, and one tuned for 16 is slow for 128. So a wide sequence axis gets a
 profile for each power of two from :data:`SHORTEST` on: an axis from 1 to 512 gets 1..32, 33..64, 65..128, 129..256 and
-257..512. Each is tuned for its longest sequence, which is the shape to pad to, and for the manifest's ``opt`` of every
-other axis.
+257..512. Each is tuned for its longest sequence, the shape to pad to, and for the manifest's ``opt`` of every other
+axis.
 
-The sequence axis is the one dynamic axis behind the batch. Where inputs have none, or several that differ (as height
-and width of an image do), the manifest's profile is the only one.
+The sequence axis is the only dynamic axis after the batch. If inputs have none, or several that differ (as height and
+width of an image do), the manifest's profile is the only one.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from edge.bundles.manifest import Profile
 
 #: The longest sequence of the first bucket.
 SHORTEST = 32
-#: Each profile costs build time and memory. A longer sequence falls into the last one.
+#: Each profile costs build time and memory. The last one covers all longer sequences.
 MOST = 6
 
-#: The profile of each input, by its name.
+#: Input name to profile.
 Profiles = Mapping[str, Profile]
 
 
 def buckets(profile: Profiles) -> tuple[Profiles, ...]:
-    """Return the optimization profiles of an engine, the shortest sequences first; none where no input is dynamic.
+    """Return the optimization profiles of an engine, the shortest sequences first; none if no input is dynamic.
 
     Args:
-        profile: the shapes that the manifest allows for each input with a dynamic dimension.
+        profile: the shapes that the manifest allows for each dynamic input.
     """
     if not profile:
         return ()
@@ -42,7 +42,8 @@ def buckets(profile: Profiles) -> tuple[Profiles, ...]:
     if len(axes) != 1:
         return (profile,)
     ((axis, low, high),) = axes
-    bounds = _bounds(low, high)
+    sizes = (SHORTEST << power for power in range(high.bit_length()))
+    bounds = [*[size for size in sizes if low <= size < high][: MOST - 1], high]
     starts = [low, *(bound + 1 for bound in bounds[:-1])]
     return tuple(
         {name: _cut(shapes, axis, start, bound) for name, shapes in profile.items()}
@@ -56,16 +57,6 @@ def described(profile: Profiles) -> str:
         f"{name} {'..'.join('x'.join(map(str, shape)) for shape in (shapes.min, shapes.opt, shapes.max))}"
         for name, shapes in sorted(profile.items())
     )
-
-
-def _bounds(low: int, high: int) -> list[int]:
-    bounds: list[int] = []
-    bound = SHORTEST
-    while bound < high and len(bounds) < MOST - 1:
-        if bound >= low:
-            bounds.append(bound)
-        bound *= 2
-    return [*bounds, high]
 
 
 def _cut(shapes: Profile, axis: int, start: int, bound: int) -> Profile:

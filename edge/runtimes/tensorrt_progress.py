@@ -1,4 +1,4 @@
-"""Progress of a TensorRT builder: its nested phases as one fraction."""
+"""Progress of a TensorRT build: its nested phases as one fraction."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from edge.runtimes.runtime import BuildProgress, Progress
 
 
 class Phases:
-    """The nested phases of a build as one fraction: what a phase has done counts within the current step of its parent.
+    """The nested phases of a build as one fraction.
 
-    Phases of the same parent that run at once share its step.
+    The progress of a phase counts within the current step of its parent. Phases of the same parent that run at once
+    share its step.
     """
 
     def __init__(self) -> None:
-        self._phases: dict[str, tuple[str | None, int, int]] = {}
+        self._phases: dict[str, tuple[str | None, int, int]] = {}  # name to parent, steps, and steps done
         self._highest = 0.0
 
     def start(self, phase: str, parent: str | None, steps: int) -> None:
-        """Note that a phase begins."""
+        """Begin a phase."""
         self._phases[phase] = (parent, max(steps, 1), 0)
 
     def step(self, phase: str, done: int) -> None:
-        """Note how many steps of a phase are done."""
+        """Set the number of steps that a phase has done."""
         parent, steps, _ = self._phases[phase]
         self._phases[phase] = (parent, steps, done)
 
     def finish(self, phase: str) -> None:
-        """Note that a phase ends."""
+        """End a phase."""
         if phase in self._roots():
             self._highest = 1.0
         self._phases.pop(phase, None)
@@ -51,14 +52,10 @@ class Phases:
 
 
 def monitor(trt: Any, progress: Progress) -> Any:
-    """Return a monitor for a builder's configuration, which has to outlive the build.
+    """Return a progress monitor, which must outlive the build.
 
-    TensorRT swallows the exceptions of callbacks. So the monitor keeps the first one as ``error``, for the caller to
+    TensorRT swallows exceptions of callbacks. So the monitor keeps the first one as ``error``, for the caller to
     raise, and cancels the build at its next step.
-
-    Args:
-        trt: the package of TensorRT.
-        progress: called for each step.
     """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
@@ -78,7 +75,7 @@ def monitor(trt: Any, progress: Progress) -> Any:
             self._report(phase, lambda: self.phases.finish(phase))
 
         def _report(self, phase: str, change: Callable[[], None]) -> None:
-            if self.error:  # TensorRT finishes the phases of a build that is cancelled, too
+            if self.error:  # TensorRT also finishes the phases of a cancelled build
                 return
             try:
                 change()
@@ -93,19 +90,16 @@ def monitor(trt: Any, progress: Progress) -> Any:
 def interruptible(watcher: Any) -> Iterator[None]:
     """Let Ctrl-C cancel a build in this thread.
 
-    Python would raise KeyboardInterrupt in whatever callback of TensorRT comes next, where it is lost.
-
-    Args:
-        watcher: the monitor of the build.
+    Python would raise KeyboardInterrupt in the next callback of TensorRT, which swallows it.
 
     Raises:
-        BaseException: the ``error`` of the monitor, after the build.
+        BaseException: the ``error`` of ``watcher``, the monitor, after the build.
     """
 
     def interrupt(number: int, frame: object) -> None:
         watcher.error = watcher.error or KeyboardInterrupt()
 
-    # Only the main thread may set a handler, and a program that has its own keeps it.
+    # Only the main thread may set a handler, and a program's own handler stays.
     own = threading.current_thread() is threading.main_thread()
     own = own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if own:

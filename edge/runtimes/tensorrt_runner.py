@@ -1,4 +1,4 @@
-"""Models in TensorRT: requests into buffers, buffers through the engine, and outputs back, or kept on the device."""
+"""Runner for TensorRT: copies inputs to the GPU, runs the engine, and copies outputs back or keeps them there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import BackendError, FewheadsError, InvalidRequest, Literally, RunnerError
 from edge.runner import Tensor, check_feeds
-from edge.runtimes.cuda import Device, Memory, facts
-from edge.runtimes.device_errors import is_out_of_memory
+from edge.runtimes.cuda import Device, Memory, abandon, facts
+from edge.runtimes.device_errors import fatal_name, is_out_of_memory
 from edge.runtimes.tensorrt_device import SharedDevice, shared_device
 from edge.runtimes.tensorrt_engine import DATATYPES, Engine, EngineRefused, Enqueued, Shape, TensorRtError
 from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of, version
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 #: Runs that may be pending at once: the device computes one while the host prepares the other.
 SLOTS = 2
-#: The largest tensor that a GPU without memory of its own reads and writes in the host's memory, which it does not
-#: cache. A copy of so little takes longer than that (CUDA for Tegra, application note, 3.2).
+#: The largest tensor that an integrated GPU reads and writes in the host's memory, which it does not cache. For so
+#: little data that is faster than a copy (CUDA for Tegra, application note, 3.2).
 MAPPED_BYTES = 16 * 1024
-#: Buffers of dropped handles that are kept for the next ones. A loop over a state needs two of each size.
+#: Buffers of dropped handles that are kept for new handles. A loop over a state needs two of each size.
 _SPARE_BUFFERS = 8
 
 
 class TensorRtHandle:
-    """A tensor in the memory of the GPU; see :class:`edge.runner.Handle`."""
+    """A tensor in device memory; see :class:`edge.runner.Handle`."""
 
     def __init__(self, runner: TensorRtRunner, memory: Memory, datatype: str, shape: Shape) -> None:
         self._runner = runner
@@ -41,28 +41,25 @@ class TensorRtHandle:
         self.shape = shape
 
     def numpy(self) -> Array:
-        """Return a copy on the host, on the thread that owns the GPU.
+        """Return a copy on the host. Only the thread that owns the GPU may call this.
 
         Raises:
-            RunnerError: the device failed; its text is in the log.
+            RunnerError: the device failed; the log has its message.
         """
         return self._runner.download(self)
 
     def __del__(self) -> None:
-        # On whatever thread this is, only the GPU's may free the memory, or give it to the next handle.
+        # This may be any thread, and only the GPU's may free the memory or give it to another handle.
         self._runner.dropped.append(self.memory)
 
 
 class _Slot:
-    """The buffers of one pending run, each as large as any profile allows.
+    """The buffers of one pending run, each as large as the largest profile needs.
 
     Attributes:
-        host: page-locked memory of each tensor.
-        addresses: of each tensor on the device.
         mapped: the tensors that the device uses in the host's memory; the others are copied.
-        uploaded: recorded when the inputs have been copied.
-        done: recorded when the run is over.
-        busy: whether a run uses it.
+        uploaded: recorded after the copies of the inputs.
+        done: recorded after the run.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class _Slot:
         """Return the bytes of a tensor in the host's memory.
 
         Raises:
-            TensorRtError: the tensor is larger than at the largest shapes of the profiles.
+            TensorRtError: the tensor is larger than its buffer.
         """
         size, room = byte_size(spec.datatype, shape), self.host[spec.name].size_bytes
         if size > room:
@@ -96,7 +93,7 @@ class _Slot:
 
 
 class PendingRun:
-    """A run that has been started; see :class:`edge.runner.Pending`."""
+    """A started run; see :class:`edge.runner.Pending`."""
 
     def __init__(self, runner: TensorRtRunner, slot: _Slot, outputs: dict[str, Shape | TensorRtHandle]) -> None:
         self._runner = runner
@@ -109,22 +106,22 @@ class PendingRun:
 
 
 class TensorRtRunner:
-    """A model in TensorRT on this machine's GPU. Only the thread that made it may call it.
+    """A model in TensorRT on this machine's GPU. Only the thread that created the runner may call it.
 
-    The buffers of two runs are allocated here. A loaded runner allocates nothing but the memory of handles and graphs.
+    The constructor allocates the buffers of two runs. Later, only handles and graphs allocate memory.
 
     Args:
         engine: the serialized engine.
-        flavor: the package of TensorRT that has built it.
+        flavor: the package that has built it.
         subject: the name of the model in errors.
-        rebuild: the sentence that says how to build the engine again.
-        mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for a GPU
-            that shares the processor's memory, and 0 for others.
+        rebuild: the remedy in errors: how to build the engine again.
+        mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for an
+            integrated GPU, and 0 for others.
         graphs: whether to use CUDA graphs.
-        index_limits: of each input whose values index a table of the model, the rows of its smallest table.
+        index_limits: the rows of the smallest table that each input indexes.
 
     Raises:
-        BackendError: pycuda or TensorRT is missing, there is no GPU, TensorRT refuses the engine, or there is not
+        BackendError: pycuda or TensorRT is missing, there is no GPU, TensorRT rejects the engine, or there is not
             enough memory. Nothing stays allocated.
     """
 
@@ -163,10 +160,10 @@ class TensorRtRunner:
                     if mapped_bytes is None:
                         mapped_bytes = MAPPED_BYTES if shared.device.facts.integrated else 0
                     self._slots += [_Slot(shared.device, sizes, mapped_bytes, self._own) for _ in range(SLOTS)]
-                    # Last of all: the arena would stay as large as a model needs that could not be loaded.
+                    # Last, because the arena would stay grown if a later step failed.
                     shared.join(self._engine, self._engine.activation_bytes)
                 except Exception as error:
-                    clear_frames(error.__traceback__)  # they hold what was made, which is freed here
+                    clear_frames(error.__traceback__)  # they refer to objects that must be freed here
                     if lost := shared.synchronize():
                         raise lost from error
                     raise
@@ -183,34 +180,25 @@ class TensorRtRunner:
         Raises:
             InvalidRequest: an input is missing or unknown, has the wrong datatype, a shape outside every profile or
                 one that contradicts another input's, or an index outside its table.
-            RunnerError: the device or TensorRT failed; the text is in the log.
+            RunnerError: the device or TensorRT failed; the log has its message.
         """
         return self.start(feeds).result()
 
     def start(self, feeds: Mapping[str, Array]) -> PendingRun:
-        """Start a run; see :class:`edge.runner.OverlappingRunner`.
-
-        Raises:
-            InvalidRequest: as :meth:`infer`.
-            RunnerError: as :meth:`infer`.
-        """
+        """Start a run; see :class:`edge.runner.OverlappingRunner`. It raises the errors of :meth:`infer`."""
         return self._start(feeds, ())
 
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: as :meth:`infer`, or ``keep`` does not fit the graph.
-            RunnerError: as :meth:`infer`.
+            InvalidRequest: see :meth:`infer`; or ``keep`` is not among the outputs.
+            RunnerError: see :meth:`infer`.
         """
         return self.finish(self._start(feeds, keep))
 
     def finish(self, pending: PendingRun) -> dict[str, Tensor]:
-        """Wait for a run and return its outputs.
-
-        Raises:
-            RunnerError: as :meth:`infer`.
-        """
+        """Wait for a run and return its outputs; see :meth:`edge.runner.Pending.result`."""
         slot = pending.slot
         if slot is None:
             raise RuntimeError(f"{self._subject}: the result of this run has been taken")
@@ -229,8 +217,8 @@ class TensorRtRunner:
         """Copy an array to the device; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: TensorRT has no such datatype.
-            RunnerError: as :meth:`infer`.
+            InvalidRequest: TensorRT does not support the datatype.
+            RunnerError: see :meth:`infer`.
         """
         datatypes = {NUMPY_TYPES[name]: name for name in DATATYPES.values()}
         if array.dtype not in datatypes:
@@ -243,28 +231,26 @@ class TensorRtRunner:
             return handle
 
     def download(self, handle: TensorRtHandle) -> Array:
-        """Return a copy of a handle on the host.
-
-        Raises:
-            RunnerError: as :meth:`infer`.
-        """
+        """Return a copy of a handle on the host; see :meth:`TensorRtHandle.numpy`."""
         array: Array = np.empty(handle.shape, NUMPY_TYPES[handle.datatype])
         with self._working() as (shared, _):
             shared.device.download(array, handle.memory.address)
             return array
 
     def close(self) -> None:
-        """Free everything, with it pending runs and handles; see :class:`edge.runner.Runner`."""
+        """Free everything, including pending runs and handles; see :class:`edge.runner.Runner`."""
         shared, self._shared = self._shared, None
         engine, self._engine = self._engine, None
         if shared is None:
             return
+        lost = shared.is_lost()
+        if lost:
+            abandon(*self._slots, *self._memory)
         with suppress(*shared.device.errors), shared.device:
-            shared.synchronize()
             self._slots.clear()
             if engine:
                 engine.close()
-            for memory in self._memory:
+            for memory in self._memory if not lost else ():
                 memory.free()
             self._memory.clear()
             self._spare.clear()
@@ -273,7 +259,7 @@ class TensorRtRunner:
 
     @contextmanager
     def _working(self) -> Iterator[tuple[SharedDevice, Engine]]:
-        """Make the device current for the block. After an error nothing that the block enqueued is under way."""
+        """Make the device current for the block. After an error, wait for all work that the block has enqueued."""
         shared, engine = self._shared, self._engine
         if shared is None or engine is None:
             raise RuntimeError(f"{self._subject} is closed")
@@ -285,8 +271,8 @@ class TensorRtRunner:
                     lost = shared.synchronize()
                     if isinstance(error, FewheadsError) and not lost:
                         raise
-                    clear_frames(error.__traceback__)  # they may hold a context of TensorRT
-                    raise self._failed(error) from lost or error
+                    clear_frames(error.__traceback__)  # they may refer to a context of TensorRT
+                    raise self._failed(error, lost) from lost or error
         except shared.device.errors as error:  # the context could not be made current
             raise self._failed(error) from error
 
@@ -324,17 +310,13 @@ class TensorRtRunner:
             return PendingRun(self, slot, outputs)
 
     def _check_indices(self, feeds: Mapping[str, Tensor]) -> None:
-        """Check the values that index tables of the model; those in handles were never on the host.
-
-        Raises:
-            InvalidRequest: one is outside its table.
-        """
+        """Check the values that index tables of the model, except those in handles, which were never on the host."""
         for name, limit in self._index_limits.items():
             values = feeds[name]
             if not isinstance(values, np.ndarray) or not values.size:
                 continue
             least, most = values.min(), values.max()
-            if not (least >= 0 and most < limit):  # a NaN is in no range
+            if not (least >= 0 and most < limit):  # false for NaN
                 raise InvalidRequest(
                     f"input {name!r} of {self._subject}",
                     given=(most if least >= 0 else least).item(),
@@ -343,7 +325,7 @@ class TensorRtRunner:
                 )
 
     def _feed(self, shared: SharedDevice, slot: _Slot, feeds: Mapping[str, Tensor]) -> list[int]:
-        """Bring the inputs to the device, and return their addresses there."""
+        """Copy the inputs to the device, and return their addresses there."""
         addresses = []
         copied = False
         for spec in self.inputs:
@@ -369,12 +351,12 @@ class TensorRtRunner:
         return addresses
 
     def _own(self, memory: Memory) -> Memory:
-        """Take memory that :meth:`close` frees."""
+        """Register memory that :meth:`close` frees."""
         self._memory.add(memory)
         return memory
 
     def _buffer(self, shared: SharedDevice, size_bytes: int) -> Memory:
-        """Return memory for a handle, if possible that of a dropped one."""
+        """Return memory for a handle, reusing that of a dropped one if possible."""
         while self.dropped:
             self._spare.append(self.dropped.popleft())
         while len(self._spare) > _SPARE_BUFFERS:
@@ -387,10 +369,10 @@ class TensorRtRunner:
                 return memory
         return self._own(shared.device.allocate(size_bytes))
 
-    def _failed(self, error: Exception) -> RunnerError:
+    def _failed(self, error: Exception, lost: Exception | None = None) -> RunnerError:
         log.error("%s failed in TensorRT", self._subject, exc_info=error)
-        given, fix = type(error).__name__, "See the server's log."
-        if is_out_of_memory(str(error)):
+        given, fix = fatal_name(str(lost or error)) or type(error).__name__, "See the server's log."
+        if not lost and is_out_of_memory(str(error)):
             given, fix = "a device out of memory", "Send fewer rows at once, or unload other models."
         return RunnerError(self._subject, given=Literally(given), expected="an answer", fix=fix)
 

@@ -1,4 +1,4 @@
-"""The compose file keeps to the specification, and to what README.md promises of it."""
+"""compose.yaml: its schema, its restrictions, and its agreement with README.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
 SERVER = SERVICES["server"]
 
 
-def test_it_keeps_to_the_specification(tmp_path: Path) -> None:
+def test_schema(tmp_path: Path) -> None:
     program = tool("check-jsonschema", "pip install check-jsonschema")
     done = run(program, "--builtin-schema", "vendor.compose-spec", FILE)
     assert done.returncode == 0, done.stdout
@@ -28,7 +28,7 @@ def test_it_keeps_to_the_specification(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_can_do_little_else_than_serve(name: str) -> None:
+def test_services_are_confined(name: str) -> None:
     service = SERVICES[name]
     assert (service["read_only"], service["cap_drop"], service["security_opt"]) == (
         True,
@@ -47,7 +47,7 @@ def test_a_service_can_do_little_else_than_serve(name: str) -> None:
             assert mount["type"] == "volume" or mount["read_only"], mount
 
 
-def test_the_server_starts_with_what_is_mounted() -> None:
+def test_command_agrees_with_the_mounts() -> None:
     mounts = {mount["target"]: mount for mount in SERVER["volumes"]}
     name, *arguments = SERVER["command"]
     context = serve.make_context(name, arguments)
@@ -60,7 +60,7 @@ def test_the_server_starts_with_what_is_mounted() -> None:
     assert int(SERVER["stop_grace_period"].removesuffix("s")) > context.params["drain_seconds"] + 3
 
 
-def test_its_variables_are_explained() -> None:
+def test_variables_are_explained() -> None:
     example = (DEPLOY / "example.env").read_text()
     assert set(re.findall(r"\$\{(\w+)", FILE.read_text())) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
     for name, value in re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The container image, as far as it goes without NVIDIA's images: its file, its entry point and its health check."""
+"""The container image without NVIDIA's base images: its Dockerfile, entry point and health check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENTRYPOINT = DEPLOY / "container" / "entrypoint.sh"
 HEALTHCHECK = DEPLOY / "container" / "healthcheck.py"
 JETPACKS = ("6.2", "7.2")
 RELEASE = "# R{} (release), REVISION: {}, GCID: 46426093, BOARD: generic, EABI: aarch64, DATE: Thu Jul 16\n"
-#: Somebody who is neither root nor the owner of the files of a test.
+#: A user who is neither root nor the owner of the files of a test.
 STRANGER = 65532
 
 
@@ -50,14 +50,14 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def stages(jetpack: str) -> dict[str, list[tuple[str, str]]]:
-    """The instructions of each stage, those that it builds on before its own."""
+    """The instructions of each stage, after those of its base."""
     found: dict[str, list[tuple[str, str]]] = {}
     current: list[tuple[str, str]] = []
     for word, rest in instructions():
         rest = rest.replace("${JETPACK}", jetpack)
         if word == "FROM":
             base, name = rest.split(" AS ")
-            # What is neither a stage before it nor an image of an argument does not exist.
+            # It must be an earlier stage or the image of an argument.
             assert base in found or re.fullmatch(r"\$\{\w+_IMAGE\}", base), base
             current = found[name] = list(found.get(base, ()))
         elif found:
@@ -74,7 +74,7 @@ def image_variables(jetpack: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("jetpack", JETPACKS)
-def test_the_image_agrees_with_the_server(jetpack: str) -> None:
+def test_image_agrees_with_the_server(jetpack: str) -> None:
     image = stages(jetpack)["server"]
     *_, (_, command) = [one for one in image if one[0] == "CMD"]
     name, *arguments = msgspec.json.decode(command)
@@ -93,7 +93,7 @@ def test_the_image_agrees_with_the_server(jetpack: str) -> None:
         assert path in copied
 
 
-def test_what_the_image_copies_is_sent_to_the_builder() -> None:
+def test_dockerignore_keeps_the_copied_files() -> None:
     kept = (DOCKERFILE.parent / "jetson.Dockerfile.dockerignore").read_text()
     for word, rest in instructions():
         if word == "COPY" and "--from=" not in rest:
@@ -104,7 +104,7 @@ def test_what_the_image_copies_is_sent_to_the_builder() -> None:
 
 @pytest.fixture
 def board() -> Iterator[Path]:
-    """The file system of a container on a board, as the entry point sees it; everyone may look into it."""
+    """The file system of a container on a board, readable for everyone."""
     root = Path(tempfile.mkdtemp(prefix="fewheads-board-"))
     root.chmod(0o755)
     for directory in ("etc", "dev", "cache", "bin", "proc/self", "usr/lib/aarch64-linux-gnu/nvidia"):
@@ -115,7 +115,7 @@ def board() -> Iterator[Path]:
     (root / "dev/nvmap").touch()
     (root / "dev/nvmap").chmod(0o666)
     (root / "cache").chmod(0o777)
-    # In the place of the command, it shows how it would be started.
+    # A substitute for the command, which prints its arguments.
     (root / "bin/fewheads").write_text('#!/bin/sh\necho "started: $*"\n')
     (root / "bin/fewheads").chmod(0o755)
     yield root
@@ -123,14 +123,14 @@ def board() -> Iterator[Path]:
 
 
 def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") -> tuple[int, str, str]:
-    """Run the entry point as somebody who is not root; return its code, stdout and stderr."""
+    """Run the entry point as a user other than root; return its exit code, stdout and stderr."""
     stranger = {"user": STRANGER, "group": STRANGER, "extra_groups": []} if os.geteuid() == 0 else {}
     variables = {
         "FEWHEADS_ROOT": str(root),
         "FEWHEADS_IMAGE_L4T": image,
         "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
     }
-    script = ENTRYPOINT.read_text()  # the checkout may not be readable for a stranger
+    script = ENTRYPOINT.read_text()  # the user may not be able to read the checkout
     done = run(
         shell, "-c", script, "entrypoint", *(arguments or ("serve", "/repository")), env=variables, cwd="/", **stranger
     )
@@ -138,7 +138,7 @@ def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") 
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
-def test_all_is_well(board: Path, shell: str) -> None:
+def test_entry_point_starts_the_command(board: Path, shell: str) -> None:
     path = tool(shell, f"apt-get install {shell}")
     command = ("serve", "/repository", "--host=0.0.0.0")
     started = "started: serve /repository --host=0.0.0.0\n"
@@ -153,8 +153,8 @@ def test_all_is_well(board: Path, shell: str) -> None:
     ("host", "jetpack_of_host"),
     [("36 4.3", "6.2"), ("36 5.0", "6.2"), ("36 10.1", "6.2"), ("39 1.0", "7.2"), ("39 2.1", "7.2")],
 )
-def test_the_image_of_a_host(board: Path, jetpack: str, host: str, jetpack_of_host: str) -> None:
-    """A host either takes an image, or the message names the one that it takes."""
+def test_error_names_the_image_for_a_host(board: Path, jetpack: str, host: str, jetpack_of_host: str) -> None:
+    """A host runs the image, or the message names the image to use."""
     (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
     code, started, message = enter(board, image=image_variables(jetpack)["FEWHEADS_IMAGE_L4T"])
     if jetpack == jetpack_of_host:
@@ -184,7 +184,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_host_that_the_image_is_not_for(board: Path, case: str) -> None:
+def test_unsupported_hosts_are_rejected(board: Path, case: str) -> None:
     host, expected = REFUSED[case]
     (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
     code, started, message = enter(board)
@@ -194,14 +194,14 @@ def test_a_host_that_the_image_is_not_for(board: Path, case: str) -> None:
 
 @pytest.mark.parametrize("image", ["r36.4", "r39.2"])
 @pytest.mark.parametrize("host", [(35, 4), (36, 2), (36, 3), (36, 4), (36, 5), (36, 10), (38, 4), (39, 1), (39, 3)])
-def test_it_agrees_with_the_doctor(board: Path, host: tuple[int, int], image: str) -> None:
+def test_entry_point_agrees_with_the_doctor(board: Path, host: tuple[int, int], image: str) -> None:
     (board / "etc/nv_tegra_release").write_text(RELEASE.format(host[0], f"{host[1]}.0"))
     major, minor = map(int, image.removeprefix("r").split("."))
     assert (enter(board, image=image)[0] == 0) is Release(*host).runs(Release(major, minor))
 
 
 @pytest.mark.parametrize("content", [None, "", "Jetson\n", "# R36 (beta)\n"])
-def test_a_host_without_a_release(board: Path, content: str | None) -> None:
+def test_host_without_a_release_is_rejected(board: Path, content: str | None) -> None:
     path = board / "etc/nv_tegra_release"
     path.unlink()
     if content is not None:
@@ -212,7 +212,7 @@ def test_a_host_without_a_release(board: Path, content: str | None) -> None:
     assert "-v /etc/nv_tegra_release:/etc/nv_tegra_release:ro" in message
 
 
-def test_the_runtime_is_missing(board: Path) -> None:
+def test_missing_driver_is_rejected(board: Path) -> None:
     (board / "usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1").unlink()
     code, started, message = enter(board)
     assert (code, started) == (73, "")
@@ -220,7 +220,7 @@ def test_the_runtime_is_missing(board: Path) -> None:
     assert "--runtime nvidia" in message
 
 
-def test_devices_that_the_user_may_not_open(board: Path) -> None:
+def test_inaccessible_devices_are_rejected(board: Path) -> None:
     device = board / "dev/nvmap"
     device.chmod(0o400 if os.geteuid() else 0o660)
     code, started, message = enter(board)
@@ -230,7 +230,7 @@ def test_devices_that_the_user_may_not_open(board: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--cache", "/engines"), ("--cache=/engines",)])
-def test_a_cache_that_cannot_be_written(board: Path, arguments: tuple[str, ...]) -> None:
+def test_read_only_cache_is_rejected(board: Path, arguments: tuple[str, ...]) -> None:
     cache = "/engines" if arguments else "/cache"
     (board / "engines").mkdir()
     (board / cache[1:]).chmod(0o555)
@@ -243,7 +243,7 @@ def test_a_cache_that_cannot_be_written(board: Path, arguments: tuple[str, ...])
     assert "chown" in message
 
 
-def test_a_cache_that_ends_with_the_container(board: Path) -> None:
+def test_cache_outside_a_volume_is_warned_of(board: Path) -> None:
     (board / "proc/self/mountinfo").write_text("700 600 0:50 / / rw - overlay overlay rw\n")
     code, started, message = enter(board)
     assert (code, started) == (0, "started: serve /repository\n")
@@ -254,7 +254,7 @@ def test_a_cache_that_ends_with_the_container(board: Path) -> None:
 
 
 def test_commands_that_need_no_gpu_are_not_checked(board: Path) -> None:
-    """The doctor is what says what is wrong."""
+    """``doctor`` must run on a broken host."""
     shutil.rmtree(board / "etc")
     assert enter(board, "doctor", "--json") == (0, "started: doctor --json\n", "")
 
@@ -271,15 +271,15 @@ def healthcheck(server: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_server_becomes_the_process_of_the_entry_point_and_is_healthy(board: Path, repository: Path) -> None:
-    """The signal of `docker stop` reaches it, so it drains and ends with 0; and then the health check says so."""
+def test_server_replaces_the_entry_point_and_is_healthy(board: Path, repository: Path) -> None:
+    """`docker stop` signals the server, which drains and exits with 0; afterwards the health check fails."""
     command = ["sh", str(ENTRYPOINT), "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     (board / "bin/fewheads").write_text(f'#!/bin/sh\nexec {sys.executable} -m edge "$@"\n')
     (board / "proc/self/mountinfo").unlink()
     path = f"{board / 'bin'}:{os.environ['PATH']}"
     cache = {"FEWHEADS_CACHE": "/cache"}
     variables = {**os.environ, **cache, "PATH": path, "FEWHEADS_ROOT": str(board), "FEWHEADS_IMAGE_L4T": "r36.4"}
-    # The server has no other root, so its cache is given in the same words.
+    # FEWHEADS_ROOT applies to the entry point only, so the server gets the whole path of its cache.
     command.append(f"--cache={board / 'cache'}")
     (board / str(board / "cache")[1:]).mkdir(parents=True)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as process:
@@ -294,7 +294,7 @@ def test_a_server_becomes_the_process_of_the_entry_point_and_is_healthy(board: P
     assert "Is it running?" in message
 
 
-def test_a_server_that_is_not_ready_is_unhealthy(repository: Path) -> None:
+def test_server_that_is_not_ready_is_unhealthy(repository: Path) -> None:
     (repository / "oracle" / "model.onnx").write_bytes(b"broken")
     with serving(repository) as ready:
         code, message = healthcheck(f"127.0.0.1:{ready.grpc_port}")

@@ -1,8 +1,9 @@
-"""Bundles that are pushed to a board: a directory that a server serves, behind a stand-in for ssh or a real sshd."""
+"""``push.py`` with a directory that a server follows, over a substitute for ssh or a real sshd."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -29,14 +30,14 @@ POLL = ("--model-control=poll", "--poll-seconds=0.1")
 
 
 def push(*arguments: object) -> tuple[int, str]:
-    """Run the command; return its exit code and what it said."""
+    """Run the command; return its exit code and stderr."""
     done = run(sys.executable, PUSH, "--wait-seconds=60", *map(str, arguments))
     assert done.stdout == ""
     return done.returncode, done.stderr
 
 
 def bundle(directory: Path, version: int, *, broken: bool = False) -> Path:
-    """Write the oracle; a broken one keeps to the format, and computes something else than its golden outputs."""
+    """Write the oracle; a broken one is well formed, but its golden outputs are wrong."""
     path = directory / f"oracle-{version}"
     write_oracle_bundle(path, "oracle", version)
     if broken:
@@ -62,8 +63,8 @@ def index(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def asked(url: str) -> Iterator[list[str]]:
-    """Ask the model while the block runs; yield the errors."""
+def requests_running(url: str) -> Iterator[list[str]]:
+    """Send requests while the block runs; yield the errors."""
     done, failures = threading.Event(), list[str]()
 
     def work() -> None:
@@ -100,14 +101,14 @@ def repository(tmp_path: Path) -> Path:
     [(POLL, ()), (("--model-control=explicit", "--load-model=*"), ("--load",))],
     ids=["poll", "load"],
 )
-def test_a_new_version_and_the_way_back(
+def test_push_and_back_lose_no_request(
     tmp_path: Path, repository: Path, mode: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    """No request fails meanwhile, and the board keeps one earlier version."""
+    """The board also keeps one earlier version."""
     with serving(repository, arguments=mode) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         where = ("--to", repository, "--url", url, *options)
-        with asked(url) as failures:
+        with requests_running(url) as failures:
             for version in (2, 3):
                 code, log = push(bundle(tmp_path / "new", version), *where)
                 assert code == 0, log
@@ -120,10 +121,10 @@ def test_a_new_version_and_the_way_back(
     assert names(repository) == {"oracle-2", ".oracle-3.previous", "other"}
 
 
-def test_a_version_that_cannot_be_loaded_is_taken_back(tmp_path: Path, repository: Path) -> None:
+def test_version_that_does_not_load_is_reverted(tmp_path: Path, repository: Path) -> None:
     with serving(repository, arguments=POLL) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
-        with asked(url) as failures:
+        with requests_running(url) as failures:
             code, log = push(bundle(tmp_path / "new", 2, broken=True), "--to", repository, "--url", url)
         assert code == 6
         assert log.splitlines()[-1].startswith("push: oracle version 2: got UNAVAILABLE ")
@@ -132,14 +133,14 @@ def test_a_version_that_cannot_be_loaded_is_taken_back(tmp_path: Path, repositor
         assert index(url) == {"1": "READY"}
         assert failures == []
         assert names(repository) == {"oracle-1", "other"}
-        # The same again with a good one.
+        # The same version, now correct.
         code, log = push(bundle(tmp_path / "good", 2), "--to", repository, "--url", url)
         assert code == 0, log
 
 
 @contextmanager
 def restarted_server(repository: Path) -> Iterator[tuple[str, str]]:
-    """Run a server that starts again when it has ended; yield its address and the command that ends it."""
+    """Run a server that restarts whenever it ends; yield its address and the command that ends it."""
     port, stop, log = free_port(), repository.parent / "stop", (repository.parent / "log").open("w")
     serve = f"{sys.executable} -m edge serve {repository} --grpc-port={port} --metrics-port=0"
     loop = f"while [ ! -e {stop} ]; do {serve} & echo $! > {stop}.pid; wait; done"
@@ -153,7 +154,7 @@ def restarted_server(repository: Path) -> Iterator[tuple[str, str]]:
             process.wait(timeout=60)
 
 
-def test_a_server_that_has_to_be_restarted(tmp_path: Path, repository: Path) -> None:
+def test_push_restarts_a_server(tmp_path: Path, repository: Path) -> None:
     with restarted_server(repository) as (url, end):
         code, log = push(bundle(tmp_path / "new", 2), "--to", repository, "--url", url, "--restart", end)
         assert code == 0, log
@@ -164,8 +165,8 @@ def test_a_server_that_has_to_be_restarted(tmp_path: Path, repository: Path) -> 
     assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
 
 
-def test_a_server_that_does_not_come_back(tmp_path: Path, repository: Path) -> None:
-    """The address is one where nobody listens, as after a crash while the model was loaded."""
+def test_push_to_a_silent_server_is_reverted(tmp_path: Path, repository: Path) -> None:
+    """Nothing listens at the address, as after a crash during the load."""
     new = bundle(tmp_path / "new", 2)
     code, log = push(new, "--to", repository, "--url", "127.0.0.1:1", "--wait-seconds=0.2")
     assert code == 6
@@ -174,7 +175,7 @@ def test_a_server_that_does_not_come_back(tmp_path: Path, repository: Path) -> N
     assert names(repository) == {"oracle-1", "other"}
 
 
-def test_an_interrupted_wait_leaves_the_earlier_version(tmp_path: Path, repository: Path) -> None:
+def test_interrupted_push_is_reverted(tmp_path: Path, repository: Path) -> None:
     new = bundle(tmp_path / "new", 2)
     command = [sys.executable, str(PUSH), str(new), "--to", str(repository), "--url", "127.0.0.1:1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -190,14 +191,14 @@ def test_an_interrupted_wait_leaves_the_earlier_version(tmp_path: Path, reposito
 
 
 def stand_in(directory: Path, script: str) -> Path:
-    """A program in the place of ssh, which is given a host and a command."""
+    """Write a substitute for ssh that runs its command here."""
     path = directory / "ssh"
     path.write_text(f"#!/bin/sh\nshift\n{script}\n")
     path.chmod(0o755)
     return path
 
 
-def test_a_copy_that_is_interrupted_goes_on(tmp_path: Path, repository: Path) -> None:
+def test_interrupted_copy_resumes(tmp_path: Path, repository: Path) -> None:
     new = bundle(tmp_path / "new", 2)
     cut = stand_in(tmp_path, 'case $1 in *tar*) head -c 6000 | sh -c "$1" ;; *) sh -c "$1" ;; esac')
     with serving(repository, arguments=POLL) as ready:
@@ -206,22 +207,23 @@ def test_a_copy_that_is_interrupted_goes_on(tmp_path: Path, repository: Path) ->
         code, log = push(*where, cut)
         assert code == 6
         assert f"board board:{repository}: got tar: " in log
-        assert "Push again: it goes on where it was. What was served before still is." in log
+        assert "Push again: the copy resumes. The server still serves what it served before." in log
         time.sleep(0.3)
         assert index(url) == {"1": "READY"}
         copied = {path.name for path in (repository / ".oracle-2.incoming").iterdir()}
         code, log = push(*where, stand_in(tmp_path, 'sh -c "$1"'))
         assert code == 0, log
         assert index(url)["2"] == "READY"
-    # What was whole was not copied again; the last file was cut.
+    # The last file was cut; the others are not copied again.
     assert len(copied) > 1
-    again = {line.split(",")[0].strip() for line in log.splitlines() if line.endswith(" MB")}
+    again = dict(re.findall(r"^  (\S+), (\d+\.\d kB)$", log, re.MULTILINE))
     assert again
-    assert again < {path.name for path in new.iterdir()}
+    assert again.keys() < {path.name for path in new.iterdir()}
+    assert all(size == f"{(new / name).stat().st_size / 1000:.1f} kB" for name, size in again.items())
     assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
 
 
-def test_a_copy_that_is_corrupted_is_not_used(tmp_path: Path, repository: Path) -> None:
+def test_corrupted_copy_is_not_used(tmp_path: Path, repository: Path) -> None:
     new = bundle(tmp_path / "new", 2)
     worse = stand_in(
         tmp_path,
@@ -298,7 +300,7 @@ def sshd(directory: Path) -> Iterator[str]:
             process.terminate()
 
 
-def test_over_ssh(tmp_path: Path, repository: Path) -> None:
+def test_push_over_ssh(tmp_path: Path, repository: Path) -> None:
     with sshd(tmp_path) as ssh, serving(repository, arguments=POLL) as ready:
         where = ("--to", f"127.0.0.1:{repository}", "--url", f"127.0.0.1:{ready.grpc_port}", "--ssh", ssh)
         new = bundle(tmp_path / "new", 2)

@@ -50,7 +50,7 @@ def test_commands() -> None:
     assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
 
 
-def test_the_commands_that_settle_what_is_not_proven() -> None:
+def test_commands_of_open_questions() -> None:
     known = {point.name: point for point in entry_points(group="fewheads.commands")}
     examples = [part.strip() for code in re.findall(r"`([^`\n]+)`", PROOFS) for part in code.split("&&")]
     found = [shlex.split(each)[1:] for each in examples if each.startswith("fewheads ")]
@@ -62,7 +62,7 @@ def test_the_commands_that_settle_what_is_not_proven() -> None:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 
 
-def test_the_image_and_the_page_install_the_same() -> None:
+def test_image_and_page_install_the_same_packages() -> None:
     """The extra `device` with the versions of the constraints, of which pycuda is one."""
     assert re.findall(r"^pycuda==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert re.search(r"pip wheel .*-c constraints\.txt pycuda$", DOCKERFILE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The device that these tests use: the software one, or with ``-m gpu`` a real one."""
+"""Fixtures for the device of these tests: the software device, or with ``-m gpu`` a real GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.device.software import SoftwareDriver, library
 
 @cache
 def missing() -> str | None:
-    """Return why no test of this directory can run, ``None`` if a device is there."""
+    """Return why no test of this directory can run; None if there is a device."""
     try:
         import pycuda.driver as cuda
     except ImportError as error:
@@ -51,7 +51,7 @@ def device() -> Literal["software", "real"]:
 
 @pytest.fixture
 def software() -> SoftwareDriver:
-    """The software driver; skips a test that makes no sense on a real one."""
+    """The software driver; skips the test on a real device."""
     driver = library()
     if driver is None:
         pytest.skip("needs the software device")
@@ -60,7 +60,7 @@ def software() -> SoftwareDriver:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves an object on the software device, or that did what CUDA only tolerates."""
+    """Fail a test that leaks an object on the software device, or has a defect that CUDA tolerates."""
     if (driver := library()) is None:
         yield
         return

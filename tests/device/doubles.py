@@ -1,4 +1,4 @@
-"""The double of TensorRT as another version, beside the one that is installed as ``tensorrt``."""
+"""The double of TensorRT as another version than the one that is installed as ``tensorrt``."""
 
 from __future__ import annotations
 

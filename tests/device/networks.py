@@ -1,7 +1,8 @@
-"""Small ONNX models, and the steps from one to an engine in TensorRT."""
+"""Small ONNX models, and a plain build of their engines."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 FEATURES, CLASSES = 8, 3
-Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 #: Batches from 1 to 8.
 BATCHES: Shapes = {"x": ((1, FEATURES), (4, FEATURES), (8, FEATURES))}
 
@@ -58,7 +59,7 @@ def probabilities(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def build(trt: Any, logger: Any, model: bytes, *profiles: Shapes, configure: Any = None) -> Any:
-    """Return a serialized engine, strongly typed; None where the builder refuses."""
+    """Return a serialized engine, strongly typed; None if the builder fails."""
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)

@@ -1,4 +1,4 @@
-"""Control functions of the software CUDA driver, which a test and the double of TensorRT call."""
+"""Control functions of the software CUDA driver."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SoftwareDriver:
         return counts | {"bytes": int(self._driver.software_allocated_bytes())}
 
     def pending(self) -> int:
-        """Return how many operations wait in streams."""
+        """Return the number of operations that wait in streams."""
         return int(self._driver.software_pending())
 
     def error(self) -> int:
@@ -79,7 +79,7 @@ class SoftwareDriver:
         return int(self._driver.software_error())
 
     def defects(self) -> list[str]:
-        """Return what a correct program does not do, although CUDA lets it pass."""
+        """Return the defects: errors of the program that CUDA tolerates."""
         text = ctypes.create_string_buffer(256)
         found = []
         for index in range(self._driver.software_defects()):
@@ -89,7 +89,7 @@ class SoftwareDriver:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Assert that the block leaves no object behind and does nothing that CUDA only tolerates."""
+        """Assert that the block leaks no object and has no defect."""
         before = self.live()
         yield
         gc.collect()
@@ -106,5 +106,5 @@ class SoftwareDriver:
         self._driver.software_clear()
 
     def reset(self) -> None:
-        """Do what a new process does: no context, no memory, no error."""
+        """Reset the device to the state for a new process: no context, memory or error."""
         self._driver.software_reset()

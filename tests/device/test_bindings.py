@@ -10,7 +10,7 @@ from tests.device.doubles import double
 from tests.device.uses import Use, uses
 
 ROOT = Path(__file__).parents[2]
-#: The version that the double stands for, and the bindings that are nearest to it.
+#: Version of the double to the nearest version of the bindings.
 DOUBLES = {"10.3.0": "10.5.0", "10.16.2.10": "10.16.1.11", "11.4.1": "11.4.0.106"}
 SOURCES = sorted((ROOT / "edge/runtimes").glob("tensorrt*.py"))
 #: Uses that some versions lack: the program asks with ``hasattr`` first, or only for TensorRT-RTX.
@@ -33,7 +33,7 @@ def has(surface, owner, name):
 
 
 def deviations(module, surface):
-    """Return what the double has and the bindings have not, or have otherwise."""
+    """Yield the differences of the double from the bindings, except missing names."""
     for name in module.__all__:
         if not name.startswith("__") and name not in surface["names"]:
             yield f"{name} does not exist"
@@ -61,13 +61,13 @@ def members(owner, kind, surface):
 
 
 @pytest.mark.parametrize("version", DOUBLES)
-def test_the_double_has_nothing_that_the_bindings_have_not(version):
+def test_double_has_only_names_of_the_bindings(version):
     module = double(version)
     assert module.__version__ == version
     assert not list(deviations(module, bindings.read(DOUBLES[version])))
 
 
-def test_the_double_lacks_what_a_version_lacks():
+def test_double_lacks_names_that_a_version_lacks():
     old, new = double("10.3.0"), double("11.4.1")
     assert hasattr(old.BuilderFlag, "FP16")
     assert not hasattr(new.BuilderFlag, "FP16")
@@ -78,14 +78,14 @@ def test_the_double_lacks_what_a_version_lacks():
 
 
 @pytest.mark.parametrize("version", bindings.VERSIONS)
-def test_the_program_uses_what_every_version_has(version):
+def test_program_uses_only_names_of_every_version(version):
     surface = bindings.read(version)
     found = [use for source in SOURCES for use in uses(source, surface)]
     missing = [use for use in found if not has(surface, use.owner, use.name) and (use.owner, use.name) not in BRANCHES]
     assert not missing
 
 
-def test_every_file_that_uses_tensorrt_is_understood():
+def test_every_use_of_the_module_is_found():
     surface = bindings.read(bindings.VERSIONS[0])
     for source in SOURCES:
         for name in re.findall(r"\btrt\.([A-Z]\w+)", source.read_text()):
@@ -112,7 +112,7 @@ def test_uses_are_found(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", bindings.VERSIONS)
-def test_the_kept_surface_is_that_of_the_wheel(version, tmp_path):
+def test_stored_surface_is_that_of_the_wheel(version, tmp_path):
     if bindings.compiler() is None:
         pytest.skip("needs a C compiler")
     derived = tmp_path / "derived.json"

@@ -1,4 +1,4 @@
-"""Results and refusals of the double; with ``-m gpu`` the same tests run on NVIDIA's TensorRT. See README.md."""
+"""Results and errors of the double; with ``-m gpu`` the same tests run on NVIDIA's TensorRT. See README.md."""
 
 import ctypes
 import gc
@@ -39,7 +39,7 @@ def logger():
 
 @pytest.fixture
 def context():
-    """A context of the GPU, which lets go of everything first."""
+    """A context of the GPU, destroyed after everything else."""
     made = cuda.Device(0).retain_primary_context()
     made.push()
     yield made
@@ -133,7 +133,7 @@ def test_two_profiles(context):
         ("z", (4,)),
     ],
 )
-def test_a_shape_outside_the_engine_is_refused(name, shape, context):
+def test_shapes_outside_the_engine_are_rejected(name, shape, context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     assert not run.context.set_input_shape(name, shape)
     assert LOGGER.errors
@@ -142,7 +142,7 @@ def test_a_shape_outside_the_engine_is_refused(name, shape, context):
 @pytest.mark.parametrize(
     ("labels", "shapes"), [("nn", (2, 1)), ("nm", (2, 3))], ids=["dimensions of one name", "a sum of two lengths"]
 )
-def test_shapes_that_contradict_each_other_are_refused_before_a_run(labels, shapes, context):
+def test_contradictory_shapes_are_rejected_before_a_run(labels, shapes, context):
     inputs = [(name, TensorProto.FLOAT, [label]) for name, label in zip("ab", labels, strict=True)]
     nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
     profile = {name: ((1,), (2,), (4,)) for name in "ab"}
@@ -176,7 +176,7 @@ def test_shapes_that_contradict_each_other_are_refused_before_a_run(labels, shap
         ({"rows": 4, "memory": False}, ""),
     ],
 )
-def test_an_unprepared_run_is_refused(prepared, reason, context):
+def test_unprepared_runs_are_rejected(prepared, reason, context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     if not run.engine.device_memory_size_v2 and not prepared.get("memory", True):
         pytest.skip("this engine needs no memory")
@@ -185,7 +185,7 @@ def test_an_unprepared_run_is_refused(prepared, reason, context):
     assert reason in LOGGER.errors[-1]
 
 
-def test_too_little_memory_is_refused(context):
+def test_too_little_activation_memory_is_rejected(context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     if not run.engine.device_memory_size_v2:
         pytest.skip("this engine needs no memory")
@@ -195,7 +195,7 @@ def test_too_little_memory_is_refused(context):
     assert not run.context.execute_async_v3(run.stream.handle)
 
 
-def test_a_broken_engine_is_refused(context):
+def test_broken_engines_are_rejected(context):
     data = bytes(build(trt, LOGGER, classifier(), BATCHES))
     for broken in (b"", b"no engine", data[: len(data) // 2]):
         LOGGER.errors.clear()
@@ -211,7 +211,7 @@ def test_a_broken_engine_is_refused(context):
         (b"ftrt", b"ftrt\x01", "Version tag does not match. Note: Current Version"),
     ],
 )
-def test_an_engine_from_elsewhere_is_refused(part, other, reason, context, software):
+def test_engines_of_other_versions_and_devices_are_rejected(part, other, reason, context, software):
     from tensorrt import plan
 
     other = other or part[:-1] + bytes([part[-1] ^ 1])
@@ -220,7 +220,7 @@ def test_an_engine_from_elsewhere_is_refused(part, other, reason, context, softw
     assert reason in LOGGER.errors[-1]
 
 
-def test_a_build_reports_its_progress_and_stops_when_told(context):
+def test_build_reports_progress_and_can_be_cancelled(context):
     class Monitor(trt.IProgressMonitor):
         def __init__(self, limit=None):
             super().__init__()
@@ -250,7 +250,7 @@ def test_a_build_reports_its_progress_and_stops_when_told(context):
     assert stopped.steps < whole.steps
 
 
-def test_a_build_without_a_fitting_profile_is_refused(context):
+def test_build_without_a_matching_profile_is_rejected(context):
     assert build(trt, LOGGER, classifier()) is None
     assert "no optimization profile has been defined" in LOGGER.errors[-1]
     wrong = FEATURES + 1
@@ -266,7 +266,7 @@ def test_tactics_that_need_more_than_the_workspace_are_skipped(context, software
     assert any("insufficient memory on requested size of" in warning for warning in LOGGER.warnings)
 
 
-def test_a_timing_cache_fits_its_device_alone(context, software):
+def test_timing_cache_of_another_device_is_rejected(context, software):
     kept = []
 
     def timed(data, fits):
@@ -285,7 +285,7 @@ def test_a_timing_cache_fits_its_device_alone(context, software):
 
 @contextmanager
 def captured(stream):
-    """Capture into a graph; the list gets its executable. A refused capture leaves it empty."""
+    """Capture into a graph; the list gets its executable. A failed capture leaves it empty."""
     graph, executable, found = ctypes.c_void_p(), ctypes.c_void_p(), []
     assert not LIBCUDA.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.handle), THREAD_LOCAL_CAPTURE)
     yield found
@@ -295,7 +295,7 @@ def captured(stream):
         found.append(executable)
 
 
-def test_a_graph_repeats_a_run_with_the_memory_as_it_is(context):
+def test_graph_repeats_a_run_with_the_current_contents_of_memory(context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     run.prepare(4)
     assert run.enqueue(batch(4))
@@ -309,7 +309,7 @@ def test_a_graph_repeats_a_run_with_the_memory_as_it_is(context):
     assert not LIBCUDA.cuGraphExecDestroy(graphs[0])
 
 
-def test_a_capture_needs_a_run_before(context, software):
+def test_capture_requires_a_run_before(context, software):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     run.prepare(4)
     with captured(run.stream) as graphs:
@@ -356,7 +356,7 @@ def shared_memory(run):
         (shared_memory, "two runs on unordered streams"),
     ],
 )
-def test_what_only_the_device_notices_is_an_illegal_access(misuse, reason, context, software):
+def test_misuse_is_an_illegal_access(misuse, reason, context, software):
     from tensorrt import device
 
     device.faults.clear()
@@ -370,7 +370,7 @@ def test_what_only_the_device_notices_is_an_illegal_access(misuse, reason, conte
     assert reason in device.faults[-1]
 
 
-def test_a_stream_that_is_destroyed_is_refused(context, software):
+def test_destroyed_stream_is_rejected(context, software):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     run.prepare(4)
     stream = cuda.Stream(1)
@@ -380,7 +380,7 @@ def test_a_stream_that_is_destroyed_is_refused(context, software):
     assert "invalid resource handle" in LOGGER.errors[-1]
 
 
-def test_memory_that_is_short_is_refused(context, software):
+def test_lack_of_memory_is_reported(context, software):
     data = build(trt, LOGGER, classifier(), BATCHES)
     software.set_memory(64)
     assert trt.Runtime(LOGGER).deserialize_cuda_engine(data) is None
@@ -389,7 +389,7 @@ def test_memory_that_is_short_is_refused(context, software):
     assert "out of memory" in LOGGER.errors[-2]
 
 
-def test_an_engine_outlives_its_last_reference_while_a_context_uses_it(context, software):
+def test_context_keeps_its_engine_alive(context, software):
     before = software.live()["bytes"]
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
     run.prepare(4)

@@ -60,7 +60,7 @@ def value_of(memory: cuda.DeviceAllocation) -> int:
 
 
 @pytest.mark.usefixtures("context")
-def test_a_stream_works_when_it_is_synchronised_and_not_before(software: SoftwareDriver) -> None:
+def test_streams_execute_only_when_they_are_synchronised(software: SoftwareDriver) -> None:
     stream, memory, source, result = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(1), pinned(0)
     cuda.memcpy_htod_async(memory, source, stream)
     cuda.memcpy_dtoh_async(result, memory, stream)
@@ -74,7 +74,7 @@ def test_a_stream_works_when_it_is_synchronised_and_not_before(software: Softwar
 
 
 @pytest.mark.usefixtures("context")
-def test_polling_comes_to_an_end() -> None:
+def test_polling_ends() -> None:
     stream, result, memory = cuda.Stream(), pinned(0), cuda.mem_alloc(SIZE)
     cuda.memcpy_dtoh_async(result, memory, stream)
     assert not stream.is_done()
@@ -82,7 +82,7 @@ def test_polling_comes_to_an_end() -> None:
 
 
 @pytest.mark.usefixtures("context")
-def test_a_staging_buffer_that_is_reused_too_early_gives_a_wrong_answer() -> None:
+def test_staging_buffer_reused_too_early_gives_wrong_data() -> None:
     stream, staging, first, second = cuda.Stream(), pinned(1), cuda.mem_alloc(SIZE), cuda.mem_alloc(SIZE)
     cuda.memcpy_htod_async(first, staging, stream)
     staging[:] = 2
@@ -92,7 +92,7 @@ def test_a_staging_buffer_that_is_reused_too_early_gives_a_wrong_answer() -> Non
 
 
 @pytest.mark.usefixtures("context")
-def test_an_asynchronous_copy_of_memory_that_is_not_pinned_is_a_defect(software: SoftwareDriver) -> None:
+def test_asynchronous_copy_of_pageable_memory_is_a_defect(software: SoftwareDriver) -> None:
     stream, memory = cuda.Stream(), cuda.mem_alloc(SIZE)
     with pytest.raises(AssertionError, match="not pinned"), software.watched():
         cuda.memcpy_htod_async(memory, np.zeros(SIZE, np.uint8), stream)
@@ -101,7 +101,7 @@ def test_an_asynchronous_copy_of_memory_that_is_not_pinned_is_a_defect(software:
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("waits", [False, True])
-def test_streams_are_ordered_by_events_alone(waits: bool) -> None:
+def test_only_events_order_streams(waits: bool) -> None:
     writer, reader = cuda.Stream(NON_BLOCKING), cuda.Stream(NON_BLOCKING)
     memory, source, result = cuda.mem_alloc(SIZE), pinned(1), pinned(0)
     cuda.memcpy_htod_async(memory, source, writer)
@@ -115,7 +115,7 @@ def test_streams_are_ordered_by_events_alone(waits: bool) -> None:
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("flags", [0, NON_BLOCKING])
-def test_the_default_stream_waits_for_blocking_streams_alone(flags: int) -> None:
+def test_default_stream_waits_only_for_blocking_streams(flags: int) -> None:
     stream, memory, source = cuda.Stream(flags), cuda.mem_alloc(SIZE), pinned(1)
     cuda.memcpy_htod_async(memory, source, stream)
     assert value_of(memory) == (0xFF if flags else 1)
@@ -123,7 +123,7 @@ def test_the_default_stream_waits_for_blocking_streams_alone(flags: int) -> None
 
 
 @pytest.mark.usefixtures("context")
-def test_pageable_memory_may_reach_the_device_after_a_synchronous_copy_has_returned() -> None:
+def test_synchronous_copy_of_pageable_memory_may_return_early() -> None:
     """Its DMA may still run, and a stream that does not wait for the default stream overtakes it."""
     stream, memory, result = cuda.Stream(NON_BLOCKING), cuda.mem_alloc(SIZE), pinned(0)
     cuda.memcpy_htod(memory, np.ones(SIZE, np.uint8))
@@ -135,7 +135,7 @@ def test_pageable_memory_may_reach_the_device_after_a_synchronous_copy_has_retur
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("past_the_end", [False, True])
-def test_a_copy_outside_of_one_live_allocation_is_refused(past_the_end: bool) -> None:
+def test_copies_outside_an_allocation_are_rejected(past_the_end: bool) -> None:
     memory, source = cuda.mem_alloc(SIZE), pinned(0)
     address = int(memory) + past_the_end
     if not past_the_end:
@@ -147,7 +147,7 @@ def test_a_copy_outside_of_one_live_allocation_is_refused(past_the_end: bool) ->
         cuda.memcpy_htod_async(address, source, cuda.Stream())
 
 
-def test_memory_that_is_freed_too_early_is_an_illegal_access_and_the_error_stays(software: SoftwareDriver) -> None:
+def test_memory_freed_too_early_is_a_sticky_illegal_access(software: SoftwareDriver) -> None:
     with made_context():
         stream, memory, source = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
         cuda.memcpy_htod_async(memory, source, stream)
@@ -187,7 +187,7 @@ def test_contexts_are_current_to_one_thread() -> None:
     assert errors == [201]
 
 
-def test_a_leak_is_found_even_if_its_context_lives_on(software: SoftwareDriver) -> None:
+def test_leaks_are_found_while_their_context_lives(software: SoftwareDriver) -> None:
     with made_context():
         kept: list[Any] = []
         with pytest.raises(AssertionError, match="left on the device"), software.watched():
@@ -222,7 +222,7 @@ def test_the_nth_call_of_a_function_fails(
         assert software.live()["device"] == 0
 
 
-def test_what_is_freed_on_a_lost_device_is_freed(inject: Callable[..., None], software: SoftwareDriver) -> None:
+def test_memory_of_a_lost_device_is_freed(inject: Callable[..., None], software: SoftwareDriver) -> None:
     inject("cuMemFree", 719)
     with made_context():
         memory = cuda.mem_alloc(SIZE)
@@ -241,7 +241,7 @@ def test_registered_memory_is_pinned_once(software: SoftwareDriver) -> None:
     assert [call("cuMemHostUnregister", address) for _ in range(2)] == [0, 713]
 
 
-def test_a_process_fails_as_its_environment_says(software_environment: Callable[..., dict[str, str]]) -> None:
+def test_environment_injects_errors(software_environment: Callable[..., dict[str, str]]) -> None:
     code = "import pycuda.driver as c; c.init(); print(c.Device(0).total_memory()); c.Device(0).make_context()"
     environment = software_environment(fail="cuCtxCreate:1:719", memory=4096)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -250,13 +250,13 @@ def test_a_process_fails_as_its_environment_says(software_environment: Callable[
 
 
 @pytest.mark.usefixtures("context")
-def test_what_is_not_modelled_is_not_supported() -> None:
+def test_other_functions_are_not_supported() -> None:
     with pytest.raises(cuda.LogicError, match="not supported"):
         cuda.module_from_buffer(b"a kernel")
 
 
 @pytest.mark.usefixtures("context")
-def test_a_kernel_runs_in_its_stream_and_may_not_wait(software: SoftwareDriver) -> None:
+def test_kernels_run_in_their_stream_and_may_not_wait(software: SoftwareDriver) -> None:
     stream = cuda.Stream()
     with pytest.raises(cuda.LogicError, match="invalid argument"):
         pinned(0).base.get_device_pointer()  # it is not mapped
@@ -281,7 +281,7 @@ def test_a_kernel_runs_in_its_stream_and_may_not_wait(software: SoftwareDriver) 
 
 
 @pytest.mark.usefixtures("context")
-def test_time_passes_between_events_that_are_done() -> None:
+def test_time_passes_between_events() -> None:
     stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
     start.record(stream)
     end.record(stream)
@@ -291,7 +291,7 @@ def test_time_passes_between_events_that_are_done() -> None:
     assert start.time_till(end) >= 0
 
 
-def test_the_last_release_of_the_primary_context_destroys_what_it_holds(software: SoftwareDriver) -> None:
+def test_last_release_of_the_primary_context_destroys_its_contents(software: SoftwareDriver) -> None:
     context, memory, size = c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(SIZE)
     assert [call("cuDevicePrimaryCtxRetain", byref(context), 0) for _ in range(2)] == [0, 0]
     assert call("cuCtxPushCurrent_v2", context) == 0
@@ -328,7 +328,7 @@ def captured(stream: cuda.Stream, work: Callable[[], object], mode: int = GLOBAL
 
 
 @pytest.mark.usefixtures("context")
-def test_a_graph_does_at_every_launch_what_was_captured(software: SoftwareDriver) -> None:
+def test_every_launch_of_a_graph_repeats_the_captured_work(software: SoftwareDriver) -> None:
     stream, side, memory, source, result = cuda.Stream(), cuda.Stream(), cuda.mem_alloc(SIZE), pinned(1), pinned(0)
     fork, join = cuda.Event(), cuda.Event()
 
@@ -425,7 +425,7 @@ def test_a_capture_disturbs_other_threads_as_its_mode_says(mode: int, error: int
         call("cuGraphDestroy", graph)
 
 
-def test_a_kernel_that_needs_the_interpreter_runs_while_other_threads_hold_it(software: SoftwareDriver) -> None:
+def test_kernels_run_while_other_threads_hold_the_interpreter_lock(software: SoftwareDriver) -> None:
     """pycuda keeps the interpreter's lock in most calls, so the driver may not wait in those."""
     threads, rounds = 3, 30
     sums = []

@@ -1,4 +1,4 @@
-"""Layer shapes timed by TensorRT, through the build, cache and runner that serve."""
+"""``fewheads profile`` with TensorRT."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 pytest.importorskip("pycuda", reason="run `make test-device`", exc_type=ImportError)
 
 from edge.profiling.profile import profile
+from edge.runtimes.tensorrt import TensorRt
 from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 
 
-def test_every_shape_is_timed_on_the_device_and_a_second_run_times_nothing(tmp_path: Path) -> None:
+def test_profile_times_every_shape_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorRt, "isolated_build", False)  # a child process for each shape would take seconds
     directory, out = write_layer_shapes(tmp_path / "shapes"), tmp_path / "table.json"
     table = profile(directory, out, target="tensorrt", calls=3, cache=tmp_path / "cache")
     assert (table.key["runtime"], table.key["provider"], table.key["precision"]) == ("tensorrt", "GPU", "fp32")

@@ -1,7 +1,7 @@
 """Uses of TensorRT in a program's source: names of the module, enum members, methods and properties.
 
 The class of an expression follows from the signatures of the bindings, through assignments, loops, arguments and
-results of functions in the same file. :data:`PARAMETERS` has what comes from other files.
+results of functions in the same file. :data:`PARAMETERS` has the classes of values from other files.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 #: The classes of parameters that other files pass, by file.
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "tensorrt_attention.py": {"network": "INetworkDefinition", "layer": "ILayer", "start": "ILayer"},
-    "tensorrt_indices.py": {"network": "INetworkDefinition"},
-    "tensorrt_timing.py": {"config": "IBuilderConfig"},
+    "tensorrt_network.py": {"network": "INetworkDefinition", "layer": "ILayer", "start": "ILayer"},
 }
 _MODULE = "module"
 _MODULE_PARAMETERS = ("trt", "tensorrt")
@@ -35,7 +33,7 @@ class Use(NamedTuple):
 
 
 def uses(path: Path, surface: Mapping[str, Any]) -> list[Use]:
-    """Return what a file uses of TensorRT. Classes are those of ``surface``, as :func:`bindings.read` returns it."""
+    """Return the uses of TensorRT in a file. Classes are those of ``surface``, as :func:`bindings.read` returns it."""
     return sorted(set(_Source(path, surface).uses()))
 
 

@@ -21,7 +21,7 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
-from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.scheduling.batching import BatchAssembler, byte_size, split
 from edge.scheduling.job import Answer
 from edge.scheduling.scheduler import Scheduler

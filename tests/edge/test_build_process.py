@@ -1,4 +1,4 @@
-"""Builds in a child process: their results and errors, and what is left when the child or its parent is killed."""
+"""Builds in a child process: results, errors, and the state after the child or its parent is killed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from edge.errors import BackendError, BundleError, GoldenError, LoadFailed, Usag
 from edge.files import replaced_directory
 from edge.instruments.memory import MemorySampler
 from edge.runtimes import build_memory
-from edge.runtimes.build import build, build_with, load_runner
-from edge.runtimes.build_messages import Advanced, Failed, Finished, Request, decode
-from edge.runtimes.local_build import Built
-from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from edge.runtimes.build import Built, build, build_with, load_runner
+from edge.runtimes.build_child import Advanced, Failed, Finished, Request, decode
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
 from tests.support.builds import ROOT, children, pause_builds
@@ -58,7 +57,7 @@ def request(bundle: Bundle, cache: Path) -> Request:
         cache=str(cache),
         runtime="onnxruntime",
         parameter="",
-        reason="A test asks for it.",
+        reason="A test.",
         options=BuildOptions(),
     )
 
@@ -69,12 +68,12 @@ def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pause_builds(monkeypatch, tmp_path / "site")
 
 
-def process(asked: Request, *command: str) -> subprocess.Popen[bytes]:
+def process(request: Request, *command: str) -> subprocess.Popen[bytes]:
     """Start a build process, or another command that reads the same request."""
     arguments = [sys.executable, *(command or ("-m", "edge.runtimes.build_process"))]
     child = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin
-    child.stdin.write(msgspec.json.encode(asked) + b"\n")
+    child.stdin.write(msgspec.json.encode(request) + b"\n")
     child.stdin.flush()
     return child
 
@@ -123,7 +122,7 @@ def test_child_imports_no_torch(runtime: Runtime, oracle: Bundle, tmp_path: Path
     assert not marker.exists()
 
 
-def test_load_needs_the_build_and_says_how_to_make_it(
+def test_load_without_a_build_names_the_command(
     oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
@@ -155,7 +154,7 @@ def test_load_needs_the_build_and_says_how_to_make_it(
     assert f"it was built for device CPU, device_name unknown, version {older}" in caplog.text
 
 
-def test_errors_of_the_child_are_those_of_this_process(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_errors_are_those_of_a_build_in_this_process(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
     good = oracle_golden()
     wrong = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(1)}, good.raw)
@@ -217,7 +216,7 @@ def test_killed_child(
     assert not built(runtime, oracle, tmp_path / "cache").reused
 
 
-def test_no_process_to_build_in(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_error_if_no_child_starts(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
         built(runtime, oracle, tmp_path / "cache")
@@ -242,7 +241,7 @@ def test_interrupt_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Pa
     assert os.listdir(tmp_path / "cache") == []
 
 
-def test_child_ends_with_its_parent_and_its_rest_goes_with_the_next_build(oracle: Bundle, tmp_path: Path, paused: None):
+def test_child_ends_with_its_parent_and_the_next_build_cleans_up(oracle: Bundle, tmp_path: Path, paused: None):
     cache = tmp_path / "cache"
     with process(request(oracle, cache)) as child:
         assert child.stdout
@@ -259,10 +258,10 @@ def test_child_ends_with_its_parent_and_its_rest_goes_with_the_next_build(oracle
     assert sorted(os.listdir(cache)) == sorted(["f" * 16, made.directory.name])
 
 
-def test_child_without_memory_says_so(oracle: Bundle, tmp_path: Path):
+def test_child_without_memory_reports_it(oracle: Bundle, tmp_path: Path):
     code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-    code += "from edge.runtimes import build_process, local_build\n"
-    code += "local_build.build_here = build_process.build_here = lambda *_: bytearray(4 * 1024**3)\n"
+    code += "from edge.runtimes import build_process\n"
+    code += "build_process.build_here = lambda *_: bytearray(4 * 1024**3)\n"
     code += "build_process.main()"
     with process(request(oracle, tmp_path), "-c", code) as child:
         assert child.stdout
@@ -272,7 +271,7 @@ def test_child_without_memory_says_so(oracle: Bundle, tmp_path: Path):
     assert child.returncode == BackendError.exit_code
 
 
-def test_messages_on_stdout_are_all_there_is(oracle: Bundle, tmp_path: Path):
+def test_stdout_has_only_messages(oracle: Bundle, tmp_path: Path):
     with process(request(oracle, tmp_path)) as child:
         assert child.stdout
         messages = [decode(line) for line in child.stdout]

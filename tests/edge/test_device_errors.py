@@ -1,11 +1,11 @@
-"""Which messages mean that the device is lost, in the words of CUDA and of those that quote it."""
+"""Fatal CUDA errors in messages of CUDA and of runtimes that quote it."""
 
 from __future__ import annotations
 
 import pytest
 
 from edge.errors import InvalidRequest, Literally, RunnerError
-from edge.runtimes.device_errors import fatal, is_fatal, is_out_of_memory
+from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
 
 LOST = [
     "cuGraphLaunch failed: CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal memory access was encountered",
@@ -41,26 +41,28 @@ NOT_LOST = [
 
 
 @pytest.mark.parametrize("text", LOST)
-def test_what_only_a_new_process_helps(text: str) -> None:
-    assert is_fatal(text)
+def test_fatal_messages(text: str) -> None:
+    assert fatal_name(text)
 
 
 @pytest.mark.parametrize("text", NOT_LOST)
-def test_what_can_be_tried_again(text: str) -> None:
-    assert not is_fatal(text)
+def test_messages_that_are_not_fatal(text: str) -> None:
+    assert not fatal_name(text)
 
 
-def test_a_cause_is_found_behind_our_own_error() -> None:
+def test_cause_of_our_own_error_is_found() -> None:
     ours = RunnerError("m", given=Literally("RuntimeError"), expected="an answer", fix="See the log.")
     ours.__cause__ = RuntimeError(LOST[0])
-    assert fatal(ours) == f"RuntimeError: {LOST[0]}"
+    assert fatal(ours) == LOST[0]
+    ours.__cause__ = RuntimeError(LOST[3])
+    assert fatal(ours) == f"CUDA_ERROR_LAUNCH_FAILED: {LOST[3]}"
 
 
-def test_what_a_client_wrote_is_not_believed() -> None:
+def test_quotes_of_a_client_are_ignored() -> None:
     assert fatal(InvalidRequest("text", given=LOST[0], expected="x", fix="y.")) is None
 
 
-def test_a_ring_of_causes_ends() -> None:
+def test_circular_causes_end() -> None:
     one, two = ValueError("a"), ValueError("b")
     one.__cause__, two.__cause__ = two, one
     assert fatal(one) is None
@@ -75,10 +77,10 @@ def test_a_ring_of_causes_ends() -> None:
         "CUDA failure 2: out of memory",
     ],
 )
-def test_a_lack_of_memory_is_no_loss(text: str) -> None:
+def test_lack_of_memory_is_not_fatal(text: str) -> None:
     assert is_out_of_memory(text)
-    assert not is_fatal(text)
+    assert not fatal_name(text)
 
 
-def test_a_lost_device_is_no_lack_of_memory() -> None:
+def test_fatal_errors_are_no_lack_of_memory() -> None:
     assert not any(map(is_out_of_memory, LOST))

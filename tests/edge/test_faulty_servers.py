@@ -52,15 +52,16 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
             server.stub.ModelInfer(request(-20_000))
         assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
         assert not is_ready(server)
-        assert problems(server) == [f"the device is lost: RuntimeError: {ILLEGAL}"]
-        assert model_states(server) == {NAME: ("UNAVAILABLE", f"RuntimeError: {ILLEGAL}")}
+        assert problems(server) == [f"the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"]
+        assert model_states(server) == {NAME: ("UNAVAILABLE", f"CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}")}
         with pytest.raises(grpc.RpcError, match="a device that computes") as caught:
             server.stub.ModelInfer(request())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert wait_until(lambda: health(server, "") == NOT_SERVING, 1.5)
         code, log = server.end()
         assert code == 8
-        assert log.splitlines()[-1].startswith(f"fewheads: server: got RuntimeError: {ILLEGAL}, expected a device")
+        expected = f"fewheads: server: got CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}, expected a device"
+        assert log.splitlines()[-1].startswith(expected)
 
 
 def fail(server: Served, number: float, times: int) -> None:
@@ -76,7 +77,7 @@ def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(reposi
         fail(server, -20_000, 1)
         assert wait_until(lambda: not is_ready(server), 5)
         ((state, reason),) = model_states(server).values()
-        assert (state, reason) == ("UNAVAILABLE", f"tier full fails: RuntimeError: {ILLEGAL}")
+        assert (state, reason) == ("UNAVAILABLE", f"tier full fails: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}")
         assert problems(server) == [f"{NAME}:1: {reason}"]
         assert wait_until(lambda: health(server, NAME) == NOT_SERVING, 2)
         server.stub.ModelInfer(request(20_000))

@@ -59,7 +59,7 @@ def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_
     with pytest.raises(ModelNotReady, match="illegal memory access"):
         scheduler.submit(job_of(executor, 1))
     assert (len(scheduler.queue), health.server_sound()) == (0, False)
-    assert health.problems() == [f"the device is lost: RuntimeError: {ILLEGAL}"]
+    assert health.problems() == [f"the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"]
     failure = health.failure(math.inf)
     assert isinstance(failure, DeviceFailed)
     assert failure.exit_code == 8
@@ -81,7 +81,7 @@ def test_only_a_gpu_is_lost(scheduler: Scheduler) -> None:
     assert not scheduler.runs.lost
     with pytest.raises(RuntimeError):
         scheduler.call(lambda: Faulty().infer({"x": np.array([-2e4])}))  # as when a model is loaded
-    assert scheduler.runs.lost == f"RuntimeError: {ILLEGAL}"
+    assert scheduler.runs.lost == f"CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"
 
 
 class Deadly(Exception):

@@ -52,9 +52,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
 }
 #: They name packages that have the names of runtimes.
-OWNERS_OF_RUNTIME_PACKAGES = {
-    f"edge/runtimes/{name}.py" for name in ("onnxruntime_runner", "tensorrt_engines", "tensorrt_package")
-}
+OWNERS_OF_RUNTIME_PACKAGES = {f"edge/runtimes/{name}.py" for name in ("onnxruntime_runner", "tensorrt_package")}
 #: The packages that see the protocol's messages; others get tensors and plain values.
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.

@@ -26,7 +26,7 @@ from edge.repository.repository import Repository
 from edge.runner import Runner
 from edge.runtimes import table
 from edge.runtimes.build import build, load_runner
-from edge.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children

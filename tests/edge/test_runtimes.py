@@ -1,4 +1,4 @@
-"""The runtimes: the choice of one, a new one, and the simulated accelerator."""
+"""The table of runtimes: choosing one, adding one, and the simulated accelerator."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from edge.runner import Handle, Tensor
 from edge.runtimes import cuda, tensorrt_package
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.cuda import DeviceFacts
+from edge.runtimes.onnxruntime import OnnxRuntimeTensorRt
 from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.onnxruntime_tensorrt import OnnxRuntimeTensorRt
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.scheduling.scheduler import Scheduler
@@ -54,7 +54,7 @@ without_tensorrt = pytest.mark.skipif(find_spec("tensorrt") is not None, reason=
 without_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is not None, reason="tensorrt_rtx is installed")
 
 
-def test_auto_takes_the_first_suitable_runtime_and_says_why():
+def test_auto_chooses_the_first_suitable_runtime_and_gives_the_reason():
     runtime = choose("auto")
     assert (runtime.name, runtime.device, runtime.thread_bound) == (NAME, DEVICE, CUDA)
     passed = [] if find_spec("tensorrt") else ["TensorRT cannot be used here (tensorrt: No module named 'tensorrt')."]
@@ -70,7 +70,7 @@ def test_auto_takes_the_first_suitable_runtime_and_says_why():
 
 
 @without_tensorrt
-def test_auto_passes_over_tensorrt_without_pycuda_and_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
     # A stand-in for JetPack's package, of which only the version is read.
     tensorrt = ModuleType("tensorrt")
     tensorrt.__version__ = "10.3.0"  # type: ignore[attr-defined]
@@ -79,11 +79,6 @@ def test_auto_passes_over_tensorrt_without_pycuda_and_says_so(monkeypatch: pytes
     runtime = choose("auto")
     assert runtime.name == NAME
     assert runtime.reason.startswith("TensorRT cannot be used here (pycuda: ")
-
-
-def test_auto_never_considers_what_does_not_compute_here():
-    assert RUNTIMES["simulated"].suitability() is None
-    assert RUNTIMES["tensorrt-rtx"].suitability() is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +154,7 @@ def artifact(runtime: str, precision: str) -> Artifact:
         ([("any", "int8")], None),
     ],
 )
-def test_cuda_never_takes_dynamic_int8(tmp_path: Path, files: list[tuple[str, str]], chosen: str | None):
+def test_cuda_uses_no_file_with_dynamic_int8(tmp_path: Path, files: list[tuple[str, str]], chosen: str | None):
     manifest = oracle_manifest()
     tier = Tier(name="full", artifacts=tuple(artifact(*file) for file in files))
     bundle = Bundle(tmp_path, msgspec.structs.replace(manifest, tiers=(tier,)), {})
@@ -172,7 +167,7 @@ def test_cuda_never_takes_dynamic_int8(tmp_path: Path, files: list[tuple[str, st
         runtime.artifact(bundle)
 
 
-def test_dynamic_int8_in_a_file_for_any_runtime_is_refused_on_a_gpu():
+def test_gpu_rejects_dynamic_int8_in_a_file_for_any_runtime():
     nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.UINT8, [4])]
@@ -180,12 +175,6 @@ def test_dynamic_int8_in_a_file_for_any_runtime_is_refused_on_a_gpu():
     OnnxRuntimeRunner(model, subject="model").close()
     with pytest.raises(BackendError, match=r"model: got dynamic INT8, expected FP32, FP16, or INT8 with fixed scales"):
         OnnxRuntimeRunner(model, subject="model", providers=CUDA_PROVIDERS)
-
-
-@with_rtx
-@pytest.mark.parametrize("device", ["SM75", "SM80", "SM89", "SM120"])
-def test_compute_capability(device: str):
-    assert choose(f"tensorrt-rtx:{device}").device == device
 
 
 @with_rtx
@@ -237,7 +226,7 @@ class ReferenceRunner:
 
 
 class Reference(Runtime):
-    """The whole of a new runtime, in a file of its own."""
+    """A complete new runtime."""
 
     name = "reference"
     artifact_runtime = "onnxruntime"
@@ -247,19 +236,14 @@ class Reference(Runtime):
     def version(cls) -> str:
         return str(onnx.__version__)
 
-    def build(
-        self,
-        source: Source,
-        options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
-        progress: Progress | None = None,
-    ) -> Product:
+    def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
         return Product("model.reference", source.read())
 
     def load(self, source: Source, built: Product | None) -> ReferenceRunner:
         return ReferenceRunner(built.data if built else source.read())
 
 
-async def test_a_runtime_that_is_only_in_the_table_builds_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_new_runtime_needs_only_an_entry_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(RUNTIMES, Reference.name, Reference)
     bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
     assert targets().endswith("or reference")
@@ -325,7 +309,7 @@ def test_a_simulated_accelerator_is_served_as_a_gpu(tmp_path: Path):
         assert statistics.inference_stats.compute_infer.ns >= 20e6
 
 
-def test_engines_of_the_tensorrt_provider_are_for_one_gpu_and_one_tensorrt(monkeypatch: pytest.MonkeyPatch):
+def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(OnnxRuntimeTensorRt, "version", classmethod(lambda _: "1.23"))
     boards = [DeviceFacts("Orin", "8.7", "12.6", True), DeviceFacts("Orin", "8.7", "13.0", True)]
     boards.append(DeviceFacts("Thor", "11.0", "13.0", True))

@@ -1,9 +1,9 @@
-"""TensorRT-RTX compiles for real, without a GPU: engines, fused attention, and the refusals."""
+"""The builder with TensorRT-RTX, which compiles without a GPU: engines, fused attention, and errors."""
 
 from __future__ import annotations
 
 import signal
-from importlib.util import find_spec
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -57,36 +57,29 @@ def test_oracle(device: str):
     assert engine.report.seconds > 0
 
 
-@pytest.mark.parametrize("head_dim", [16, 32])
-def test_attention_is_fused(head_dim: int):
-    engine = attention(head_dim)
-    assert KERNEL in engine.data
-    assert engine.report.attention_fused is True
-    assert engine.report.attention == "1 block, fused"
-
-
 @pytest.mark.parametrize(
-    ("head_dim", "datatype", "why"),
+    ("head_dim", "datatype", "obstacle"),
     [
+        (16, "FP16", ""),
+        (32, "FP16", ""),
         (8, "FP16", "head dimension 8 is below 16"),
         (272, "FP16", "head dimension 272 is above 256"),
         (16, "FP32", "FP32, and fusion needs FP16"),
     ],
 )
-def test_attention_that_is_not_fused_says_why(head_dim: int, datatype: str, why: str):
+def test_attention_is_fused_or_the_report_says_why_not(head_dim: int, datatype: str, obstacle: str):
     engine = attention(head_dim, datatype)
-    assert KERNEL not in engine.data
-    assert engine.report.attention_fused is False
-    assert engine.report.attention == f"1 block, not fused: {why}"
+    assert (KERNEL in engine.data) == engine.report.attention_fused == (not obstacle)
+    assert engine.report.attention == (f"1 block, not fused: {obstacle}" if obstacle else "1 block, fused")
 
 
-def test_the_report_has_the_sizes_of_tables_that_inputs_index():
+def test_report_has_the_index_limits():
     report = compiled(text_model.model("full"), text_model.manifest().profile).report
     assert report.index_limits == {"input_ids": len(text_model.WORDS)}
     assert not compiled(oracle_onnx()).report.index_limits
 
 
-def test_softmax_at_the_end_is_no_attention():
+def test_softmax_without_a_second_product_is_no_attention():
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "x"], ["scores"]), helper.make_node("Softmax", ["scores"], ["y"], axis=-1)],
         "classifier",
@@ -122,44 +115,37 @@ def test_interrupt_cancels_the_build():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_error_of_the_progress_is_not_lost():
+def test_error_of_the_progress_callback_is_raised():
     with pytest.raises(BrokenPipeError):
         compiled(oracle_onnx(), progress=Mock(side_effect=BrokenPipeError))
 
 
-def test_broken_model():
-    with pytest.raises(BundleError, match="model: got broken protobuf, expected an ONNX model"):
-        compiled(oracle_onnx()[:1000])
-
-
-def test_weights_in_another_file():
-    with pytest.raises(BundleError, match="model: got external data"):
-        compiled(changed_onnx(external_data))
-
-
-def test_no_graph_at_all():
-    with pytest.raises(BackendError, match=r"expected an ONNX model that tensorrt_rtx .* parses"):
-        compiled(b"\x08\x08")
-
-
-def test_unknown_operator_names_the_node():
-    with pytest.raises(BackendError, match=r"at node 'relu' \(Frobnicate\), expected an ONNX model that tensorrt_rtx"):
-        compiled(changed_onnx(custom_operator))
-
-
-def test_profile_of_an_input_that_is_not_there_cannot_be_built(caplog: pytest.LogCaptureFixture):
+def test_profile_of_an_unknown_input_is_rejected(caplog: pytest.LogCaptureFixture):
     with pytest.raises(BackendError, match=r"expected a model that tensorrt_rtx .* builds"):
         compiled(oracle_onnx(), {"other": ORACLE_PROFILE["x"]})
     assert "tensorrt_rtx: " in caplog.text
 
 
-def test_model_that_the_gpu_cannot_run():
-    # Strongly typed: FP32 stays FP32, which TensorRT-RTX does not multiply on Turing.
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        (lambda: oracle_onnx()[:1000], BundleError, "model: got broken protobuf, expected an ONNX model"),
+        (lambda: changed_onnx(external_data), BundleError, "model: got external data"),
+        (lambda: b"\x08\x08", BackendError, r"expected an ONNX model that tensorrt_rtx .* parses"),
+        (
+            lambda: changed_onnx(custom_operator),
+            BackendError,
+            r"at node 'relu' \(Frobnicate\), expected an ONNX model that tensorrt_rtx",
+        ),
+    ],
+    ids=["broken", "external weights", "no graph", "unknown operator"],
+)
+def test_unusable_models_are_rejected(model: Callable[[], bytes], kind: type[Exception], message: str):
+    with pytest.raises(kind, match=message):
+        compiled(model())
+
+
+def test_model_that_the_gpu_cannot_run_is_rejected():
+    # TensorRT-RTX multiplies no FP32 on Turing, and a strongly typed network stays FP32.
     with pytest.raises(BackendError, match=r"model: got .*Turing.* expected a model that tensorrt_rtx .* builds"):
         compiled(oracle_onnx(), device="SM75")
-
-
-@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="this machine has TensorRT")
-def test_missing_tensorrt():
-    with pytest.raises(BackendError, match=r"tensorrt: got .*Install JetPack's python3-libnvinfer"):
-        compile_onnx(oracle_onnx(), {}, flavor="tensorrt", compute_capability=None, subject="model")

@@ -1,11 +1,10 @@
-"""The double of TensorRT's parser accepts, refuses and fuses what TensorRT-RTX, which shares its code, does."""
+"""The double of TensorRT parses and fuses like TensorRT-RTX, which shares TensorRT's code."""
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge.runtimes.tensorrt_attention import attention_blocks
-from edge.runtimes.tensorrt_indices import index_limits
+from edge.runtimes.tensorrt_network import attention_blocks, index_limits
 from tests.device.doubles import double as trt_double
 from tests.device.networks import classifier, serialized
 from tests.support.marks import with_rtx
@@ -229,7 +228,7 @@ def networks():
 
 @with_rtx
 @pytest.mark.parametrize("name", MODELS)
-def test_the_double_parses_alike(name):
+def test_double_parses_like_tensorrt_rtx(name):
     rtx, _, real, double, copy = networks()
     assert parsed(double, copy, MODELS[name]) == parsed(rtx, real, MODELS[name])
 
@@ -242,7 +241,7 @@ def test_indices_are_found_in_every_version(version):
 
 @with_rtx
 @pytest.mark.parametrize("name", ATTENTION)
-def test_the_double_fuses_alike(name):
+def test_double_fuses_like_tensorrt_rtx(name):
     rtx, builder, real, double, copy = networks()
     attention = Attention(**ATTENTION[name])
     assert parsed(double, copy, attention.model) == parsed(rtx, real, attention.model)
@@ -259,13 +258,13 @@ def test_the_double_fuses_alike(name):
 
 
 @with_rtx
-def test_the_double_supports_no_operator_that_the_parser_lacks():
+def test_double_supports_only_operators_of_tensorrt_rtx():
     rtx, _, real, double, _ = networks()
     parser = rtx.OnnxParser(real, network_logger(rtx))
     assert not [operator for operator in double.parser._LAYERS if not parser.supports_operator(operator)]
 
 
-def test_the_double_of_the_oldest_version_refuses_more():
+def test_double_of_the_oldest_version_rejects_more():
     models = {"if of two widths": MODELS["if of two widths"], "opset 21": one("Relu", opset=21)}
     for name, model in models.items():
         double, network = copied("10.3.0")

@@ -1,4 +1,4 @@
-"""Optimization profiles of engines, and the builder's warnings: rules that need no TensorRT."""
+"""Rules for builds that need no TensorRT: optimization profiles, warnings, memory and progress."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 
 from edge.bundles.manifest import Profile
 from edge.runtimes.runtime import BuildProgress
-from edge.runtimes.tensorrt_attention import Attention, unexplained
 from edge.runtimes.tensorrt_builder import memory_needed
-from edge.runtimes.tensorrt_log import BuilderLog
+from edge.runtimes.tensorrt_network import Attention, unexplained
+from edge.runtimes.tensorrt_package import BuilderLog
 from edge.runtimes.tensorrt_profiles import buckets, described
 
 MIB = 1024**2
@@ -29,6 +29,7 @@ def text(shortest: int, longest: int, rows: int = 8) -> dict[str, Profile]:
         (1, 16, [(1, 16)]),
         (1, 32, [(1, 32)]),
         (1, 33, [(1, 32), (33, 33)]),
+        (2000, 9000, [(2000, 2048), (2049, 4096), (4097, 8192), (8193, 9000)]),
         (1, 8192, [(1, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 8192)]),
     ],
 )
@@ -54,7 +55,7 @@ def test_only_one_sequence_axis_is_cut():
     assert described(buckets(text(1, 64))[1]) == "attention_mask 1x33..1x64..8x64, input_ids 1x33..1x64..8x64"
 
 
-def test_skipped_tactics_are_counted_once_and_an_end_of_memory_is_found():
+def test_builder_log_counts_skipped_tactics_and_finds_a_lack_of_memory():
     log = BuilderLog()
     log.hear("Using default for use_cuda_graph")
     assert (log.skipped_tactics, log.warning(), log.out_of_memory) == (0, "", "")
@@ -81,7 +82,7 @@ def test_skipped_tactics_are_counted_once_and_an_end_of_memory_is_found():
         ([Attention("HALF", 8, 8), Attention("BF16", 64, 64)], False, True),
     ],
 )
-def test_only_attention_that_the_rules_allow_is_noted(blocks: list[Attention], fused: bool, noted: bool):
+def test_unfused_attention_is_noted_only_if_fusion_is_possible(blocks: list[Attention], fused: bool, noted: bool):
     found = unexplained(blocks, fused)
     assert bool(found) == noted
     if noted:

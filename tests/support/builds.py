@@ -1,4 +1,4 @@
-"""Build processes of tests: how to find them, and how to stop one in the middle."""
+"""Helpers for build processes in tests: find them, and pause one in the middle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def children() -> set[int]:
-    """Return the process ids of this process's children that build; other tests have servers running."""
+    """Return the ids of this process's build processes."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

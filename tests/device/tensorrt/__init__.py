@@ -12,32 +12,24 @@ from .builder import (
     ITimingCache,
 )
 from .context import IExecutionContext
-from .engine import EngineInspector, ICudaEngine, Runtime
+from .engine import ICudaEngine, Runtime
 from .enums import (
     BuilderFlag,
     DataType,
-    DeviceType,
     Dims,
-    EngineCapability,
     ErrorCode,
     ExecutionContextAllocationStrategy,
     GatherMode,
-    HardwareCompatibilityLevel,
-    LayerInformationFormat,
     LayerType,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
     OnnxParserFlag,
-    PreviewFeature,
     ProfilingVerbosity,
-    TacticSource,
-    TensorFormat,
     TensorIOMode,
     TensorLocation,
     nptype,
-    volume,
 )
-from .logger import ILogger, Logger
+from .logger import ILogger
 from .memory import IHostMemory
 from .network import IGatherLayer, ILayer, INetworkDefinition, ITensor
 from .parser import OnnxParser, ParserError
@@ -56,14 +48,10 @@ __all__ = [
     "Builder",
     "BuilderFlag",
     "DataType",
-    "DeviceType",
     "Dims",
-    "EngineCapability",
-    "EngineInspector",
     "ErrorCode",
     "ExecutionContextAllocationStrategy",
     "GatherMode",
-    "HardwareCompatibilityLevel",
     "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
@@ -76,19 +64,14 @@ __all__ = [
     "IProgressMonitor",
     "ITensor",
     "ITimingCache",
-    "LayerInformationFormat",
     "LayerType",
-    "Logger",
     "MemoryPoolType",
     "NetworkDefinitionCreationFlag",
     "OnnxParser",
     "OnnxParserFlag",
     "ParserError",
-    "PreviewFeature",
     "ProfilingVerbosity",
     "Runtime",
-    "TacticSource",
-    "TensorFormat",
     "TensorIOMode",
     "TensorLocation",
     "__version__",
@@ -101,5 +84,4 @@ __all__ = [
     "int64",
     "nptype",
     "uint8",
-    "volume",
 ]

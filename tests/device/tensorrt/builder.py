@@ -12,10 +12,8 @@ from .attention import fused_attention
 from .enums import (
     BuilderFlag,
     Dims,
-    HardwareCompatibilityLevel,
     LayerType,
     MemoryPoolType,
-    PreviewFeature,
     ProfilingVerbosity,
 )
 from .logger import Log, checked
@@ -23,7 +21,7 @@ from .memory import IHostMemory
 from .network import INetworkDefinition, new_network
 from .session import model as computable_model
 from .shapes import activation_bytes, tensor_shapes, weights_bytes
-from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only, setting
+from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, setting
 
 _PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
 #: What a second and a third tactic of a matrix product would take, as multiples of its inputs and outputs.
@@ -43,20 +41,9 @@ class IProgressMonitor(Native):
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        raise RuntimeError('Tried to call pure virtual function "nvinfer1::IProgressMonitor::phase_start"')
-
-    def step_complete(self, phase_name: str, step: int) -> bool:
-        raise RuntimeError('Tried to call pure virtual function "nvinfer1::IProgressMonitor::step_complete"')
-
-    def phase_finish(self, phase_name: str) -> None:
-        raise RuntimeError('Tried to call pure virtual function "nvinfer1::IProgressMonitor::phase_finish"')
-
 
 class IOptimizationProfile(Native):
-    """The shapes that inputs may take."""
-
-    extra_memory_target = setting(1.0)
+    """The allowed shapes of inputs."""
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
         shapes = [Dims(shape) for shape in (min, opt, max)]
@@ -75,55 +62,23 @@ class IOptimizationProfile(Native):
             self._invalid.discard(input)
         self._shapes[input] = shapes
 
-    def get_shape(self, input: str) -> list[Any]:
-        if input not in self._shapes:
-            reason = f"Cannot get dimensions for input: {input}. Input is not present in this OptimizationProfile"
-            self._log.error("IOptimizationProfile::getDimensions", 4, "API Usage Error", reason)
-            return []
-        return list(self._shapes[input])
-
     def __bool__(self) -> bool:
         return not self._invalid
 
 
 class ITimingCache(Native):
-    """What was timed before, by layer."""
+    """Measured times, by layer."""
 
     def serialize(self) -> IHostMemory:
         return IHostMemory(json.dumps({"made_by": self._made_by, "entries": self._entries}).encode())
 
-    def combine(self, input_cache: Any, ignore_mismatch: bool) -> bool:
-        if instance(input_cache, ITimingCache)._made_by != self._made_by and not ignore_mismatch:
-            self._log.plain_error("Timing cache combine: the caches come from different versions or devices.")
-            return False
-        self._entries = {**input_cache._entries, **self._entries}
-        return True
-
-    def reset(self) -> bool:
-        self._entries = {}
-        return True
-
 
 class IBuilderConfig(Native):
-    """How to build."""
+    """The settings of a build."""
 
-    avg_timing_iterations = setting(1)
-    builder_optimization_level = setting(3)
-    hardware_compatibility_level = setting(HardwareCompatibilityLevel.NONE)
-    max_aux_streams = setting(-1)
-    max_num_tactics = setting(-1)
-    profile_stream = setting(0)
     profiling_verbosity = setting(ProfilingVerbosity.LAYER_NAMES_ONLY)
     progress_monitor = setting(None, (IProgressMonitor, type(None)))
     num_optimization_profiles = property(lambda self: len(self._profiles))
-
-    @property
-    def flags(self) -> int:
-        return int(self._flags)
-
-    @flags.setter
-    def flags(self, value: int) -> None:
-        self._flags = integer(value)
 
     def get_flag(self, flag: Any) -> bool:
         return bool(self._flags >> int(instance(flag, BuilderFlag)) & 1)
@@ -144,12 +99,6 @@ class IBuilderConfig(Native):
 
     def get_memory_pool_limit(self, pool: Any) -> int:
         return int(self._pools.get(instance(pool, MemoryPoolType)) or self._device_bytes)
-
-    def set_preview_feature(self, feature: Any, enable: bool) -> None:
-        self._features[instance(feature, PreviewFeature)] = bool(enable)
-
-    def get_preview_feature(self, feature: Any) -> bool:
-        return bool(self._features.get(instance(feature, PreviewFeature), False))
 
     def add_optimization_profile(self, profile: Any) -> int:
         if not instance(profile, IOptimizationProfile):
@@ -193,7 +142,6 @@ _DEFAULT_FLAGS = 1 << int(BuilderFlag.TF32)
 class Builder(Native):
     """Makes engines."""
 
-    max_threads = setting(1)
     logger = property(lambda self: self._log.logger)
 
     def __init__(self, logger: Any) -> None:
@@ -206,16 +154,6 @@ class Builder(Native):
     def _made_by(self) -> list[Any]:
         return [VERSION_TEXT, *device.compute_capability()]
 
-    @only(until=(11,))
-    @property
-    def platform_has_fast_fp16(self) -> bool:
-        return True
-
-    @only(until=(11,))
-    @property
-    def platform_has_fast_int8(self) -> bool:
-        return True
-
     def create_network(self, flags: int = 0) -> Any:
         return new_network(self, self._log, integer(flags))
 
@@ -226,9 +164,6 @@ class Builder(Native):
         config = IBuilderConfig._make(_log=self._log, _made_by=self._made_by, _device_bytes=device.total_bytes())
         config.reset()
         return config
-
-    def is_network_supported(self, network: Any, config: Any) -> bool:
-        return _Build(network, config, self._log, self._made_by).check()
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         instance(network, INetworkDefinition)

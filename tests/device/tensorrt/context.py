@@ -10,29 +10,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import device
-from .enums import Dims, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorIOMode, UnknownDims
-from .versions import Native, instance, integer, only, setting
+from .enums import Dims, ExecutionContextAllocationStrategy, TensorIOMode, UnknownDims
+from .versions import Native, instance, integer, setting
 
 _ALIGNMENT = 256
 _patterns = itertools.cycle(range(1, 256))
 
 
 class IExecutionContext(Native):
-    """What one user of an engine sets before a run."""
+    """The settings of one user of an engine."""
 
-    debug_sync = setting(False)
-    enqueue_emits_profile = setting(True)
     name = setting("")
-    nvtx_verbosity = setting(ProfilingVerbosity.LAYER_NAMES_ONLY)
-    persistent_cache_limit = setting(0)
     engine = property(lambda self: self._engine)
     active_optimization_profile = property(lambda self: self._profile)
-    all_binding_shapes_specified = property(lambda self: not self._missing())
-
-    @only(until=(11,))
-    @property
-    def all_shape_inputs_specified(self) -> bool:
-        return True
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
         function, sizes = "IExecutionContext::setInputShape", _sizes(shape)
@@ -87,10 +77,6 @@ class IExecutionContext(Native):
         self._addresses[name] = address
         return True
 
-    def get_tensor_address(self, name: str) -> int:
-        self._engine._is_tensor(name, "getTensorAddress")
-        return int(self._addresses.get(name, 0))
-
     def set_device_memory(self, memory: int, size: int) -> None:
         function, needed = "IExecutionContext::setDeviceMemoryV2", self._needed_bytes
         if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
@@ -101,18 +87,6 @@ class IExecutionContext(Native):
             self._refuse(function, f"condition: size >= getDeviceMemorySizeV2(), {size} is below {needed}")
         else:
             self._arena = (int(memory), int(size))
-
-    def _set_unsized_memory(self, memory: Any) -> None:
-        self.set_device_memory(integer(memory), self._needed_bytes)
-
-    device_memory = property(None, _set_unsized_memory)
-
-    def update_device_memory_size_for_shapes(self) -> int:
-        if self._missing():
-            self._refuse("IExecutionContext::updateDeviceMemorySizeForShapes", "condition: all input shapes are set")
-            return 0
-        self._needed_bytes = self._engine.get_device_memory_size_for_profile_v2(self._profile)
-        return int(self._needed_bytes)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         function, stream = "IExecutionContext::setOptimizationProfileAsync", integer(stream_handle)
@@ -240,7 +214,7 @@ class _Switch:
 
 
 class _Run:
-    """One run: what its kernels were launched with, which does not change when the context does.
+    """One run: the parameters at its launch, which later changes of the context do not affect.
 
     A run is pending from its submission to its execution; a graph's runs never are.
     """
@@ -261,7 +235,7 @@ class _Run:
         self.context()._in_flight[self.stream] += 1
 
     def __call__(self) -> None:
-        """Compute, and check that nobody else uses the activation memory or has changed the weights."""
+        """Compute, and check that no other run uses the activation memory and the weights are unchanged."""
         context = self.context()
         if context is None:
             raise device.DeviceFault("work of an execution context ran after the context was destroyed")
@@ -288,7 +262,7 @@ class _Run:
             raise device.DeviceFault(f"the weights of engine {engine.name!r} were overwritten")
 
     def _check_order(self) -> None:
-        """Refuse to overtake a run that was submitted earlier and has the same activation memory.
+        """Reject overtaking a run that was submitted earlier and has the same activation memory.
 
         It is on another stream, which no event of this one waits for: on a device, the two could run at once.
         """
@@ -314,7 +288,7 @@ class _Run:
 
 
 def new_context(engine: Any, strategy: Any) -> Any:
-    """Return a context of an engine; None where its memory cannot be allocated."""
+    """Return a context of an engine; None if its memory cannot be allocated."""
     function, arena = "ICudaEngine::createExecutionContext", None
     size = engine.device_memory_size_v2
     if device.current_context() != engine._cuda_context:

@@ -1,94 +1,45 @@
-"""The runtime, engines and their inspector."""
+"""The runtime and its engines."""
 
 from __future__ import annotations
 
-import json
 import weakref
 from typing import Any
 
 import numpy as np
 
 from . import device, plan
-from .context import IExecutionContext, new_context
+from .context import new_context
 from .enums import (
     DataType,
     Dims,
-    EngineCapability,
     ExecutionContextAllocationStrategy,
-    HardwareCompatibilityLevel,
-    LayerInformationFormat,
     ProfilingVerbosity,
-    TensorFormat,
     TensorIOMode,
     TensorLocation,
     nptype,
 )
 from .logger import Log, checked
-from .memory import IHostMemory
 from .session import model
-from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only, setting
+from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, only
 
 _STRATEGY = ExecutionContextAllocationStrategy
 _WEIGHTS_PATTERN = 0xA5
 
 
-class EngineInspector(Native):
-    """Describes the layers of an engine."""
-
-    execution_context = setting(None, (IExecutionContext, type(None)))
-
-    def get_layer_information(self, layer_index: int, format: Any) -> str:
-        layers = self._engine._layers()
-        if not 0 <= integer(layer_index) < len(layers):
-            self._engine._log.usage("IEngineInspector::getLayerInformation", f"no layer {layer_index}")
-            return ""
-        layer = layers[layer_index]
-        return json.dumps(layer) if instance(format, LayerInformationFormat).name == "JSON" else str(layer) + "\n"
-
-    def get_engine_information(self, format: Any) -> str:
-        layers = self._engine._layers()
-        names = [name for name, _, _ in (*self._engine._inputs, *self._engine._outputs)]
-        if instance(format, LayerInformationFormat).name == "JSON":
-            return json.dumps({"Layers": layers, "Bindings": names})
-        return "".join(f"{line}\n" for line in ("Layers:", *layers, "", "Bindings:", *names))
-
-
 class ICudaEngine(Native):
     """An engine, with its weights in device memory."""
 
-    engine_capability = property(lambda self: EngineCapability.STANDARD)
-    hardware_compatibility_level = property(lambda self: HardwareCompatibilityLevel.NONE)
     name = property(lambda self: self._description["name"])
-    num_aux_streams = property(lambda self: 0)
     num_io_tensors = property(lambda self: len(self._tensors))
     num_layers = property(lambda self: len(self._description["layers"]))
     num_optimization_profiles = property(lambda self: len(self._profiles))
     profiling_verbosity = property(lambda self: ProfilingVerbosity[self._description["verbosity"]])
-    refittable = property(lambda self: False)
     device_memory_size_v2 = property(lambda self: max(self._description["activation_bytes"]))
-    streamable_weights_size = property(lambda self: 0)
-
-    @only(until=(11,))
-    @property
-    def device_memory_size(self) -> int:
-        return int(self.device_memory_size_v2)
-
-    @only(until=(11,))
-    @property
-    def has_implicit_batch_dimension(self) -> bool:
-        return False
-
-    @only(until=(11,))
-    def get_device_memory_size_for_profile(self, profile_index: int) -> int:
-        return self.get_device_memory_size_for_profile_v2(profile_index)
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         if not self._is_profile(profile_index, "getDeviceMemorySizeForProfileV2"):
             return 0
         return int(self._description["activation_bytes"][profile_index])
-
-    def serialize(self) -> IHostMemory:
-        return IHostMemory(self._data)
 
     def get_tensor_name(self, index: int) -> Any:
         if not 0 <= integer(index) < len(self._tensors):
@@ -111,17 +62,6 @@ class ICudaEngine(Native):
         self._is_tensor(name, "getTensorLocation")
         return TensorLocation.DEVICE
 
-    def get_tensor_format(self, name: str) -> Any:
-        self._is_tensor(name, "getTensorFormat")
-        return TensorFormat.LINEAR
-
-    def get_tensor_bytes_per_component(self, name: str) -> int:
-        return int(self._tensors[name].dtype.itemsize) if self._is_tensor(name, "getTensorBytesPerComponent") else -1
-
-    def is_shape_inference_io(self, name: str) -> bool:
-        self._is_tensor(name, "isShapeInferenceIO")
-        return False
-
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Any]:
         if not self._is_tensor(name, "getProfileShape") or not self._is_profile(profile_index, "getProfileShape"):
             return [Dims()] * 3
@@ -129,9 +69,6 @@ class ICudaEngine(Native):
             self._log.usage("ICudaEngine::getProfileShape", f"condition: {name} is an input.")
             return [Dims()] * 3
         return [Dims(shape) for shape in self._profiles[profile_index][name]]
-
-    def create_engine_inspector(self) -> Any:
-        return EngineInspector._make(_engine=self)
 
     def create_execution_context(self, strategy: Any = _STRATEGY.STATIC) -> Any:
         return new_context(self, instance(strategy, _STRATEGY))
@@ -158,14 +95,6 @@ class ICudaEngine(Native):
             return False
         return True
 
-    def _layers(self) -> list[Any]:
-        if self.profiling_verbosity == ProfilingVerbosity.NONE:
-            return []
-        names = self._description["layers"]
-        if self.profiling_verbosity == ProfilingVerbosity.DETAILED:
-            return [{"Name": name, "LayerType": "kgen" if name.startswith("_") else "gemm"} for name in names]
-        return list(names)
-
 
 class _Tensor:
     """An input or an output of an engine."""
@@ -178,7 +107,6 @@ class _Tensor:
 class Runtime(Native):
     """Loads engines."""
 
-    max_threads = setting(1)
     logger = property(lambda self: self._log.logger)
 
     def __init__(self, logger: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-from functools import reduce
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +54,15 @@ def _enum(name: str, base: Any = _Enum) -> Any:
 BuilderFlag = _enum("BuilderFlag", _Ordered)
 DataType = _enum("DataType")
 DataType.itemsize = property(lambda self: _BYTES.get(self.name, 1))
-DeviceType = _enum("DeviceType")
-EngineCapability = _enum("EngineCapability", _Ordered)
 ErrorCode = _enum("ErrorCode")
 ExecutionContextAllocationStrategy = _enum("ExecutionContextAllocationStrategy", _Ordered)
 GatherMode = _enum("GatherMode")
-HardwareCompatibilityLevel = _enum("HardwareCompatibilityLevel", _Ordered)
-LayerInformationFormat = _enum("LayerInformationFormat")
 LayerType = _enum("LayerType")
 MemoryPoolType = _enum("MemoryPoolType")
 NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag", _Ordered)
 OnnxParserFlag = _enum("OnnxParserFlag")
-PreviewFeature = _enum("PreviewFeature")
 ProfilingVerbosity = _enum("ProfilingVerbosity", _Ordered)
 Severity = _enum("ILogger.Severity", _Ordered)
-TacticSource = _enum("TacticSource", _Ordered)
-TensorFormat = _enum("TensorFormat", _Ordered)
 TensorIOMode = _enum("TensorIOMode")
 TensorLocation = _enum("TensorLocation")
 
@@ -95,11 +86,6 @@ def nptype(trt_type: Any) -> Any:
     if trt_type.name not in _NUMPY:
         raise TypeError("Could not resolve TensorRT datatype to an equivalent numpy datatype.")
     return _NUMPY[trt_type.name]
-
-
-def volume(iterable: Any) -> int:
-    """Return the product of dimensions; 1 for a scalar."""
-    return reduce(mul, iterable, 1)
 
 
 class Dims(Native):

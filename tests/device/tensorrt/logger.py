@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from .enums import Severity
-from .versions import Native, instance, setting
+from .versions import Native, instance
 
 
 class ILogger(Native):
@@ -24,20 +23,6 @@ class ILogger(Native):
 
     def log(self, severity: Any, msg: str) -> None:
         raise RuntimeError('Tried to call pure virtual function "nvinfer1::ILogger::log"')
-
-
-class Logger(ILogger):
-    """The library's own logger: it prints to stderr."""
-
-    min_severity = setting(Severity.WARNING)
-
-    def __init__(self, min_severity: Any = Severity.WARNING) -> None:
-        super().__init__()
-        self.min_severity = min_severity
-
-    def log(self, severity: Any, msg: str) -> None:
-        if severity <= self.min_severity:
-            print(f"[TRT] [{severity.name[0]}] {msg}", file=sys.stderr)
 
 
 def checked(logger: Any) -> Any:

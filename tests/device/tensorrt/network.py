@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .enums import DataType, Dims, GatherMode, LayerType, NetworkDefinitionCreationFlag, TensorLocation
-from .versions import VERSION, Native, integer, only, setting
+from .enums import DataType, Dims, GatherMode, LayerType, NetworkDefinitionCreationFlag
+from .versions import VERSION, Native, integer, setting
 
 
 class ITensor(Native):
@@ -14,11 +14,7 @@ class ITensor(Native):
     name = setting("")
     dtype = setting(DataType.FLOAT) if VERSION < (11,) else property(lambda self: self._dtype)
     shape = setting(Dims())
-    location = setting(TensorLocation.DEVICE)
     is_network_input = property(lambda self: self._input)
-    is_network_output = property(lambda self: self._output)
-    is_shape_tensor = property(lambda self: self._constant)
-    is_execution_tensor = property(lambda self: not self._constant)
     _input = _output = _constant = False
     _dimension_names: tuple[str, ...] = ()
 
@@ -35,18 +31,11 @@ class ILayer(Native):
     num_inputs = property(lambda self: len(self._inputs))
     num_outputs = property(lambda self: len(self._outputs))
 
-    @only(until=(11,))
-    def set_output_type(self, index: int, dtype: Any) -> None:
-        self._outputs[integer(index)]._dtype = dtype
-
     def get_input(self, index: int) -> Any:
         return self._inputs[index] if 0 <= integer(index) < len(self._inputs) else None
 
     def get_output(self, index: int) -> Any:
         return self._outputs[index] if 0 <= integer(index) < len(self._outputs) else None
-
-    def get_output_type(self, index: int) -> Any:
-        return self._outputs[integer(index)].dtype
 
 
 class IGatherLayer(ILayer):
@@ -54,7 +43,6 @@ class IGatherLayer(ILayer):
 
     axis = setting(0)
     mode = setting(GatherMode.DEFAULT)
-    num_elementwise_dims = setting(0)
 
 
 class INetworkDefinition(Native):

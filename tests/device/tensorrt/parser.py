@@ -1,4 +1,4 @@
-"""The ONNX parser: which models it takes, with which words it refuses others, and which layers it makes of them."""
+"""The ONNX parser: accepted models, error messages, and the layers of networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx.inliner import inline_local_functions
 from .enums import DataType, Dims, ErrorCode, GatherMode, OnnxParserFlag
 from .logger import Log, checked
 from .network import INetworkDefinition, ITensor
-from .versions import VERSION, Native, instance, integer, only
+from .versions import VERSION, Native, instance, integer
 
 _DATA_TYPES = {
     TensorProto.FLOAT: DataType.FLOAT,
@@ -28,7 +28,7 @@ _DATA_TYPES = {
 #: The support matrices of TensorRT 10.3 name opset 20 as the newest; later parsers take 24.
 _MAX_OPSET = 20 if VERSION < (10, 10) else 24
 
-#: ONNX operator to the layer that computes it. An operator that is missing here is refused.
+#: ONNX operator to the layer that computes it. Other operators are rejected.
 _LAYERS = {
     operator: layer
     for layer, operators in {
@@ -76,22 +76,13 @@ _NOT_ELEMENTARY = {"MATRIX_MULTIPLY", "ELEMENTWISE", "SELECT"}
 
 
 class ParserError(Native):
-    """Why a model, or a node of it, is refused."""
+    """The reason why a model or a node is rejected."""
 
     def code(self) -> Any:
         return self._code
 
     def desc(self) -> str:
         return str(self._desc)
-
-    def file(self) -> str:
-        return "ModelImporter.cpp"
-
-    def line(self) -> int:
-        return 0
-
-    def func(self) -> str:
-        return str(self._func)
 
     def node(self) -> int:
         return int(self._node)
@@ -122,37 +113,10 @@ class OnnxParser(Native):
 
     num_errors = property(lambda self: len(self._errors))
 
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    @flags.setter
-    def flags(self, value: int) -> None:
-        self._flags = integer(value)
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags >> int(flag) & 1)
-
-    def set_flag(self, flag: Any) -> None:
-        self._flags |= 1 << int(flag)
-
-    def clear_flag(self, flag: Any) -> None:
-        self._flags &= ~(1 << int(flag))
-
     def get_error(self, index: int) -> Any:
         if not 0 <= integer(index) < len(self._errors):
             raise IndexError(f"{index} is not an error of {len(self._errors)}")
         return self._errors[index]
-
-    def clear_errors(self) -> None:
-        self._errors.clear()
-
-    def supports_operator(self, op_name: str) -> bool:
-        return op_name in _LAYERS
-
-    def parse_from_file(self, model: str) -> bool:
-        with open(model, "rb") as file:
-            return self.parse(file.read(), model)
 
     def parse(self, model: Any, path: str | None = None) -> bool:
         content = bytes(memoryview(model))
@@ -184,13 +148,9 @@ class OnnxParser(Native):
         self._network._model = content
         return True
 
-    @only(until=(11,))
-    def supports_model(self, model: Any, path: str | None = None) -> Any:
-        raise NotImplementedError("supports_model_v2 replaces it")
-
 
 class _Import:
-    """One model on its way into a network."""
+    """The import of one model into a network."""
 
     def __init__(self, network: Any, model: onnx.ModelProto, log: Log) -> None:
         self.network, self.log = network, log

@@ -1,0 +1,171 @@
+"""ONNX Runtime on the CPU, on an NVIDIA GPU, and with its TensorRT provider."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import Artifact, Profile
+from edge.errors import BackendError, BundleError
+from edge.files import reserve
+from edge.runner import Runner
+from edge.runtimes import cuda, tensorrt_package
+from edge.runtimes.onnxruntime_runner import (
+    CPU,
+    CUDA,
+    TENSORRT_PROVIDER,
+    OnnxRuntimeRunner,
+    Providers,
+    check_provider,
+    import_onnxruntime,
+)
+from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source, Suitability
+from edge.runtimes.tensorrt import device_key
+
+_OTHER_FILES = "tensorrt"
+_SHAPES = {"min": "trt_profile_min_shapes", "opt": "trt_profile_opt_shapes", "max": "trt_profile_max_shapes"}
+
+
+class OnnxRuntimeCpu(Runtime):
+    """ONNX Runtime with its CPU provider, the reference on every machine. A build is the optimized graph."""
+
+    name = "onnxruntime"
+    artifact_runtime = "onnxruntime"
+    device = "CPU"
+    _providers: ClassVar[Providers] = CPU
+
+    @classmethod
+    def version(cls) -> str:
+        return str(import_onnxruntime().__version__)
+
+    @classmethod
+    def suitability(cls) -> Suitability | None:
+        return Suitability(True, f"ONNX Runtime {cls.version()} runs on the CPU.")
+
+    def row_independent(self, artifact: Artifact) -> bool:
+        """Return False for INT8: dynamic INT8 computes the scale of its activations over the whole run."""
+        return artifact.precision != "int8"
+
+    def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
+        model = source.read()
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, "model.onnx")
+            # ONNX Runtime reports a full disk as a broken model. Folded constants seldom double the size of a graph.
+            reserve(Path(scratch, "room"), 2 * len(model))
+            OnnxRuntimeRunner(
+                model, subject=source.subject, providers=self._providers, optimized_path=str(path)
+            ).close()
+            return Product(path.name, path.read_bytes())
+
+    def load(self, source: Source, built: Product | None) -> Runner:
+        model = built.data if built else source.read()
+        return OnnxRuntimeRunner(model, subject=source.subject, providers=self.providers(source, BuildOptions()))
+
+    def providers(self, source: Source, options: BuildOptions) -> Providers:
+        """Return ONNX Runtime's execution providers for a model, with their options."""
+        return self._providers
+
+
+class OnnxRuntimeCuda(OnnxRuntimeCpu):
+    """ONNX Runtime with its CUDA provider."""
+
+    name = "onnxruntime-cuda"
+    device = "GPU"
+    thread_bound = True
+    _providers = CUDA
+
+    @classmethod
+    def version(cls) -> str:
+        check_provider(cls._providers[0][0])
+        return super().version()
+
+    @classmethod
+    def suitability(cls) -> Suitability | None:
+        needed = cls._providers[0][0]
+        if needed not in import_onnxruntime().get_available_providers():
+            return Suitability(False, f"This ONNX Runtime has no {needed}.")
+        return Suitability(True, f"ONNX Runtime {cls.version()} has its {needed}.")
+
+    def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
+        """Return the file for ONNX Runtime unless it is INT8, else the file for TensorRT.
+
+        INT8 files for ONNX Runtime compute their scales at run time, which is slow on a GPU.
+
+        Raises:
+            BundleError: the bundle has no such tier, or the tier has no file for a GPU.
+        """
+        files = bundle.tier(tier).artifacts
+        for runtime in (self.artifact_runtime, _OTHER_FILES):
+            with suppress(BundleError):
+                found = bundle.artifact(runtime, tier)
+                if found.precision != "int8" or found.runtime == _OTHER_FILES:
+                    return found
+        raise BundleError(
+            f"bundle {bundle.path} tier {bundle.tier(tier).name!r}",
+            given=[f"{one.precision} for {one.runtime}" for one in files],
+            expected="FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8",
+            fix="Export the bundle with --artifacts tensorrt too, or serve it on the CPU.",
+        )
+
+    def row_independent(self, artifact: Artifact) -> bool:
+        """Return True: it runs no files with dynamic INT8."""
+        return True
+
+
+class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
+    """ONNX Runtime with its TensorRT provider, and with CUDA for the operators that TensorRT does not support.
+
+    A build is an ONNX file that contains the engines (an EP context model), so loading it compiles nothing.
+    """
+
+    name = "onnxruntime-tensorrt"
+    artifact_runtime = "tensorrt"
+    isolated_build = True
+    _providers = ((TENSORRT_PROVIDER, {}), *CUDA)
+
+    def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
+        return Runtime.artifact(self, bundle, tier)
+
+    def cache_key(self) -> dict[str, str]:
+        """Return everything that the engines depend on; without pycuda or TensorRT's package a part is ``unknown``."""
+        try:
+            facts = cuda.facts()
+        except BackendError:
+            facts = None
+        try:
+            version = tensorrt_package.version("tensorrt")
+        except BackendError:
+            version = "unknown"
+        return super().cache_key() | device_key(facts) | {"tensorrt": version}
+
+    def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, "model.onnx")
+            context = {"ep.context_enable": "1", "ep.context_embed_mode": "1", "ep.context_file_path": str(path)}
+            providers = self.providers(source, options)
+            OnnxRuntimeRunner(
+                source.read(), subject=source.subject, providers=providers, session_config=context
+            ).close()
+            return Product(path.name, path.read_bytes())
+
+    def providers(self, source: Source, options: BuildOptions) -> Providers:
+        precision, profile = source.artifact.precision, source.tensors.profile
+        given = {
+            "trt_max_workspace_size": str(options.workspace_bytes),
+            "trt_fp16_enable": str(precision != "fp32"),
+            "trt_int8_enable": str(precision == "int8"),
+            **{option: _shapes(profile, bound) for bound, option in _SHAPES.items() if profile},
+        }
+        if options.timing_cache:
+            options.timing_cache.parent.mkdir(parents=True, exist_ok=True)
+            given["trt_timing_cache_enable"] = str(True)
+            given["trt_timing_cache_path"] = str(options.timing_cache.parent)
+        return (TENSORRT_PROVIDER, given), *CUDA
+
+
+def _shapes(profile: dict[str, Profile], bound: str) -> str:
+    """Return one bound of every profile in the provider's format, such as ``ids:1x32,mask:1x32``."""
+    return ",".join(f"{name}:{'x'.join(map(str, getattr(shapes, bound)))}" for name, shapes in profile.items())
