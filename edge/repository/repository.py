@@ -112,6 +112,7 @@ class Repository:
     Attributes:
         on_change: called on the event loop after every change of an entry or of the set of entries.
         generation: the number of these changes.
+        listed: whether it has every bundle of the directory; until then, an unknown name may still appear.
     """
 
     def __init__(self, directory: Path, loader: Loader) -> None:
@@ -119,6 +120,7 @@ class Repository:
         self.loader = loader
         self.on_change: Callable[[], None] = lambda: None
         self.generation = 0
+        self.listed = False
         # Sorted by name, and by version in numeric order. Replaced, never changed: other threads read it.
         self._entries: tuple[Entry, ...] = ()
 
@@ -136,6 +138,7 @@ class Repository:
         Raises:
             InvalidRequest: the version is not a positive integer.
             NotFound: there is no such model or version.
+            ModelNotReady: there is no such model yet, because the server still reads its directory.
         """
         fix = "Leave the version out for the highest one."
         digits = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
@@ -143,6 +146,9 @@ class Repository:
             expected = f"a positive integer of at most {_VERSION_DIGITS} digits"
             raise InvalidRequest(f"version of model {name!r}", given=version, expected=expected, fix=fix)
         readable = [entry for entry in self.named(name) if entry.version]
+        if not readable and not self.listed:
+            given, again = Literally("a server that still lists its models"), "Send the request again."
+            raise ModelNotReady(f"model {name!r}", given=given, expected="READY", fix=again)
         if not readable:
             # Clients of Triton look for these words.
             raise self.unknown(f"Request for unknown model {name!r}", fix="RepositoryIndex lists all models.")
@@ -240,6 +246,7 @@ class Repository:
                 version, reason = ("", str(key)) if isinstance(key, FewheadsError) else (key[1], "not loaded")
                 entries.append(Entry(path, name_of(path, key), version, reason, on_change=self._changed))
         self._set(entries)
+        self.listed = True
 
     def forget(self, entry: Entry) -> None:
         """Remove an entry without a model."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge.bundles.bundle import Bundle
-from edge.errors import BackendError, GoldenError, LoadFailed
+from edge.errors import BackendError, GoldenError, LoadFailed, ModelNotReady, NotFound
 from edge.health.health import Health
 from edge.programs.program import Options
 from edge.repository import loader
@@ -223,6 +223,18 @@ async def test_builds_that_are_off_or_impossible_are_explained(
     assert "models that are not in the cache cannot be built: --cache: got [Errno 17] File exists: " in caplog.text
     assert expected in caplog.text
     assert expected in entry.reason
+
+
+async def test_unknown_model_is_not_ready_while_the_directory_is_read(scheduler: Scheduler, tmp_path: Path) -> None:
+    """Clients repeat a request that is not ready, and not one for an unknown model."""
+    path = write_oracle_bundle(tmp_path / "repository" / "oracle").path
+    repository = Repository(path.parent, Loader(scheduler, "onnxruntime", tmp_path / "cache"))
+    with pytest.raises(ModelNotReady, match="got a server that still lists its models, expected 'READY'. Send the "):
+        repository.find("calculator-oracle", "")
+    await ModelControl(repository, "none").start()
+    assert repository.find("calculator-oracle", "").state == "READY"
+    with pytest.raises(NotFound):
+        repository.find("other", "")
 
 
 class Unable(OnnxRuntimeCpu):
