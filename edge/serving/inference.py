@@ -239,7 +239,7 @@ class InferenceService:
         parameters = call.parameters
         if len(call.model.executors) > 1 or parameters.tier or parameters.policy:
             choice = call.model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
-            call.executor, call.tier_reason = choice.executor, choice.reason
+            call.executor, call.options, call.tier_reason = choice.executor, choice.executor.options, choice.reason
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)

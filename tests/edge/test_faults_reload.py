@@ -51,7 +51,7 @@ CORRUPTIONS: list[tuple[Callable[[Path], object], str]] = [
     (lambda bundle: link(bundle / "model.onnx"), "a symbolic link"),
     (lambda bundle: truncate(bundle / "manifest.json"), "manifest"),
     (lambda bundle: (bundle / "manifest.json").write_text(""), "manifest"),
-    (wrong_golden, "largest difference"),
+    (wrong_golden, "got a largest"),
 ]
 
 

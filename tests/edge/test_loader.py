@@ -229,7 +229,7 @@ async def test_unknown_model_is_not_ready_while_the_directory_is_read(scheduler:
     """Clients repeat a request that is not ready, and not one for an unknown model."""
     path = write_oracle_bundle(tmp_path / "repository" / "oracle").path
     repository = Repository(path.parent, Loader(scheduler, "onnxruntime", tmp_path / "cache"))
-    with pytest.raises(ModelNotReady, match="got a server that still lists its models, expected 'READY'. Send the "):
+    with pytest.raises(ModelNotReady, match=r"got a server that still lists its models, expected READY\. Send the "):
         repository.find("calculator-oracle", "")
     await ModelControl(repository, "none").start()
     assert repository.find("calculator-oracle", "").state == "READY"
