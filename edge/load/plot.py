@@ -29,17 +29,17 @@ def check_plot(path: Path) -> None:
     Raises:
         UsageError: matplotlib is missing, the suffix is not a format, or the directory does not exist.
     """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
-        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
     if path.suffix not in _SUFFIXES:
         expected = f"a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         raise UsageError("--plot", given=str(path), expected=expected, fix="Rename it.")
     if not path.parent.is_dir():
         given = Literally(f"{path.parent}, which is no directory")
         raise UsageError("--plot", given=given, expected="an existing directory", fix="Make it.")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
+        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
 
 
 def draw(report: LoadReport, path: Path) -> None:

@@ -111,6 +111,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
 class _Connection(BaseHTTPRequestHandler):
     server: HttpServer
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.1"  # so that a request without a version gets an error with a status line
     timeout = _IDLE_SECONDS
 
     def handle(self) -> None:

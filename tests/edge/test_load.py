@@ -277,6 +277,7 @@ def test_files_without_texts_are_rejected(tmp_path: Path) -> None:
 
 
 def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     plot = tmp_path / "report.svg"
     arguments = ["--rate=100", "--seconds=0.5", "--warm-up=0", "--deadline-ms=5000", f"--plot={plot}"]
     text = answer(fewheads("bench", ORACLE_BUNDLE, "--url", url, *arguments))
