@@ -47,15 +47,17 @@ coverage-report:
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --fail-under=97
 
-# Tests that do not depend on the version of Python run only once: fuzzing, faults, and the transport that is not the
-# default where nghttp2 is installed, as it is here.
+# JetPack 6 has the oldest Python: every test of the device's code, but fuzzing, faults and the transport that is not the
+# default there. JetPack 7: those that start no process, and those of a server with its stock clients.
 QUICKER := --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
+SERVERS := $(addprefix tests/edge/test_,server.py cli_server.py tritonclient.py rest_client.py)
 
 test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
 	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")
 
 test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
-	$(if $(PYTHON3.12),.venv-jetpack7/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.12 on this machine")
+	$(if $(PYTHON3.12),.venv-jetpack7/bin/python -m pytest tests/edge --no-processes $(QUICKER),@echo "skipped: no Python 3.12 on this machine")
+	$(if $(PYTHON3.12),.venv-jetpack7/bin/python -m pytest $(SERVERS) $(QUICKER))
 
 .venv-jetpack6/installed: PYTHON_JETPACK = $(PYTHON3.10)
 .venv-jetpack7/installed: PYTHON_JETPACK = $(PYTHON3.12)
