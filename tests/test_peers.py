@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from edge.profiling.conditions import cpu_name
 
 PEERS = Path(__file__).parent.parent / "deploy" / "peers"
 
@@ -22,7 +25,6 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(PEERS))
     monkeypatch.syspath_prepend(str(PEERS))
     return importlib.import_module("report")
 
@@ -105,6 +107,15 @@ def test_publishing_keeps_the_prose(tmp_path: Path, report: Any) -> None:
     page.write_text("# Title\n\nProse.\n\n## The tables\n\n| old |\n")
     report.publish(results, page)
     assert page.read_text() == f"# Title\n\nProse.\n\n## The tables\n\n{report.markdown(results)}"
+
+
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
+def test_machine_names_the_processor_and_its_instruction_sets(report: Any) -> None:
+    compare = importlib.import_module("compare")
+    cpu = compare.machine()["cpu"]
+    assert cpu.startswith(f"{os.cpu_count()} × {cpu_name()} (")
+    assert ("AVX2" in cpu) == (" avx2 " in Path("/proc/cpuinfo").read_text())
+    assert f"; cpu {cpu}." in report.markdown(report.summarise([cell("fewheads, nghttp2")], {"cpu": cpu}))
 
 
 @pytest.mark.slow

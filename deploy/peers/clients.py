@@ -89,11 +89,7 @@ def h2load(port: int, name: str, http_too: bool, concurrency: int, count: int, d
     log.unlink(missing_ok=True)
     data = message(name)
     body.write_bytes(document(name) if http_too else b"\0" + len(data).to_bytes(4, "big") + data)
-    kind = (
-        ["--h1", "-H", f"content-type: {_JSON}"]
-        if http_too
-        else ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-    )
+    kind = ["--h1", f"-Hcontent-type: {_JSON}"] if http_too else ["-Hcontent-type: application/grpc", "-Hte: trailers"]
     url = f"http://127.0.0.1:{port}{f'/{name}' if http_too else _METHOD}"
     command = ["h2load", f"-n{count}", f"-c{concurrency}", "-t1", "-d", str(body), f"--log-file={log}", *kind, url]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

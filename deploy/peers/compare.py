@@ -9,6 +9,7 @@ Each repetition starts every server afresh, in turn, and checks its answers agai
 from __future__ import annotations
 
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -27,6 +28,7 @@ import processes
 import report
 from edge.cli.output import progress, stderr
 from edge.errors import FewheadsError, Literally, ServerError, UsageError
+from export.processor import described, processor
 from recipes import Recipe, recipes
 from work import MODELS, WORK, answer, prepare, run_us
 
@@ -65,7 +67,9 @@ def compare(
             given = Literally(" ".join([*only, *models]))
             expected = f"a part of a server's name: {', '.join(dict.fromkeys(r.name for r in recipes()))}"
             raise UsageError("--only", given=given, expected=expected, fix="Leave it out to measure all servers.")
-        for line in dict.fromkeys(f"not installed: {r.name}: {r.install}" for r in chosen if not r.installed):
+        for line in dict.fromkeys(
+            f"not installed: {r.name}: deploy/peers/install.sh {r.environment}" for r in chosen if not r.installed
+        ):
             click.echo(line)
         present = [r for r in chosen if r.installed]
         if not present or not (only or models or any(r.environment for r in present)):
@@ -126,7 +130,7 @@ def _write_results(out: Path, publish: bool) -> None:
     records = _records(out / "cells.jsonl")
     if not records:  # every server failed
         return
-    results = report.summarise(records, _machine())
+    results = report.summarise(records, machine())
     directories = [out, Path(__file__).parent] if publish else [out]
     for directory in directories:
         (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -213,12 +217,12 @@ def _check(recipe: Recipe, process: subprocess.Popen[bytes], port: int, name: st
         raise ServerError(recipe.name, given=value.ravel()[:4].tolist(), expected=f"{truth.ravel()[:4]}", fix=fix)
 
 
-def _machine() -> dict[str, str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+def machine() -> dict[str, str]:
+    """Return the processors with their instruction sets, the kernel, and the versions that matter."""
+    (cpu,) = described([processor()])
     h2load = subprocess.run(["h2load", "--version"], capture_output=True, text=True, check=False).stdout
     return {
-        "cpu": f"{len(models)} × {models[0]}" if models else platform.machine(),
+        "cpu": f"{os.cpu_count()} × {cpu}",
         "kernel": platform.release(),
         "python": platform.python_version(),
         "grpcio": grpc.__version__,

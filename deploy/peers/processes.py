@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 _TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 _MEMORY = re.compile(r"^(Rss|Pss): +(\d+) kB", re.MULTILINE)
@@ -73,12 +72,9 @@ def memory_mb(root: int) -> tuple[float, float, int]:
     totals = {"Rss": 0, "Pss": 0}
     processes = _tree(root)
     for process in processes:
-        try:
-            text = Path(f"/proc/{process}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        for kind, kilobytes in _MEMORY.findall(text):
-            totals[kind] += int(kilobytes)
+        with suppress(OSError):  # it may have ended
+            for kind, kilobytes in _MEMORY.findall(Path(f"/proc/{process}/smaps_rollup").read_text()):
+                totals[kind] += int(kilobytes)
     return totals["Rss"] / 1000, totals["Pss"] / 1000, len(processes)
 
 
@@ -96,7 +92,15 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a session of its own, yield its process, and end all its processes."""
     with log.open("wb") as file:
-        process = _start(command, environment, directory, file)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=directory,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             yield process
         finally:
@@ -109,15 +113,3 @@ def running(
                     os.kill(member, signal.SIGKILL)
             process.wait()
             time.sleep(0.2)
-
-
-def _start(command: list[str], environment: dict[str, str], directory: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=environment,
-        cwd=directory,
-        stdout=log,
-        stderr=log,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )

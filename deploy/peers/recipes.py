@@ -30,13 +30,7 @@ _TRITON_TYPES = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 
 
 class Start(NamedTuple):
-    """A process to start.
-
-    Attributes:
-        command: its arguments.
-        environment: the whole environment.
-        directory: its working directory.
-    """
+    """A process to start, with its whole environment and its working directory."""
 
     command: list[str]
     environment: dict[str, str]
@@ -68,11 +62,6 @@ class Recipe(NamedTuple):
         return self.environment is None or (HOME / self.environment / "versions.txt").is_file()
 
     @property
-    def install(self) -> str:
-        """The command that installs it."""
-        return f"deploy/peers/install.sh {self.environment}"
-
-    @property
     def version(self) -> str:
         """The version of its package."""
         if self.environment is None:
@@ -99,10 +88,6 @@ def _bare_batching(port: int, other: int) -> Start:
     model = MODELS["accelerator"]
     command = [sys.executable, str(SERVERS / "bare_batching.py"), str(port), str(_BATCHING_THREADS)]
     return Start([*command, str(onnx("accelerator")), str(model.run_ms), str(model.max_rows)], _ENVIRONMENT)
-
-
-def _python(environment: str) -> str:
-    return str(HOME / environment / "bin" / "python")
 
 
 def _triton(models: tuple[str, ...], instances: int, port: int, other: int) -> Start:
@@ -146,13 +131,17 @@ def _mlserver(port: int, other: int) -> Start:
     return Start([str(HOME / "mlserver" / "bin" / "mlserver"), "start", str(directory)], _ENVIRONMENT, directory)
 
 
+def _python(name: str, *arguments: str) -> Start:
+    """Return the start of ``<name>_server.py`` with the Python of that server's environment."""
+    return Start([str(HOME / name / "bin" / "python"), str(SERVERS / f"{name}_server.py"), *arguments], _ENVIRONMENT)
+
+
 def _kserve(port: int, other: int) -> Start:
-    command = [_python("kserve"), str(SERVERS / "kserve_server.py"), *_FILES]
-    return Start([*command, f"--grpc_port={port}", f"--http_port={other}"], _ENVIRONMENT)
+    return _python("kserve", *_FILES, f"--grpc_port={port}", f"--http_port={other}")
 
 
 def _litserve(port: int, other: int) -> Start:
-    return Start([_python("litserve"), str(SERVERS / "litserve_server.py"), str(port), *_FILES], _ENVIRONMENT)
+    return _python("litserve", str(port), *_FILES)
 
 
 def _bentoml(port: int, other: int) -> Start:

@@ -79,9 +79,8 @@ def _ratios(cells: list[Record]) -> list[Record]:
                     for n in repetitions
                     if (server, concurrency, n) in found and (rival, concurrency, n) in found
                 ]
-                pairs = [
-                    pair for pair in pairs if pair[1][field] > 0
-                ]  # the kernel's tick is too coarse for short cells
+                # The kernel's tick is too coarse for short cells.
+                pairs = [(ours, theirs) for ours, theirs in pairs if theirs[field] > 0]
                 quiet = [pair for pair in pairs if max(cell["foreign_cores"] for cell in pair) <= _QUIET]
                 values = [ours[field] / theirs[field] for ours, theirs in quiet or pairs]
                 if values:
@@ -106,14 +105,9 @@ def markdown(results: Record) -> str:
         ["server", "models", "version", "ready s", "processes", "idle RSS MB", "idle PSS MB", "repetitions"],
         (
             [
-                start["server"],
-                start["models"],
-                start["version"],
+                *(start[key] for key in ("server", "models", "version")),
                 f"{start['ready_s']:.2f}",
-                f"{start['processes']:.0f}",
-                f"{start['rss_mb']:.0f}",
-                f"{start['pss_mb']:.0f}",
-                str(start["repetitions"]),
+                *(f"{start[key]:.0f}" for key in ("processes", "rss_mb", "pss_mb", "repetitions")),
             ]
             for start in results["starts"]
         ),
@@ -127,10 +121,7 @@ def markdown(results: Record) -> str:
         lines += ["", f"{run} The time beyond the runner is the mean latency minus that, for every server."]
     if results["ratios"]:
         lines += ["", f"**accelerator, {_CLIENT_OF_RATIOS}: ratios between servers**", "", *_ratio_rows(results)]
-        lines += [
-            "",
-            "The median, least and largest ratio within one repetition, over the repetitions.",
-        ]
+        lines += ["", "The median, least and largest ratio within one repetition, over the repetitions."]
     return "\n".join(lines) + "\n"
 
 
@@ -167,12 +158,7 @@ def _ratio_rows(results: Record) -> list[str]:
 def _figures(cell: Record) -> list[str]:
     ratio = f" ({cell['ratio']:.2f})" if cell["ratio"] else ""
     ratio += "" if cell["foreign_cores"] <= _QUIET else "*"
-    return [
-        f"{cell['p50_us']:.0f}{ratio}",
-        f"{cell['p99_us']:.0f}",
-        f"{cell['per_second']:.0f}",
-        f"{cell['cpu_us']:.0f}",
-    ]
+    return [f"{cell['p50_us']:.0f}{ratio}", *(f"{cell[key]:.0f}" for key in ("p99_us", "per_second", "cpu_us"))]
 
 
 def _table(heads: list[str], rows: Iterable[list[str]]) -> list[str]:
