@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
@@ -50,8 +51,7 @@ def live(secured: Secured, channel: grpc.Channel) -> bool:
 
 def problems(secured: Secured, channel: grpc.Channel) -> list[str]:
     stub = telemetry_pb2_grpc.TelemetryStub(channel)
-    request = telemetry_pb2.GetRequest()
-    return list(stub.Get(request, metadata=bearer(secured.tokens["all"]), timeout=10).problems)
+    return list(stub.Get(telemetry_pb2.GetRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).problems)
 
 
 def tls_context(secured: Secured, client: Pair | None) -> ssl.SSLContext:
@@ -71,25 +71,26 @@ def metrics_page(secured: Secured, client: Pair | None) -> str:
 def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with secured.channel() as channel:
         assert live(secured, channel)
-    credentials = dict(zip(("private_key", "certificate_chain"), map(str, reversed(secured.client)), strict=True))
+    certificate, key = map(str, secured.client)
     with triton.InferenceServerClient(
-        secured.url, ssl=True, root_certificates=str(secured.authority.file), **credentials
+        secured.url, False, True, str(secured.authority.file), key, certificate
     ) as client:
-        headers = {"authorization": f"Bearer {secured.tokens['all']}"}
-        assert client.get_model_metadata("calculator-oracle", headers=headers).name == "calculator-oracle"
+        tensor = triton.InferInput("expression", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[b"1 + 2"]], np.object_))
+        result = client.infer("calculator-oracle", [tensor], headers=dict(bearer(secured.tokens["all"])))
+        assert result.as_numpy("value")[0, 0] == 3
     assert "fewheads_build_info" in metrics_page(secured, secured.client)
 
 
 def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_path: Path) -> None:
     stranger = Authority(tmp_path)
     port = secured.ready.grpc_port
-    channels = [
+    for channel in (
         grpc.insecure_channel(f"{HOST}:{port}"),
         secure_channel(port, secured.authority),  # no certificate
         secure_channel(port, secured.authority, stranger.issue("client")),  # another authority's
         secure_channel(port, stranger, secured.client),  # a client that does not trust the server
-    ]
-    for channel in channels:
+    ):
         with channel, pytest.raises(grpc.RpcError) as caught:
             live(secured, channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -199,10 +200,7 @@ def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
 
 
 def test_server_listens_on_loopback_alone(secured: Secured) -> None:
-    listening = [
-        connection.laddr
-        for connection in psutil.Process(secured.ready.process_id).net_connections()
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    connections = psutil.Process(secured.ready.process_id).net_connections()
+    listening = [one.laddr for one in connections if one.status == psutil.CONN_LISTEN]
     assert {address.port for address in listening} == {secured.ready.grpc_port, secured.ready.metrics_port}
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}

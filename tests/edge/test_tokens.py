@@ -14,14 +14,15 @@ import msgspec
 import pytest
 
 from edge.errors import PermissionDenied, Unauthenticated, UsageError
+from edge.protocol import INFERENCE
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_GET
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.secured_servers import tokens_file
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-LIVE = "/inference.GRPCInferenceService/ServerLive"
+INFER, LIVE = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ServerLive"
+TOKEN = "token, expected one of the server's tokens"
 SHAPE = 'expected {"name": "…", "scopes": ["…"], "sha256": "…"}. Make one with `fewheads token NAME --scope SCOPE`.'
 
 
@@ -102,14 +103,14 @@ def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> Non
         os.chown(written(file, entry()), 4321, -1)
         with pytest.raises(UsageError, match="got a file of user 4321, expected a file of user 0 or root"):
             read_tokens(file)
-    with pytest.raises(UsageError, match="got Is a directory, expected a readable file"):
-        read_tokens(tmp_path)
-    file.unlink()
-    with pytest.raises(UsageError, match="got No such file or directory, expected a readable file"):
-        read_tokens(file)
-    os.mkfifo(file, 0o600)
-    with pytest.raises(UsageError, match="expected a regular file"):
-        read_tokens(file)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, message in (
+        ("", "got Is a directory, expected a readable file"),
+        ("none", "got No such file or directory, expected a readable file"),
+        ("pipe", "expected a regular file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            read_tokens(tmp_path / name)
 
 
 def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
@@ -121,33 +122,22 @@ def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
         assert access.authorize(header, "/grpc.health.v1.Health/Check") == ""
     assert access.authorize(f"Bearer {secrets['grafana']}", LIVE) == "grafana"
     for name, rpc, message in (
-        ("camera", TELEMETRY_GET, "Get: got token 'camera' with the scope infer, expected the scope metrics."),
-        (
-            "grafana",
-            "/inference.GRPCInferenceService/LogSettings",
-            "LogSettings: got token 'grafana' with the scope metrics, infer, expected the scope control.",
-        ),
-        (
-            "all",
-            "/inference.GRPCInferenceService/New",
-            "New: got token 'all' with the scope infer, control, metrics, expected no call: the RPC has no scope.",
-        ),
+        ("camera", TELEMETRY_GET, "infer, expected the scope metrics."),
+        ("grafana", f"/{INFERENCE}/LogSettings", "metrics, infer, expected the scope control."),
+        ("all", f"/{INFERENCE}/New", "infer, control, metrics, expected no call: the RPC has no scope."),
     ):
         with pytest.raises(PermissionDenied) as caught:
             access.authorize(f"Bearer {secrets[name]}", rpc)
-        assert str(caught.value).startswith(message)
+        method = rpc.rpartition("/")[2]
+        assert str(caught.value).startswith(f"{method}: got token {name!r} with the scope {message}")
 
 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (None, "got nothing, expected a token"),
-        ("", "got nothing, expected a token"),
-        ("Basic {0}", "got another scheme, expected the scheme Bearer"),
-        ("{0}", "got another scheme, expected the scheme Bearer"),
-        ("Bearer", "got an unknown token, expected one of the server's tokens"),
-        ("Bearer {0}x", "got an unknown token, expected one of the server's tokens"),
-        ("Bearer x {0}", "got an unknown token, expected one of the server's tokens"),
+        *((header, "got nothing, expected a token") for header in (None, "")),
+        *((header, "got another scheme, expected the scheme Bearer") for header in ("Basic {0}", "{0}")),
+        *((header, f"got an unknown {TOKEN}") for header in ("Bearer", "Bearer {0}x", "Bearer x {0}")),
     ],
 )
 def test_caller_without_a_known_token_is_unauthenticated(file: Path, header: str | None, message: str) -> None:
