@@ -22,6 +22,7 @@ from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.scripted_servers import closed_port
 from tests.support.secured_servers import HOST, Authority, Secured, secured_server
 
 INPUTS = {"expression": text(["3 - -4 + 2"])}
@@ -29,8 +30,7 @@ INPUTS = {"expression": text(["3 - -4 + 2"])}
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    scopes = {"all": ["infer", "metrics"], "infer": ["infer"]}
-    with secured_server(tmp_path_factory.mktemp("secured"), **scopes) as secured:
+    with secured_server(tmp_path_factory.mktemp("secured"), all=["infer", "metrics"], infer=["infer"]) as secured:
         yield secured
 
 
@@ -46,21 +46,17 @@ def options_of(secured: Secured, token: str = "all") -> list[str]:
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 def test_credentials_admit_clients_and_serve_retries(secured: Secured, make: Any) -> None:
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        down = f"{HOST}:{taken.getsockname()[1]}"
-        credentials = credentials_of(secured)
-        assert repr(credentials) == "Credentials()"
-        with make([down, secured.url], credentials=credentials) as client:
-            assert [client.infer(ORACLE, INPUTS).call.attempts for _ in range(4)] == [2, 1, 1, 1]
-            assert next(client.watch(server=secured.url)).models[0].name == ORACLE
+    credentials = credentials_of(secured)
+    assert repr(credentials) == "Credentials()"
+    with closed_port() as down, make([down, secured.url], credentials=credentials) as client:
+        assert [client.infer(ORACLE, INPUTS).call.attempts for _ in range(4)] == [2, 1, 1, 1]
+        assert next(client.watch(server=secured.url)).models[0].name == ORACLE
 
 
 def test_client_without_the_credentials_is_refused(secured: Secured) -> None:
     tls = credentials_of(secured).tls
     for credentials, code, attempts in (
-        (Credentials(tls=tls), "UNAUTHENTICATED", 1),
-        (Credentials(tls=tls, token="wrong"), "UNAUTHENTICATED", 1),
+        *((Credentials(tls=tls, token=token), "UNAUTHENTICATED", 1) for token in ("", "wrong")),
         (Credentials(token=secured.tokens["all"]), "UNAVAILABLE", 4),
         (Credentials(tls=channel_credentials(), token=secured.tokens["all"]), "UNAVAILABLE", 4),
     ):
@@ -157,10 +153,9 @@ def tls_server(certificate: Path, key: Path) -> Iterator[str]:
 
 
 def test_addresses_of_no_grpc_server(server: Ready, secured: Secured) -> None:
-    http = "That is an HTTP port; gRPC is on --grpc-port, 8001 by default."
-    assert http in failure(f"{HOST}:{server.metrics_port}")
-    assert http in failure(f"{HOST}:{server.http_port}")
-    assert http in failure(f"{HOST}:{secured.ready.metrics_port}", credentials_of(secured))
+    http_ports = ((server.metrics_port, None), (server.http_port, None))
+    for port, credentials in (*http_ports, (secured.ready.metrics_port, credentials_of(secured))):
+        assert "an HTTP port; gRPC is on --grpc-port, 8001 by default." in failure(f"{HOST}:{port}", credentials)
     assert "Give --url as HOST:PORT, for example 127.0.0.1:8001." in failure("127.0.0.1:8O01")
     assert "No address is known for that host." in failure("no-such-board.invalid:8001")
     with socket.socket() as probe:

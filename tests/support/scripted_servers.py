@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,10 @@ import numpy as np
 from edge.pb import inference_pb2 as pb
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
-#: Method to its messages, and whether both sides stream.
 _METHODS = {
-    "ModelInfer": (pb.ModelInferRequest, False),
-    "ServerReady": (pb.ServerReadyRequest, False),
-    "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, False),
-    "ModelStreamInfer": (pb.ModelInferRequest, True),
+    "ModelInfer": pb.ModelInferRequest,
+    "ServerReady": pb.ServerReadyRequest,
+    "RepositoryModelLoad": pb.RepositoryModelLoadRequest,
 }
 
 
@@ -46,6 +45,14 @@ def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9)
 
 def x(value: float = 1.0) -> dict[str, Any]:
     return {"x": np.array([value], np.float32)}
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Hold an address without a listener: it refuses connections, and no other process can take it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 class Peer:
@@ -78,14 +85,9 @@ def peer(behave: Behaviour = doubled, port: int = 0) -> Iterator[Peer]:
     """Serve on loopback while the block runs; its end breaks off every call."""
     one = Peer(behave)
     server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
-    handlers = {
-        name: (
-            grpc.stream_stream_rpc_method_handler(one.stream, message.FromString, _serialized)
-            if streams
-            else grpc.unary_unary_rpc_method_handler(one.unary, message.FromString, _serialized)
-        )
-        for name, (message, streams) in _METHODS.items()
-    }
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+    handlers = {name: unary(one.unary, message.FromString, _serialized) for name, message in _METHODS.items()}
+    handlers["ModelStreamInfer"] = stream(one.stream, pb.ModelInferRequest.FromString, _serialized)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
     one.url = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     server.start()
