@@ -45,16 +45,13 @@ def errors(document: Any, version: str) -> list[str]:
     jsonschema = pytest.importorskip("jsonschema")
     referencing = pytest.importorskip("referencing")
     folder = Path(validate.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local-strict"
-    definitions = referencing.Resource.from_contents(read(folder / "_definitions.json"))
-    kind, group = document["kind"], document["apiVersion"].split("/")
-    kinds = read(KSERVE)["kinds"]
+    registry = referencing.Resource.from_contents(read(folder / "_definitions.json")) @ referencing.Registry()
+    kind, kinds = document["kind"], read(KSERVE)["kinds"]
     if kind in kinds:
         assert document["apiVersion"] == kinds[kind]["apiVersion"]
         schema = {**read(KSERVE), "$ref": f"#/$defs/{kind}"}
     else:
-        name = "-".join([kind.lower(), *group])
-        schema = read(folder / f"{name}.json")
-    registry = definitions @ referencing.Registry()
+        schema = read(folder / f"{'-'.join([kind.lower(), *document['apiVersion'].split('/')])}.json")
     found = jsonschema.Draft202012Validator(schema, registry=registry).iter_errors(document)
     return [f"{error.json_path}: {error.message}" for error in found]
 
@@ -101,11 +98,9 @@ def test_manifests_give_the_server_options_and_ports_that_exist(file: str) -> No
     assert "/etc/nv_tegra_release" in {mount["mountPath"] for mount in found["volumeMounts"]}
     context = serve.make_context("serve", list(arguments))
     assert context.params["repository"] == Path("/mnt/models")
-    ports = {port["name"]: port["containerPort"] for port in found["ports"]}
-    options = {"h2c": "grpc_port", "grpc": "grpc_port", "http": "http_port", "metrics": "metrics_port"}
-    assert {options[name]: port for name, port in ports.items()} == {
-        name: context.params[name] for name in ("grpc_port", "http_port", "metrics_port")
-    }
+    names = ("grpc_port", "http_port", "metrics_port")
+    ports = {f"{port['name'].replace('h2c', 'grpc')}_port": port["containerPort"] for port in found["ports"]}
+    assert ports == {name: context.params[name] for name in names}
     assert found["readinessProbe"]["grpc"] == {"port": context.params["grpc_port"]}
     assert found["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": context.params["http_port"]}
     assert context.params["cache"] in {Path(mount["mountPath"]) for mount in found["volumeMounts"]}

@@ -61,11 +61,6 @@ class BaseClient:
         self._closed = False
 
     def _begin(self, server: str, timeout_seconds: float | None, repeatable: bool = False) -> Attempts:
-        """Begin a call or a stream.
-
-        Raises:
-            UsageError: the client is closed or forked, the server is unknown, or the time limit is out of range.
-        """
         self._check_usable()
         if server and server not in self.servers:
             fix = "Leave it out to use any of them."
@@ -92,11 +87,7 @@ class BaseClient:
         return CallInfo(server=self.servers[attempts.server], attempts=attempts.count, round_trip_ns=round_trip_ns)
 
     def _failed(self, attempts: Attempts, failure: FailedCall, subject: str) -> float:
-        """Record a failed attempt, and return the seconds to wait before the next.
-
-        Raises:
-            ServerError: there is no further attempt.
-        """
+        """Record a failed attempt; return the seconds to wait before the next, or raise the error of the last."""
         server, count = attempts.server, attempts.count
         if self._round_robin.failed(server, failure, time.monotonic()) and len(self.servers) > 1 and not self._closed:
             self._watch(server)
@@ -122,12 +113,7 @@ class BaseClient:
             connected()
 
     def _check_usable(self) -> None:
-        """Check that the client can be used.
-
-        Raises:
-            UsageError: it is closed, or made before a fork. gRPC's threads do not survive a fork, so that a call would
-                never end.
-        """
+        """Raise a :class:`UsageError` if the client is closed, or was made before a fork, which gRPC's threads end."""
         if self._closed:
             given = Literally("a call after close()")
             raise UsageError("the client", given=given, expected="none", fix="Make a new client.")

@@ -32,7 +32,9 @@ _MAX_MESSAGE_CHARS = 4000
 
 _RUNNING: Final = "Is it running? `fewheads serve REPOSITORY` starts one, --url names another."
 _HTTP_PORT: Final = "That is an HTTP port; gRPC is on --grpc-port, 8001 by default."
-_CLIENT_CERTIFICATE: Final = "If it asks for client certificates, give --tls-certificate and --tls-key."
+_AFTER_HANDSHAKE: Final = (
+    "after the TLS handshake. If it asks for client certificates, give --tls-certificate and --tls-key."
+)
 _OTHER_NAME: Final = (
     "The server's certificate is for another name. Connect by a name that is in it, or issue one for this name."
 )
@@ -45,16 +47,8 @@ _CAUSES: Final[tuple[tuple[tuple[str, ...], bool | None, str], ...]] = (
         "The server closed the connection at once. If it uses TLS, connect with --tls, or with --tls-ca for an "
         "authority of your own.",
     ),
-    (
-        ("failed to connect", "Socket closed"),
-        True,
-        f"The server closed the connection after the TLS handshake. {_CLIENT_CERTIFICATE}",
-    ),
-    (
-        ("Connection reset",),
-        True,
-        f"The server ended the connection during or after the TLS handshake. {_CLIENT_CERTIFICATE}",
-    ),
+    (("failed to connect", "Socket closed"), True, f"The server closed the connection {_AFTER_HANDSHAKE}"),
+    (("Connection reset",), True, f"The server ended the connection during or {_AFTER_HANDSHAKE}"),
     (("WRONG_VERSION_NUMBER",), True, "That port does not use TLS. Leave out --tls and the other TLS options."),
     (("certificate has expired",), True, "The server's certificate, or its authority's, has expired. Renew it."),
     (("is not yet valid",), True, "The server's certificate is not valid yet. Compare the clocks of both hosts."),
@@ -107,14 +101,7 @@ class FailedCall:
         return cls(code, details, int(after) if known else 0)
 
     def error(self, subject: str, server: str, attempts: int = 1, *, tls: bool = False) -> ServerError:
-        """Return the error to raise: :class:`~edge.errors.ServerRefused` if the server rejected the call.
-
-        Args:
-            subject: of the message.
-            server: address of the server.
-            attempts: number of attempts, this one included.
-            tls: whether the client connects with TLS.
-        """
+        """Return the error to raise: :class:`~edge.errors.ServerRefused` if the server rejected the call."""
         refused = self.code in _REFUSED and not self.details.startswith(_NOT_GRPC)
         if refused or _SENTENCE.search(self.details):
             given = Literally(self.code)

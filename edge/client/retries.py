@@ -82,16 +82,11 @@ class Budget:
 
 
 class Attempts:
-    """Attempts of one call: the server of the current one, and the time left.
+    """Attempts of one call: the index of the ``server`` to call now, the ``count`` of attempts, and the time left.
 
     Args:
-        repeatable: whether the call may be sent twice.
         timeout_seconds: time limit of all attempts and pauses together; None for no limit.
         server: index of the only server to call; None lets them take turns.
-
-    Attributes:
-        server: index of the server to call now.
-        count: number of attempts, the current one included.
     """
 
     def __init__(

@@ -31,14 +31,11 @@ Specs = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rpc(Generic[R]):
-    """One call.
+    """One call; ``subject`` is that of error messages, and ``read`` converts the server's message.
 
     Attributes:
-        subject: of error messages.
-        read: converts the server's message.
         timeout_seconds: time limit, all attempts together; None is the client's default.
         server: the only server to call; empty lets the servers take turns.
-        repeatable: whether it may be sent twice.
         changes_server: whether the server must be named where the client has several.
     """
 
@@ -57,11 +54,9 @@ def as_method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[[Method], Method]:
 
     def decorate(method: Method) -> Method:
         named: Any = method
-        named.__name__ = rpc.__name__
-        named.__doc__ = rpc.__doc__
-        parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-        parameters += inspect.signature(rpc).parameters.values()
-        named.__signature__ = inspect.Signature(parameters)
+        named.__name__, named.__doc__ = rpc.__name__, rpc.__doc__
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        named.__signature__ = inspect.Signature([this, *inspect.signature(rpc).parameters.values()])
         return method
 
     return decorate
@@ -141,8 +136,7 @@ def load(model: str, *, timeout_seconds: float | None = None, server: str = "") 
         ServerError: as :meth:`infer`.
         UsageError: the client has several servers, and ``server`` names none of them.
     """
-    request = pb.RepositoryModelLoadRequest(model_name=model)
-    return _control("RepositoryModelLoad", request, model, timeout_seconds, server)
+    return _control("Load", pb.RepositoryModelLoadRequest(model_name=model), timeout_seconds, server)
 
 
 def unload(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
@@ -152,15 +146,14 @@ def unload(model: str, *, timeout_seconds: float | None = None, server: str = ""
         ServerError: as :meth:`infer`.
         UsageError: as :meth:`load`.
     """
-    request = pb.RepositoryModelUnloadRequest(model_name=model)
-    return _control("RepositoryModelUnload", request, model, timeout_seconds, server)
+    return _control("Unload", pb.RepositoryModelUnloadRequest(model_name=model), timeout_seconds, server)
 
 
-def _control(method: str, request: Any, model: str, timeout_seconds: float | None, server: str) -> Rpc[None]:
+def _control(verb: str, request: Any, timeout_seconds: float | None, server: str) -> Rpc[None]:
     return Rpc(
-        method=method,
+        method=f"RepositoryModel{verb}",
         request=request,
-        subject=f"model {model!r}",
+        subject=f"model {request.model_name!r}",
         read=lambda response, call: None,
         timeout_seconds=timeout_seconds,
         server=server,

@@ -8,7 +8,7 @@ from typing import Final
 
 from edge.errors import Literally, PermissionDenied, Unauthenticated
 from edge.security.scopes import OPEN, RPC_SCOPES
-from edge.security.tokens import Token, find_token, read_tokens
+from edge.security.tokens import find_token, read_tokens
 from edge.security.watched import Watched
 
 #: The name of the caller's token, or its address. A transport sets it for each call, and the call's tasks inherit it.
@@ -18,11 +18,7 @@ _FIX: Final = "Send `authorization: Bearer TOKEN`; `fewheads token` makes tokens
 
 
 class Access:
-    """The tokens of a file, which is read again when it changes.
-
-    Args:
-        path: the file.
-        check_seconds: minimum time between two checks for a change.
+    """The tokens of a file, which is read again when it changes; see :class:`Watched`.
 
     Raises:
         UsageError: the file is invalid.
@@ -37,15 +33,11 @@ class Access:
         return self._tokens.problem
 
     def authorize(self, header: str | None, rpc: str) -> str:
-        """Check that a caller may call an RPC.
+        """Check that a caller may call an RPC, and return the name of the caller's token; empty if the RPC needs none.
 
         Args:
             header: value of the ``authorization`` header; None without one.
-            rpc: the gRPC path, such as ``/inference.GRPCInferenceService/ModelInfer``. HTTP endpoints give the path of
-                the equivalent RPC.
-
-        Returns:
-            The name of the caller's token; empty if the RPC needs none.
+            rpc: the gRPC path, such as ``/inference.GRPCInferenceService/ModelInfer``, also for HTTP endpoints.
 
         Raises:
             Unauthenticated: there is no token, or it is unknown.
@@ -55,16 +47,12 @@ class Access:
         if scopes == OPEN:
             return ""
         scheme, _, secret = (header or "").partition(" ")
-        token: Token | None = None
-        # No message quotes the header: it may hold a mistyped token.
-        if not header:
-            given, expected = "nothing", "a token"
-        elif scheme.lower() != "bearer":
-            given, expected = "another scheme", "the scheme Bearer"
-        else:
+        bearer = scheme.lower() == "bearer"
+        token = find_token(self._tokens.value, secret.strip()) if bearer else None
+        if token is None:  # the message does not quote the header, which may hold a mistyped token
             given, expected = "an unknown token", "one of the server's tokens"
-            token = find_token(self._tokens.value, secret.strip())
-        if token is None:
+            if not bearer:
+                given, expected = ("another scheme", "the scheme Bearer") if header else ("nothing", "a token")
             raise Unauthenticated("authorization", given=Literally(given), expected=expected, fix=_FIX)
         if not scopes or scopes.isdisjoint(token.scopes):
             given = Literally(f"token {token.name!r} with the scope {', '.join(token.scopes)}")

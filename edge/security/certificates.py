@@ -141,11 +141,8 @@ def _wrong_pair(chain: Path, key: Path, error: Exception) -> UsageError:
 
 
 def _validity(server: ssl.SSLContext, chain: bytes) -> tuple[float, str]:
-    """Return the end of a certificate's validity, as a POSIX time, and its current fault.
-
-    Python's ``ssl`` shows only a peer's certificate, so a client in memory that trusts this certificate alone shakes
-    hands with the server.
-    """
+    """Return the end of a certificate's validity, as a POSIX time, and its current fault."""
+    # Python's ssl shows only a peer's certificate, so a client in memory that trusts it alone shakes hands with it.
     first = chain.decode(errors="replace").partition("-----END CERTIFICATE-----")
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

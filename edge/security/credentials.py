@@ -26,9 +26,7 @@ class ServerCertificates:
     def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
         paths = (chain, key, *((client_ca,) if client_ca else ()))
         # Connections are rare, so each one checks the files.
-        self._files = Watched(
-            "the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), check_seconds=0.0
-        )
+        self._files = Watched("the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), 0.0)
         self._needs_client = client_ca is not None
 
     @property
@@ -73,12 +71,7 @@ def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfigur
 def channel_credentials(
     tls_ca: Path | None = None, tls_certificate: Path | None = None, tls_key: Path | None = None
 ) -> grpc.ChannelCredentials:
-    """Return credentials for ``grpc.secure_channel`` and ``grpc.aio.secure_channel``.
-
-    Args:
-        tls_ca: authorities that the client trusts; None trusts those that gRPC includes.
-        tls_certificate: certificate of the client, if the server requires one.
-        tls_key: its private key.
+    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC.
 
     Raises:
         UsageError: a file is missing or not PEM, a key belongs to another certificate, or one comes without the other.

@@ -85,11 +85,8 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
     """Return the entry of a token, or None. The duration reveals nothing about the entries."""
     digest = hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
-    found = None
-    for token in tokens:
-        if hmac.compare_digest(digest, token.sha256):
-            found = token
-    return found
+    found = [token for token in tokens if hmac.compare_digest(digest, token.sha256)]
+    return found[0] if found else None
 
 
 def _check(subject: str, token: Token) -> None:

@@ -40,7 +40,7 @@ class Watched(Generic[T]):
         subject: names the files in the log.
         paths: the files; symbolic links are followed.
         read: reads and checks all of them.
-        check_seconds: minimum time between two checks whether the files have changed.
+        check_seconds: minimum time between two checks for a change.
 
     Raises:
         FewheadsError: the files are invalid at the start.
@@ -54,7 +54,7 @@ class Watched(Generic[T]):
         self._lock = threading.Lock()
         self._problem = ""
         # Taken before reading, so that a change during the read is noticed.
-        self._stamps = self._current_stamps()
+        self._stamps = [_stamp(path) for path in self._paths]
         self._value = read()
         self._checked = time.monotonic()
 
@@ -77,7 +77,7 @@ class Watched(Generic[T]):
 
     def _check(self) -> None:
         self._checked = time.monotonic()
-        stamps = self._current_stamps()
+        stamps = [_stamp(path) for path in self._paths]
         if stamps == self._stamps:
             return
         self._stamps = stamps
@@ -89,9 +89,6 @@ class Watched(Generic[T]):
         else:
             self._problem = ""
             log.info("%s: read again", self._subject)
-
-    def _current_stamps(self) -> list[tuple[int, ...] | None]:
-        return [_stamp(path) for path in self._paths]
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ import pytest
 from edge.errors import UsageError
 from edge.security.certificates import read_certificates
 from edge.security.credentials import ServerCertificates, channel_credentials, read_token
-from tests.support.secured_servers import HOST, Authority
+from tests.support.secured_servers import HOST, Authority, write_private
 
 NOW = datetime.now(timezone.utc)
 
@@ -79,19 +79,19 @@ def test_key_that_others_may_read_is_reported(
 
 def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_path: Path) -> None:
     (chain, key), (_, other) = authority.issue(), authority.issue("other")
-    assert rejected(chain, other) == (
-        f"--tls-key: got {other}, of another certificate, expected the key of {chain}. "
-        f"Give the key that {chain} was made for."
-    )
-    none = tmp_path / "none"
-    assert rejected(none, key).startswith(f"--tls-certificate: got {none}: No such file or directory, expected a PEM")
-    assert rejected(chain, none).startswith(f"--tls-key: got {none}: No such file")
-    assert rejected(chain, key, none).startswith(f"--tls-client-ca: got {none}: No such file")
-    assert f"{tmp_path}: Is a directory" in rejected(tmp_path, key)
-    assert rejected(key, key).startswith("--tls-certificate and --tls-key: got ")
-    assert rejected(chain, chain).startswith("--tls-certificate and --tls-key: got ")
-    assert rejected(chain, key, key).startswith(f"--tls-client-ca {key}: got something else, expected PEM cert")
-    binary, pipe, huge = tmp_path / "binary", tmp_path / "pipe", tmp_path / "huge"
+    none, binary, pipe, huge = (tmp_path / name for name in ("none", "binary", "pipe", "huge"))
+    mismatch = f"{other}, of another certificate, expected the key of {chain}. Give the key that {chain} was made for."
+    for files, message in (
+        ((chain, other), f"--tls-key: got {mismatch}"),
+        ((none, key), f"--tls-certificate: got {none}: No such file or directory, expected a PEM"),
+        ((chain, none), f"--tls-key: got {none}: No such file"),
+        ((chain, key, none), f"--tls-client-ca: got {none}: No such file"),
+        ((tmp_path, key), f"--tls-certificate: got {tmp_path}: Is a directory"),
+        ((key, key), "--tls-certificate and --tls-key: got "),
+        ((chain, chain), "--tls-certificate and --tls-key: got "),
+        ((chain, key, key), f"--tls-client-ca {key}: got something else, expected PEM cert"),
+    ):
+        assert rejected(*files).startswith(message)
     first, end, _ = chain.read_text().partition("-----END CERTIFICATE-----")
     binary.write_bytes(ssl.PEM_cert_to_DER_cert(first + end))
     os.mkfifo(pipe)
@@ -140,20 +140,20 @@ def test_server_follows_its_certificate(authority: Authority) -> None:
 def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp_path: Path) -> None:
     chain, key = authority.issue("client")
     assert channel_credentials(authority.file, chain, key) is not None
-    for half in ({"tls_certificate": chain}, {"tls_key": key}):
-        with pytest.raises(UsageError, match="got one without the other, expected both or none"):
-            channel_credentials(**half)
-    with pytest.raises(UsageError, match="--tls-ca"):
-        channel_credentials(tmp_path / "none")
-    with pytest.raises(UsageError, match="of another certificate"):
-        channel_credentials(None, chain, authority.issue()[1])
+    for files, message in (
+        ((None, chain), "got one without the other, expected both or none"),
+        ((None, None, key), "got one without the other, expected both or none"),
+        ((tmp_path / "none",), "--tls-ca"),
+        ((None, chain, authority.issue()[1]), "of another certificate"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            channel_credentials(*files)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff\xfe", b"\x7f", b"x" * 4097, b"a\nb"])
 def test_invalid_token_of_a_client_is_rejected(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "token"
-    file.write_bytes(content)
-    file.chmod(0o600)
+    write_private(file, content)
     with pytest.raises(UsageError) as caught:
         read_token(file)
     assert str(caught.value) == (
@@ -165,8 +165,7 @@ def test_invalid_token_of_a_client_is_rejected(tmp_path: Path, content: bytes) -
 def test_token_file_must_be_readable_by_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "token"
     token = "!~" + "x" * 4093
-    file.write_text(f"{token}\n")
-    file.chmod(0o600)
+    write_private(file, f"{token}\n".encode())
     assert read_token(file) == token
     for mode in (0o640, 0o604):
         file.chmod(mode)

@@ -44,17 +44,15 @@ class Awaited:
 
     def _iterate(self, items: AsyncGenerator[Any, None]) -> Iterator[Any]:
         async def step() -> Any:
-            return await anext(items)
+            return await anext(items, _END)
 
         try:
-            while True:
-                try:
-                    item = self._run(step())
-                except StopAsyncIteration:
-                    return
-                yield item
+            yield from iter(lambda: self._run(step()), _END)
         finally:
             self._run(items.aclose())
+
+
+_END = object()
 
 
 #: Both clients, to be called alike.

@@ -33,34 +33,30 @@ class Authority:
         self.file = directory / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.file))
 
-    def issue(
-        self,
-        name: str = "server",
-        *,
-        hosts: Sequence[str] = (HOST, "localhost"),
-        not_before: datetime | None = None,
-        not_after: datetime | None = None,
-    ) -> Pair:
-        """Write ``<name>.pem`` and ``<name>.key``, replacing those that exist."""
-        leaf = self._ca.issue_cert(*hosts, common_name=name, not_before=not_before, not_after=not_after)
-        pair = (self._directory / f"{name}.pem", self._directory / f"{name}.key")
-        pair[1].unlink(missing_ok=True)
-        pair[1].touch(0o600)
-        pair[0].write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
-        pair[1].write_bytes(leaf.private_key_pem.bytes())
-        return pair
+    def issue(self, name: str = "server", *, hosts: Sequence[str] = (HOST, "localhost"), **dates: datetime) -> Pair:
+        """Write ``<name>.pem`` and ``<name>.key``, replacing those that exist; ``dates`` are those of trustme."""
+        leaf = self._ca.issue_cert(*hosts, common_name=name, **dates)
+        certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
+        certificate.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        write_private(key, leaf.private_key_pem.bytes())
+        return certificate, key
 
 
 Pair = tuple[Path, Path]
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file by one that only its owner may read."""
+    scratch = path.with_suffix(".new")
+    scratch.touch(0o600)
+    scratch.write_bytes(content)
+    scratch.replace(path)
+
+
 def tokens_file(path: Path, **scopes: Sequence[str]) -> dict[str, str]:
     """Write a file of new tokens, one for each name, and return them."""
     made = {name: new_token(name, of) for name, of in scopes.items()}
-    scratch = path.with_suffix(".new")
-    scratch.touch(0o600)
-    scratch.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for _, line in made.values()))
-    scratch.replace(path)
+    write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for _, line in made.values()))
     return {name: secret for name, (secret, _) in made.items()}
 
 
@@ -106,8 +102,7 @@ def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str])
     own, client = authority.issue(), authority.issue("client")
     tokens = tokens_file(directory / "tokens", **scopes)
     for name, token in tokens.items():
-        (directory / name).touch(0o600)
-        (directory / name).write_text(token)
+        write_private(directory / name, token.encode())
     (directory / "repository").mkdir()
     (directory / "repository" / "oracle").symlink_to(ORACLE_BUNDLE, target_is_directory=True)
     options = [f"--tls-certificate={own[0]}", f"--tls-key={own[1]}", f"--tls-client-ca={authority.file}"]
