@@ -51,7 +51,7 @@ def _fleet(repository: Path) -> Iterator[list[Board]]:
 def fleet(_fleet: list[Board]) -> list[Board]:
     for board in _fleet:
         if not board.runs():  # an earlier test ended it
-            restart(board)
+            board.start(wait=True)
     return _fleet
 
 
@@ -108,11 +108,6 @@ def until(done: Callable[[], bool], seconds: float = 20.0) -> float:
     return time.monotonic() - begun
 
 
-def restart(board: Board) -> None:
-    board.start()
-    board.wait()
-
-
 @needs_nginx
 def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], tmp_path: Path) -> None:
     with balancer([board.url for board in fleet], tmp_path) as url, followed(tmp_path), traffic(url, ONCE) as sent:
@@ -121,7 +116,7 @@ def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], 
         killed = time.monotonic()
         fleet[0].end(signal.SIGKILL)
         time.sleep(3.0)
-        restart(fleet[0])
+        fleet[0].start(wait=True)
         back = until(lambda: fleet[0].answered() > 20)
         time.sleep(0.5)
     print(f"through nginx, no retries: {sent}; traffic again {back:.2f} s after it was ready")
@@ -149,7 +144,7 @@ def test_with_retries_nothing_is_lost(
             time.sleep(0.3)
             board.end(number)
             time.sleep(0.5 if number == signal.SIGKILL else 0)
-            restart(board)
+            board.start(wait=True)
             until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
     print(f"{'through nginx' if balanced else 'three addresses'}, {number.name} to each board: {sent}")
     assert not sent.failures, sent.failures
@@ -166,7 +161,7 @@ def test_rolling_update_loses_nothing_without_retries(fleet: list[Board], tmp_pa
             time.sleep(0.2)
             assert board.answered() == before
             board.end(signal.SIGTERM)
-            restart(board)
+            board.start(wait=True)
             reload(tmp_path, f"#server {board.url}", f"server {board.url}")
             until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
     print(f"through nginx, rolling update, no retries: {sent}")
@@ -233,7 +228,7 @@ def test_client_of_all_boards_moves_requests_at_once(fleet: list[Board]) -> None
         fleet[0].end(signal.SIGKILL)
         time.sleep(2.0)
         restarted = time.monotonic()
-        restart(fleet[0])
+        fleet[0].start(wait=True)
         started = time.monotonic()
         until(lambda: sent.servers(restarted)[urls[0]] > 20)
     first = min(begun for begun, _, result in sent.answers if begun > restarted and result.call.server == urls[0])

@@ -42,8 +42,10 @@ class Board:
         self._command += ["--target=onnxruntime", "--log-level=error", "--json", *map(str, arguments)]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, wait: bool = False) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if wait:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until it accepts requests."""
@@ -99,35 +101,28 @@ def balancer(
 ) -> Iterator[str]:
     """Run nginx with the published configuration for three servers; yield its address once it answers a request.
 
-    Args:
-        urls: addresses of the servers.
-        directory: for its files.
-        values: replacements of directives of the configuration.
-        credentials: of the request.
+    ``values`` replaces directives of the configuration.
     """
     port = free_port()
     written = CONFIG.read_text()
     changes = {f"192.0.2.{number}:8001": url for number, url in enumerate(urls, 1)}
-    changes["listen 8001 http2;"] = f"listen 127.0.0.1:{port} http2;"
-    changes.update(values)
+    changes |= {"listen 8001 http2;": f"listen 127.0.0.1:{port} http2;", **values}
     for old, new in changes.items():
         assert written.count(old) >= 1, old
         written = written.replace(old, new)
     config = directory / "nginx.conf"
     config.write_text(written)
-    log = (directory / "nginx.log").open("wb")
     globally = f"daemon off; master_process on; pid {directory}/nginx.pid;"
-    process = subprocess.Popen(
-        ["nginx", "-p", str(directory), "-c", str(config), "-e", "stderr", "-g", globally], stderr=log
-    )
+    command = ["nginx", "-p", str(directory), "-c", str(config), "-e", "stderr", "-g", globally]
+    with (directory / "nginx.log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log)
     url = f"127.0.0.1:{port}"
     try:
         _wait_for_answers(url, credentials, directory / "nginx.log")
         yield url
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         process.wait(SECONDS)
-        log.close()
 
 
 def reload(directory: Path, old: str, new: str) -> None:
