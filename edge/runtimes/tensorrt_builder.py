@@ -84,12 +84,8 @@ def compile_onnx(
     Args:
         model: the bytes of the ONNX file, weights included.
         profile: the allowed shapes of every dynamic input.
-        flavor: the package.
         compute_capability: the GPU to compile for, such as ``SM86``; None is this machine's.
-        subject: the name of the model in errors.
         precision: of the file: ``fp32``, ``fp16`` or ``int8``.
-        options: how to build.
-        progress: called during the build.
 
     Raises:
         BundleError: the model is no ONNX, or its weights are in other files.
