@@ -70,13 +70,9 @@ def _ask(url: str) -> bool:
         for name, items in picked.items()
     }
     rows = [
-        [
-            splits[name].expressions[item],
-            float(splits[name].truth[item]),
-            *(float(answers[model, name][row]) for model in models),
-        ]
-        for name, items in picked.items()
-        for row, item in enumerate(items[:SHOWN])
+        [split.expressions[item], float(split.truth[item]), *(float(answers[model, name][row]) for model in models)]
+        for name, split in splits.items()
+        for row, item in enumerate(picked[name][:SHOWN])
     ]
     short = [model.removeprefix("calculator-") for model in models]
     print_table("answers", ["expression", "truth", *short], rows)

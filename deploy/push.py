@@ -156,8 +156,6 @@ class Server:
     """The server of the board.
 
     Args:
-        client: a client of the server.
-        board: the board.
         load: whether to request each load, as under ``--model-control explicit``.
         restart: the command that restarts the server; empty if it follows its repository.
         wait_seconds: the longest time until a model is ready.
@@ -204,11 +202,8 @@ class Server:
             if state == "READY" and not (gone and self.state(gone.name, gone.version)[0]):
                 return
             if (state == "UNAVAILABLE" and not gone) or time.monotonic() > until:
-                subject = f"{wanted.name} version {wanted.version}"
-                given = Literally(status)
-                fix = "Read the server's log."
-                expected = f"READY within {self._wait_seconds:g} s"
-                raise ServerError(subject, given=given, expected=expected, fix=fix)
+                subject, expected = f"{wanted.name} version {wanted.version}", f"READY within {self._wait_seconds:g} s"
+                raise ServerError(subject, given=Literally(status), expected=expected, fix="Read the server's log.")
             time.sleep(_POLL_SECONDS)
 
 
@@ -293,10 +288,8 @@ def _switch(board: Board, server: Server, wanted: Installed, source: str | None,
             raise
         if source and source.endswith(_INCOMING):
             board.run(_REMOVE, source)
-        again = _served_again(server, wanted, earlier)
-        raise ServerError(
-            error.subject, given=error.given, expected=error.expected, fix=f"{again} {error.fix}"
-        ) from error
+        fix = f"{_served_again(server, wanted, earlier)} {error.fix}"
+        raise ServerError(error.subject, given=error.given, expected=error.expected, fix=fix) from error
 
 
 def _served_again(server: Server, failed: Installed, earlier: list[Installed]) -> str:

@@ -79,13 +79,10 @@ def build(
     With the target ``auto``, a model that one runtime cannot build is built for the next one.
 
     Args:
-        bundle: the model.
         target: the runtime; see :func:`edge.runtimes.table.choose`.
         cache_dir: the cache; None is the default one.
-        tier: the size of the model; None is the full one.
-        options: how to build.
+        tier: None is the full one.
         replace: whether to repeat a build that the cache has.
-        progress: called during a long build.
 
     Raises:
         UsageError: there is no such target, or the cache cannot be written.
@@ -140,8 +137,8 @@ def build_here(
     runtime: Runtime,
     source: Source,
     cache_dir: Path | None,
-    options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
-    progress: Progress | None = None,
+    options: BuildOptions,
+    progress: Progress | None,
 ) -> Built:
     """Build a model in this process; see :func:`build`. Nothing of a failed build is kept."""
     meter = _Meter(progress)
@@ -176,7 +173,7 @@ def build_here(
                 file=product.file,
                 sha256=sha256(product.data),
                 size_bytes=len(product.data),
-                seconds=meter.seconds,
+                seconds=time.monotonic() - meter.began,
                 key=key,
                 golden=golden,
                 golden_skipped=None if golden else f"golden check not run: it needs a GPU of {runtime.device}",
@@ -234,11 +231,11 @@ def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier:
     found = find_build(runtime, source, cache_dir)
     if runtime.isolated_build and not found:
         raise _not_built(runtime, source, cache_dir)
-    runner, report = _load_checked(runtime, source, found.product if found else None)
+    product, record = (found.product, found.record) if found else (None, None)
+    runner, report = _load_checked(runtime, source, product)
     read_from: Literal["cache", "bundle"] = "cache" if found else "bundle"
     name = f"{bundle.manifest.name} {bundle.manifest.version}"
     log.info("%s was read from the %s. %s", name, read_from, runtime.reason)
-    record = found.record if found else None
     for warning in record.engine.notes if record and record.engine else ():
         log.warning("the engine of %s (tier %s): %s", name, source.tier.name, warning)
     independent = runtime.row_independent(source.artifact)
@@ -246,26 +243,16 @@ def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier:
 
 
 def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> BackendError:
-    """Return the error of a model without a build for this machine, with the command that makes one."""
     other = cache.nearest(cache_dir, cache.key_of(source, runtime))
     given, expected = f"no build in {cache.cache_directory(cache_dir)}", "one for this machine"
     if other:
         given, expected = (f"a build for {key}" for key in other)
     command = runtime.build_command(source) + (f" --cache {cache_dir}" if cache_dir else "")
-    return BackendError(
-        f"{source.subject} for {runtime.name}",
-        given=Literally(given),
-        expected=expected,
-        fix=f"Build it on this machine: {command}",
-    )
+    subject, fix = f"{source.subject} for {runtime.name}", f"Build it on this machine: {command}"
+    return BackendError(subject, given=Literally(given), expected=expected, fix=fix)
 
 
 def _check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None, options: BuildOptions) -> None:
-    """Check that the attention of a build is fused if the options require it.
-
-    Raises:
-        BackendError: it is not, or the runtime does not show its kernels.
-    """
     if not options.require_fused_attention or (engine and engine.all_fused):
         return
     given = engine.attention if engine else f"a build for {runtime.name}, which does not show its kernels"
@@ -306,13 +293,9 @@ class _Meter:
 
     def __init__(self, report: Progress | None) -> None:
         self._report = report
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._reported = -_REPORT_SECONDS
         self._fraction = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
 
     def report(self, phase: str, fraction: float) -> None:
         """Report a phase and the fraction of the whole build that is done, which never falls."""
@@ -322,5 +305,5 @@ class _Meter:
             return
         self._reported = now
         known = self._fraction >= _ESTIMATED_FROM
-        left = (now - self._began) * (1 - self._fraction) / self._fraction if known else None
+        left = (now - self.began) * (1 - self._fraction) / self._fraction if known else None
         self._report(BuildProgress(phase, self._fraction, left))

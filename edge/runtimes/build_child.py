@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -98,17 +98,8 @@ class Failed(msgspec.Struct, frozen=True, tag="error"):
 
 
 Message = Advanced | Logged | Finished | Failed
-_DECODER = msgspec.json.Decoder(Message)
-
-
-def decode(line: bytes) -> Message:
-    """Return the message on a line.
-
-    Raises:
-        msgspec.DecodeError: the line is no message.
-    """
-    message: Message = _DECODER.decode(line)
-    return message
+#: Returns the message on a line, or raises msgspec.DecodeError.
+decode: Callable[[bytes], Message] = msgspec.json.Decoder(Message).decode
 
 
 def build_in_child(
@@ -116,8 +107,8 @@ def build_in_child(
     source: Source,
     cache_dir: Path | None,
     options: BuildOptions,
-    progress: Progress | None = None,
-    stop: threading.Event | None = None,
+    progress: Progress | None,
+    stop: threading.Event | None,
 ) -> None:
     """Build a model in a child process, which puts it into the cache.
 
@@ -243,17 +234,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions, memory: _Memory) -> BackendError:
-    """Return the error of a child that ended without a result."""
     try:
         code = child.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:  # its output is closed, and it hangs
         child.kill()
         code = child.wait()
     fix = "See its last lines above or in the log, and build again."
-    if code >= 0:
-        given = f"a build process that ended with exit status {code}, {memory}"
-    else:
-        given = f"a build process that was ended by {signal.Signals(-code).name}, {memory}"
+    ended = f"ended with exit status {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    given = f"a build process that {ended}, {memory}"
     if -code == signal.SIGKILL:
         given += "; the system kills processes so when memory runs out"
         workspace = options.workspace_bytes // 2**20

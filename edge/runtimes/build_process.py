@@ -54,7 +54,10 @@ class Channel(logging.Handler):
 def main() -> None:
     """Build the model of the request on stdin. The exit code is 0, or that of the error in the last message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
-    _yield_to_others()
+    # Servers get the processor first, and the system kills this process before them when memory runs out.
+    os.nice(_NICENESS)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     # Libraries print to stdout, so that goes to stderr; the parent gets only messages.
     channel = Channel(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
@@ -62,7 +65,10 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
-        _build(request, channel)
+        runtime = RUNTIMES[request.runtime](request.parameter)
+        runtime.reason = request.reason
+        source = Source.of(Bundle.open(request.bundle, models=False), runtime, request.tier)
+        build_here(runtime, source, Path(request.cache), request.options, lambda made: channel.send(Advanced(made)))
     except (FewheadsError, MemoryError) as error:
         failure = error if isinstance(error, FewheadsError) else _without_memory(request)
         channel.send(Failed.of(failure))
@@ -74,24 +80,9 @@ def main() -> None:
     _exit(0)
 
 
-def _build(request: Request, channel: Channel) -> None:
-    bundle = Bundle.open(request.bundle, models=False)
-    runtime = RUNTIMES[request.runtime](request.parameter)
-    runtime.reason = request.reason
-    source = Source.of(bundle, runtime, request.tier)
-    build_here(runtime, source, Path(request.cache), request.options, lambda progress: channel.send(Advanced(progress)))
-
-
 def _without_memory(request: Request) -> BackendError:
     given = Literally("a build process without memory")
     return BackendError(request.bundle, given=given, expected="a build that ends", fix=f"{MORE_MEMORY}.")
-
-
-def _yield_to_others() -> None:
-    """Give servers the processor first, and let the system kill this process before them when memory runs out."""
-    os.nice(_NICENESS)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def _end_with_parent() -> None:

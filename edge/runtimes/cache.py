@@ -138,9 +138,7 @@ def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | Non
     """
     same = ("onnx", "runtime", "tier", "role")
     found = [one for one in _keys(cache_directory(given)) if all(one.get(name) == key[name] for name in same)]
-    if not found:
-        return None
-    return _differences(min(found, key=lambda one: len(_differing(one, key))), key)
+    return _differences(min(found, key=lambda one: len(_differing(one, key))), key) if found else None
 
 
 def check_writable(given: Path | None) -> None:
@@ -160,10 +158,9 @@ def check_writable(given: Path | None) -> None:
 
 def unwritable(directory: Path, error: OSError) -> UsageError:
     """Return the error of a cache that cannot be written."""
+    expected = f"a cache at {directory} that can be written"
     fix = "Give another directory with --cache or FEWHEADS_CACHE, or make room in this one."
-    return UsageError(
-        "--cache", given=Literally(error), expected=f"a cache at {directory} that can be written", fix=fix
-    )
+    return UsageError("--cache", given=Literally(error), expected=expected, fix=fix)
 
 
 def clean(given: Path | None) -> None:

@@ -53,9 +53,7 @@ class OnnxRuntimeRunner:
         model: the bytes of the ONNX file, because the bytes that were hashed must be those that run.
         subject: the name of the model in errors.
         threads: intra-op threads. One by default: more cost more than they gain for small models on few cores.
-        providers: the execution providers.
         optimized_path: the file to which ONNX Runtime writes the optimized graph.
-        session_config: further entries of the session's configuration.
 
     Raises:
         BundleError: the bytes are no ONNX model that this ONNX Runtime can run, or its weights are in other files.

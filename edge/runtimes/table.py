@@ -78,7 +78,6 @@ def first_that_works(target: str, subject: str, attempt: Callable[[Runtime], T])
     Args:
         target: see :func:`choose`.
         subject: the name of the model in the log.
-        attempt: builds or loads the model with a runtime.
 
     Raises:
         FewheadsError: the error of the last runtime.

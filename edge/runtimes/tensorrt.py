@@ -91,9 +91,10 @@ class TensorRt(_Engines):
             version = cls.version()
         except BackendError as error:
             return Suitability(False, f"TensorRT cannot be used here ({error.subject}: {error.given}).")
-        found = cuda.facts()
-        reason = f"TensorRT {version} runs on {found.name} of compute capability {found.compute_capability}."
-        return Suitability(True, reason)
+        gpu = cuda.facts()
+        return Suitability(
+            True, f"TensorRT {version} runs on {gpu.name} of compute capability {gpu.compute_capability}."
+        )
 
     def cache_key(self) -> dict[str, str]:
         return super().cache_key() | device_key(cuda.facts())

@@ -84,12 +84,8 @@ def compile_onnx(
     Args:
         model: the bytes of the ONNX file, weights included.
         profile: the allowed shapes of every dynamic input.
-        flavor: the package.
         compute_capability: the GPU to compile for, such as ``SM86``; None is this machine's.
-        subject: the name of the model in errors.
         precision: of the file: ``fp32``, ``fp16`` or ``int8``.
-        options: how to build.
-        progress: called during the build.
 
     Raises:
         BundleError: the model is no ONNX, or its weights are in other files.
@@ -135,21 +131,17 @@ class _Job:
             self.logger.listener = None
 
     def _attempt(self, weak: str) -> CompiledEngine:
-        """Build once.
-
-        Args:
-            weak: why the network is weakly typed; empty for a strongly typed one.
-        """
+        """Build once; ``weak`` is the reason for a weakly typed network, or empty."""
         trt = self.trt
         builder = trt.Builder(self.logger)
         strong = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         network = builder.create_network(0 if weak else strong)
-        _parse(trt, self.model, network, self.logger, self.subject)
+        self._parse(network)
         # Before the build, which may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
         limits = index_limits(trt, network)
         profiles = buckets(self.profile)
-        config = _config(trt, builder, profiles, len(self.model), self.compute_capability, self.subject, self.options)
+        config = self._config(builder, profiles)
         for flag in _PRECISION_FLAGS[self.precision] if weak else ():
             config.set_flag(getattr(trt.BuilderFlag, flag))
         timing, timed = self.options.timing_cache, "off"
@@ -197,56 +189,46 @@ class _Job:
             fix = f"{MORE_MEMORY}."
         return BackendError(self.subject, given=given, expected=expected, fix=fix)
 
+    def _parse(self, network: Any) -> None:
+        parser = self.trt.OnnxParser(network, self.logger)
+        if parser.parse(self.model) and network.num_outputs:
+            return
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        found = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
+        raise BackendError(
+            self.subject,
+            given=Literally("; ".join(found) or "a graph without outputs"),
+            expected=f"an ONNX model that {self.trt.__name__} {self.trt.__version__} parses",
+            fix="Export it again with standard ONNX operators, or serve it with --target onnxruntime.",
+        )
 
-def _parse(trt: Any, model: bytes, network: Any, logger: Any, subject: str) -> None:
-    parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse(model)
-    if parsed and network.num_outputs:
-        return
-    errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    found = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
-    raise BackendError(
-        subject,
-        given=Literally("; ".join(found) or "a graph without outputs"),
-        expected=f"an ONNX model that {trt.__name__} {trt.__version__} parses",
-        fix="Export it again with standard ONNX operators, or serve it with --target onnxruntime.",
-    )
+    def _config(self, builder: Any, profiles: Sequence[Profiles]) -> Any:
+        trt, options = self.trt, self.options
+        config = builder.create_builder_config()
+        # With TF32's 10 bits of mantissa an FP32 model would miss its golden outputs.
+        config.clear_flag(trt.BuilderFlag.TF32)
+        pools = trt.MemoryPoolType
+        config.set_memory_pool_limit(pools.WORKSPACE, options.workspace_bytes)
+        # On a Jetson this pool limits all memory of the build, the builder's own included; above it, kernels are
+        # skipped. TensorRT accepts only powers of two, and merely logs an error about others.
+        needed = memory_needed(len(self.model), options.workspace_bytes).size_bytes
+        config.set_memory_pool_limit(pools.TACTIC_DRAM, 1 << (needed - 1).bit_length())
+        for profile in profiles:
+            shapes = builder.create_optimization_profile()
+            for name, allowed in profile.items():
+                shapes.set_shape(name, allowed.min, allowed.opt, allowed.max)
+            if config.add_optimization_profile(shapes) < 0:
+                fix = "Export the bundle again."
+                given = Literally(described(profile))
+                raise BackendError(f"{self.subject} profile", given=given, expected="shapes of its inputs", fix=fix)
+        if self.compute_capability is not None:
+            config.num_compute_capabilities = 1
+            config.set_compute_capability(getattr(trt.ComputeCapability, self.compute_capability), 0)
+        return config
 
 
 def _where(node: str, operator: str) -> str:
     return f" at node {node!r} ({operator})" if node or operator else ""
-
-
-def _config(
-    trt: Any,
-    builder: Any,
-    profiles: Sequence[Profiles],
-    model_bytes: int,
-    compute_capability: str | None,
-    subject: str,
-    options: BuildOptions,
-) -> Any:
-    config = builder.create_builder_config()
-    # With TF32's 10 bits of mantissa an FP32 model would miss its golden outputs.
-    config.clear_flag(trt.BuilderFlag.TF32)
-    pools = trt.MemoryPoolType
-    config.set_memory_pool_limit(pools.WORKSPACE, options.workspace_bytes)
-    # On a Jetson this pool limits all memory of the build, the builder's own included; above it, kernels are skipped.
-    # TensorRT accepts only powers of two, and merely logs an error about others.
-    needed = memory_needed(model_bytes, options.workspace_bytes).size_bytes
-    config.set_memory_pool_limit(pools.TACTIC_DRAM, 1 << (needed - 1).bit_length())
-    for profile in profiles:
-        shapes = builder.create_optimization_profile()
-        for name, allowed in profile.items():
-            shapes.set_shape(name, allowed.min, allowed.opt, allowed.max)
-        if config.add_optimization_profile(shapes) < 0:
-            fix = "Export the bundle again."
-            given = Literally(described(profile))
-            raise BackendError(f"{subject} profile", given=given, expected="shapes of its inputs", fix=fix)
-    if compute_capability is not None:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
-    return config
 
 
 def _load_timing(config: Any, path: Path) -> Literal["new", "reused"]:

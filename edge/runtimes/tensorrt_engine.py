@@ -17,15 +17,7 @@ from edge.runtimes.tensorrt_device import SharedDevice
 log = logging.getLogger(__name__)
 
 #: TensorRT's names of the supported datatypes to the protocol's.
-DATATYPES = {
-    "FLOAT": "FP32",
-    "HALF": "FP16",
-    "INT64": "INT64",
-    "INT32": "INT32",
-    "INT8": "INT8",
-    "UINT8": "UINT8",
-    "BOOL": "BOOL",
-}
+DATATYPES = {"FLOAT": "FP32", "HALF": "FP16"} | {name: name for name in ("INT64", "INT32", "INT8", "UINT8", "BOOL")}
 #: The most graphs of one engine, and the most runs without a graph that it remembers.
 GRAPHS = 16
 #: A graph may be replaced after so many runs without it. A capture takes as long as several runs.
@@ -79,10 +71,7 @@ class Engine:
     used for :data:`_STALE_RUNS` runs: more shapes than graphs must not cause a capture every few runs.
 
     Args:
-        data: the serialized engine.
         shared: the device. Its arena has the activations, so call :meth:`SharedDevice.join` before a run.
-        trt: TensorRT's package.
-        logger: its logger.
         subject: the name of the model in errors.
         graphs: whether to use CUDA graphs.
 
@@ -106,11 +95,11 @@ class Engine:
         self._seen: OrderedDict[Enqueued, None] = OrderedDict()
         self._runs = 0
         self._output_shapes: dict[tuple[int, tuple[Shape, ...]], list[Shape]] = {}
-        self._runtime = self._trt.Runtime(self._logger)
-        self._logger.messages.clear()
+        self._runtime = trt.Runtime(logger)
+        logger.messages.clear()
         self._engine = self._runtime.deserialize_cuda_engine(data)
         if self._engine is None:
-            raise EngineRefused("; ".join(self._logger.messages) or "no reason from TensorRT")
+            raise EngineRefused("; ".join(logger.messages) or "no reason from TensorRT")
         self.inputs = self._specs(self._trt.TensorIOMode.INPUT)
         self.outputs = self._specs(self._trt.TensorIOMode.OUTPUT)
         self.profiles = [
@@ -221,9 +210,7 @@ class Engine:
     def close(self) -> None:
         """Free the engine, of which no run may be in progress."""
         self._drop_graphs()
-        self._context = None
-        self._engine = None
-        self._runtime = None
+        self._context = self._engine = self._runtime = None
 
     def _specs(self, mode: Any) -> tuple[TensorSpec, ...]:
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]

@@ -111,13 +111,11 @@ class TensorRtRunner:
     The constructor allocates the buffers of two runs. Later, only handles and graphs allocate memory.
 
     Args:
-        engine: the serialized engine.
-        flavor: the package that has built it.
+        flavor: the package that has built the engine.
         subject: the name of the model in errors.
         rebuild: the remedy in errors: how to build the engine again.
         mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for an
             integrated GPU, and 0 for others.
-        graphs: whether to use CUDA graphs.
         index_limits: the rows of the smallest table that each input indexes.
 
     Raises:

@@ -125,15 +125,11 @@ def board() -> Iterator[Path]:
 def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") -> tuple[int, str, str]:
     """Run the entry point as a user other than root; return its exit code, stdout and stderr."""
     stranger = {"user": STRANGER, "group": STRANGER, "extra_groups": []} if os.geteuid() == 0 else {}
-    variables = {
-        "FEWHEADS_ROOT": str(root),
-        "FEWHEADS_IMAGE_L4T": image,
-        "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
-    }
-    script = ENTRYPOINT.read_text()  # the user may not be able to read the checkout
-    done = run(
-        shell, "-c", script, "entrypoint", *(arguments or ("serve", "/repository")), env=variables, cwd="/", **stranger
-    )
+    path = f"{root / 'bin'}:{os.environ['PATH']}"
+    variables = {"FEWHEADS_ROOT": str(root), "FEWHEADS_IMAGE_L4T": image, "PATH": path}
+    # The script itself, because the user may not be able to read the checkout.
+    command = (shell, "-c", ENTRYPOINT.read_text(), "entrypoint", *(arguments or ("serve", "/repository")))
+    done = run(*command, env=variables, cwd="/", **stranger)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -160,36 +156,31 @@ def test_error_names_the_image_for_a_host(board: Path, jetpack: str, host: str, 
     if jetpack == jetpack_of_host:
         assert (code, started, message) == (0, "started: serve /repository\n", "")
     else:
-        build = (
-            f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack_of_host} -t fewheads:jp{jetpack_of_host} ."
-        )
+        name = f"fewheads:jp{jetpack_of_host}"
+        build = f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack_of_host} -t {name} ."
         assert (code, started) == (72, "")
-        assert message.endswith(f"Run fewheads:jp{jetpack_of_host}, or build it: {build}\n")
+        assert message.endswith(f"Run {name}, or build it: {build}\n")
 
 
-REFUSED = {
-    "newer host": (
-        "39 2.0",
-        "host L4T release: got r39.2, expected r36.4 or a later r36, as the image is made for r36.4. Run "
-        "fewheads:jp7.2",
-    ),
-    "older minor": (
-        "36 3.0",
-        "host L4T release: got r36.3, older than the image, expected r36.4 or a later r36, as the image is made for "
-        "r36.4. No image is made for this host. Update it to JetPack 6.2 or 7.2.",
-    ),
-    "older major": ("35 4.1", "got r35.4, older than the image, expected r36.4 or a later r36"),
-    "Thor": ("38 4.0", "got r38.4, expected r36.4 or a later r36, as the image is made for r36.4. No image is made"),
-}
+NO_IMAGE = "No image is made for this host. Update it to JetPack 6.2 or 7.2."
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_unsupported_hosts_are_rejected(board: Path, case: str) -> None:
-    host, expected = REFUSED[case]
+@pytest.mark.parametrize(
+    ("host", "given", "fix"),
+    [
+        ("39 2.0", "r39.2", "Run fewheads:jp7.2"),
+        ("36 3.0", "r36.3, older than the image", NO_IMAGE),
+        ("35 4.1", "r35.4, older than the image", NO_IMAGE),
+        ("38 4.0", "r38.4", "No image is made"),
+    ],
+    ids=["newer host", "older minor", "older major", "Thor"],
+)
+def test_unsupported_hosts_are_rejected(board: Path, host: str, given: str, fix: str) -> None:
     (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
     code, started, message = enter(board)
     assert (code, started) == (72, "")
-    assert expected in message
+    expected = "expected r36.4 or a later r36, as the image is made for r36.4."
+    assert f"host L4T release: got {given}, {expected} {fix}" in message
 
 
 @pytest.mark.parametrize("image", ["r36.4", "r39.2"])
@@ -236,9 +227,8 @@ def test_read_only_cache_is_rejected(board: Path, arguments: tuple[str, ...]) ->
     (board / cache[1:]).chmod(0o555)
     code, started, message = enter(board, "serve", "/repository", *arguments)
     assert (code, started) == (75, "")
-    assert message.startswith(
-        f"fewheads: cache {cache}: got a directory that cannot be written, expected one that user "
-    )
+    given, expected = "got a directory that cannot be written", "expected one that user "
+    assert message.startswith(f"fewheads: cache {cache}: {given}, {expected}")
     assert f"-v fewheads-cache:{cache}" in message
     assert "chown" in message
 
@@ -277,8 +267,8 @@ def test_server_replaces_the_entry_point_and_is_healthy(board: Path, repository:
     (board / "bin/fewheads").write_text(f'#!/bin/sh\nexec {sys.executable} -m edge "$@"\n')
     (board / "proc/self/mountinfo").unlink()
     path = f"{board / 'bin'}:{os.environ['PATH']}"
-    cache = {"FEWHEADS_CACHE": "/cache"}
-    variables = {**os.environ, **cache, "PATH": path, "FEWHEADS_ROOT": str(board), "FEWHEADS_IMAGE_L4T": "r36.4"}
+    image = {"FEWHEADS_CACHE": "/cache", "FEWHEADS_IMAGE_L4T": "r36.4"}
+    variables = os.environ | image | {"PATH": path, "FEWHEADS_ROOT": str(board)}
     # FEWHEADS_ROOT applies to the entry point only, so the server gets the whole path of its cache.
     command.append(f"--cache={board / 'cache'}")
     (board / str(board / "cache")[1:]).mkdir(parents=True)

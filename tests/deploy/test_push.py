@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.client import Client, text
 from edge.errors import ServerError
@@ -39,18 +39,13 @@ def push(*arguments: object) -> tuple[int, str]:
 def bundle(directory: Path, version: int, *, broken: bool = False) -> Path:
     """Write the oracle; a broken one is well formed, but its golden outputs are wrong."""
     path = directory / f"oracle-{version}"
-    write_oracle_bundle(path, "oracle", version)
+    opened = write_oracle_bundle(path, "oracle", version)
     if broken:
-        break_golden(path)
+        good = opened.golden
+        wrong = Golden(good.inputs, {name: values + 1 for name, values in good.outputs.items()}, good.raw)
+        files = {name: opened.read(name) for name in opened.manifest.files} | {opened.manifest.golden: wrong.encode()}
+        write_bundle(path, opened.manifest, files, replace=True)
     return path
-
-
-def break_golden(path: Path) -> None:
-    opened = Bundle.open(path)
-    good = opened.golden
-    wrong = Golden(good.inputs, {name: values + 1 for name, values in good.outputs.items()}, good.raw)
-    files = {name: opened.read(name) for name in opened.manifest.files} | {opened.manifest.golden: wrong.encode()}
-    write_bundle(path, opened.manifest, files, replace=True)
 
 
 def names(repository: Path) -> set[str]:
@@ -249,20 +244,14 @@ case $1 in *tar*) echo x >> {repository}/.oracle-2.incoming/model.onnx ;; esac; 
         ),
         (("{changed}",), 3, "oracle-1 on {repository}: got another bundle in oracle-1, expected none, or this one."),
         (("{new}/model.onnx",), 3, "expected a bundle directory"),
-        (
-            ("{new}", "--to", "board:repository"),
-            2,
-            "--to: got 'board:repository', expected HOST:/DIRECTORY or /DIRECTORY.",
-        ),
+        (("{new}", "--to", "b:path"), 2, "--to: got 'b:path', expected HOST:/DIRECTORY or /DIRECTORY."),
         (("{new}", "--to", "/proc/repository"), 6, "board /proc/repository: got "),
     ],
 )
 def test_mistakes(tmp_path: Path, repository: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
     """Nothing changes on the board."""
-    words = {"repository": str(repository), "new": str(bundle(tmp_path / "new", 2))}
-    changed = bundle(tmp_path / "changed", 1)
-    break_golden(changed)
-    words["changed"] = str(changed)
+    changed = bundle(tmp_path / "changed", 1, broken=True)
+    words = {"repository": repository, "new": bundle(tmp_path / "new", 2), "changed": changed}
     found = push("--to", repository, "--url", "127.0.0.1:1", *(one.format(**words) for one in arguments))
     assert found[0] == code, found[1]
     assert message.format(**words) in found[1]
@@ -278,10 +267,7 @@ def free_port() -> int:
 @contextmanager
 def sshd(directory: Path) -> Iterator[str]:
     """Run a real sshd on loopback; yield the command that connects to it."""
-    program, keygen = (
-        tool("sshd", "apt-get install openssh-server"),
-        tool("ssh-keygen", "apt-get install openssh-client"),
-    )
+    program, keygen = (tool(name, "apt-get install openssh-server") for name in ("sshd", "ssh-keygen"))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     for key in ("host", "user"):
@@ -304,11 +290,9 @@ def test_push_over_ssh(tmp_path: Path, repository: Path) -> None:
     with sshd(tmp_path) as ssh, serving(repository, arguments=POLL) as ready:
         where = ("--to", f"127.0.0.1:{repository}", "--url", f"127.0.0.1:{ready.grpc_port}", "--ssh", ssh)
         new = bundle(tmp_path / "new", 2)
-        code, log = push(new, *where)
-        assert code == 0, log
-        # A second time there is nothing to do.
-        code, log = push(new, *where)
-        assert code == 0, log
-        assert "is there already" in log
+        for shown in ("to 127.0.0.1:", "is there already"):
+            code, log = push(new, *where)
+            assert code == 0, log
+            assert shown in log
     assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
     assert (repository / "oracle-2").stat().st_mode & 0o777 == 0o755

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -71,21 +70,3 @@ def no_leaks() -> Iterator[None]:
     finally:
         lost = software.error() or any(software.live().values())
         software.reset() if lost else software.clear()
-
-
-@pytest.fixture
-def inject(software: SoftwareDriver) -> Callable[..., None]:
-    """``inject("cuStreamSynchronize", 719, nth=3)``: the third call from now on returns 719, a failed launch."""
-    return software.fail
-
-
-@pytest.fixture
-def software_environment(software: SoftwareDriver) -> Callable[..., dict[str, str]]:
-    """``software_environment(fail="cuMemAlloc:3:2", memory=1 << 20)``: the environment of a process on the device."""
-
-    def environment(*, fail: str = "", memory: int | None = None, **others: str) -> dict[str, str]:
-        injected = {"SOFTWARE_CUDA_FAIL": fail} if fail else {}
-        capacity = {"SOFTWARE_CUDA_MEMORY": str(memory)} if memory is not None else {}
-        return os.environ | injected | capacity | others
-
-    return environment

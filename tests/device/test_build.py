@@ -15,7 +15,7 @@ from edge.bundles.bundle import Bundle
 from edge.errors import BackendError
 from edge.files import sha256
 from edge.pb import inference_pb2 as pb
-from edge.runtimes.build import Loaded, build, load_runner
+from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import BuildOptions, BuildProgress
 from edge.runtimes.table import choose
 from edge.runtimes.tensorrt import TensorRt
@@ -50,10 +50,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorRt, "isolated_build", False)
 
 
-def close(loaded: Loaded) -> None:
-    loaded.runner.close()
-
-
 def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
     reported: list[BuildProgress] = []
     built = build(oracle, TARGET, tmp_path, progress=reported.append)
@@ -74,7 +70,7 @@ def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
     assert loaded.source == "cache"
     got = loaded.runner.infer(oracle.golden.inputs)["value"]
     np.testing.assert_allclose(got, oracle.golden.outputs["value"], atol=1e-4)
-    close(loaded)
+    loaded.runner.close()
 
 
 @pytest.mark.parametrize("version", ["10.3.0", "10.16.2.10", "11.4.1"])
@@ -133,7 +129,7 @@ def test_skipped_tactics_are_recorded_and_reported_at_load(
     assert "raise --workspace-mib, and build it again with --replace" in note
     assert engine.warnings
     assert "insufficient" not in caplog.text  # the note counts them
-    close(load_runner(bundle, TARGET, tmp_path / "cache"))
+    load_runner(bundle, TARGET, tmp_path / "cache").runner.close()
     assert f"the engine of attention-32 1 (tier full): {note}" in caplog.text
     again = build(bundle, TARGET, tmp_path / "cache", replace=True).record.engine
     assert again is not None
@@ -263,4 +259,4 @@ def test_builds_at_the_same_time_do_not_disturb_each_other(oracle: Bundle, tmp_p
         thread.join()
     assert len({one.directory for one in built}) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([built[0].directory.name, "timing"])
-    close(load_runner(oracle, TARGET, tmp_path))
+    load_runner(oracle, TARGET, tmp_path).runner.close()

@@ -55,13 +55,10 @@ class Run:
         self.engine = trt.Runtime(LOGGER).deserialize_cuda_engine(data)
         self.context = self.engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         self.stream = cuda.Stream(1)
-        self.host = {name: cuda.pagelocked_zeros((8, size), dtype) for name, size in self.sizes().items()}
+        sizes = {"x": FEATURES, "y": CLASSES}
+        self.host = {name: cuda.pagelocked_zeros((8, size), dtype) for name, size in sizes.items()}
         self.device = {name: cuda.mem_alloc(array.nbytes) for name, array in self.host.items()}
         self.arena = cuda.mem_alloc(max(self.engine.device_memory_size_v2, 1))
-
-    @staticmethod
-    def sizes():
-        return {"x": FEATURES, "y": CLASSES}
 
     def prepare(self, rows, memory=True, addresses=("x", "y")):
         if rows:
@@ -124,14 +121,7 @@ def test_two_profiles(context):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        ("x", (9, FEATURES)),
-        ("x", (0, FEATURES)),
-        ("x", (4, FEATURES + 1)),
-        ("x", (4,)),
-        ("y", (4, CLASSES)),
-        ("z", (4,)),
-    ],
+    [*(("x", shape) for shape in [(9, FEATURES), (0, FEATURES), (4, FEATURES + 1), (4,)]), ("y", (4, 3)), ("z", (4,))],
 )
 def test_shapes_outside_the_engine_are_rejected(name, shape, context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
@@ -319,18 +309,6 @@ def test_capture_requires_a_run_before(context, software):
         LIBCUDA.cuGraphExecDestroy(graph)
 
 
-def freed_input(run):
-    run.device["x"].free()
-
-
-def overlapping_memory(run):
-    run.context.set_tensor_address("y", int(run.arena))
-
-
-def unaligned_output(run):
-    run.context.set_tensor_address("y", int(run.device["y"]) + 4)
-
-
 def destroyed_context(run):
     run.context.execute_async_v3(run.stream.handle)
     run.context = None
@@ -349,9 +327,9 @@ def shared_memory(run):
 @pytest.mark.parametrize(
     ("misuse", "reason"),
     [
-        (freed_input, "which are not all allocated"),
-        (overlapping_memory, "the activation memory changed during a run"),
-        (unaligned_output, "is not aligned"),
+        (lambda run: run.device["x"].free(), "which are not all allocated"),
+        (lambda run: run.context.set_tensor_address("y", int(run.arena)), "the activation memory changed during a run"),
+        (lambda run: run.context.set_tensor_address("y", int(run.device["y"]) + 4), "is not aligned"),
         (destroyed_context, "after the context was destroyed"),
         (shared_memory, "two runs on unordered streams"),
     ],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ from tests.support.in_process import running_here
 from tests.support.models import oracle_golden, write_attention_bundle, write_oracle_bundle
 from tests.support.server_processes import Served, served
 
+Start = Callable[..., AbstractContextManager[Served]]
+
 TARGET = "tensorrt"
 REQUESTS = 10_000
 #: Calls in progress at once, so that requests wait and share runs.
@@ -49,28 +51,28 @@ class Question(NamedTuple):
     atol: float
 
 
+WRITERS: dict[str, Callable[[Path], Bundle]] = {
+    "oracle": write_oracle_bundle,
+    "sentiment": text_model.write_sentiment_bundle,
+    "attention": lambda directory: write_attention_bundle(directory, 16),
+}
+
+
 def write_models(repository: Path) -> None:
-    write_oracle_bundle(repository / "oracle")
-    text_model.write_sentiment_bundle(repository / "sentiment")
-    write_attention_bundle(repository / "attention", 16)
-
-
-def built(cache: Path, directory: Path) -> None:
-    """Build every tier of the models once, for all servers."""
-    write_models(directory)
-    for path in directory.iterdir():
-        bundle = Bundle.open(path)
-        for tier in bundle.manifest.tiers:
-            build(bundle, TARGET, cache, tier=tier.name)
+    for name, write in WRITERS.items():
+        write(repository / name)
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the engines of all models."""
+    """A cache with the engines of all models and tiers."""
     directory = tmp_path_factory.mktemp("engines")
+    write_models(directory / "bundles")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(TensorRt, "isolated_build", False)  # a child process for each tier would take seconds
-        built(directory / "cache", directory / "bundles")
+        for bundle in map(Bundle.open, (directory / "bundles").iterdir()):
+            for tier in bundle.manifest.tiers:
+                build(bundle, TARGET, directory / "cache", tier=tier.name)
     return directory / "cache"
 
 
@@ -175,26 +177,26 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
     assert not software.error()
 
 
-def repository_with(cache: Path, directory: Path, *names: str) -> Path:
-    write_models(directory)
-    for path in list(directory.iterdir()):
-        if path.name not in names:
-            shutil.rmtree(path)
-    return directory
+@pytest.fixture
+def start(engines: Path, tmp_path: Path, software: SoftwareDriver) -> Start:
+    """``start("oracle", SOFTWARE_CUDA_MEMORY="40000")`` serves models with their engines on the software device."""
 
+    def start(*names: str, options: tuple[str, ...] = (), **environment: str) -> AbstractContextManager[Served]:
+        for name in names:
+            WRITERS[name](tmp_path / "repository" / name)
+        always = (f"--target={TARGET}", f"--cache={engines}", "--no-build")
+        return served(tmp_path / "repository", *always, *options, **environment)
 
-def oracle_request() -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name="calculator-oracle")
-    tokens = oracle_golden().inputs["x"]
-    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
-    request.raw_input_contents.append(tokens.tobytes())
-    return request
+    return start
 
 
 def failure_of(server: Served) -> grpc.RpcError | None:
     """Send the golden inputs; return the error, or None if the response is correct."""
+    tokens = oracle_golden().inputs["x"]
+    request = pb.ModelInferRequest(model_name="calculator-oracle", raw_input_contents=[tokens.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
     try:
-        response = server.stub.ModelInfer(oracle_request())
+        response = server.stub.ModelInfer(request)
     except grpc.RpcError as error:
         return error
     value = np.frombuffer(response.raw_output_contents[0], np.float32)
@@ -206,13 +208,8 @@ def failure_of(server: Served) -> grpc.RpcError | None:
     ("failure", "name"),
     [("kernel:40:700", "CUDA_ERROR_ILLEGAL_ADDRESS"), ("cuGraphLaunch:5:719", "CUDA_ERROR_LAUNCH_FAILED")],
 )
-def test_lost_device_ends_the_server_with_exit_code_8(
-    engines: Path, tmp_path: Path, software: SoftwareDriver, failure: str, name: str
-) -> None:
-    repository = repository_with(engines, tmp_path / "repository", "oracle")
-    with served(
-        repository, f"--target={TARGET}", f"--cache={engines}", "--no-build", SOFTWARE_CUDA_FAIL=failure
-    ) as server:
+def test_lost_device_ends_the_server_with_exit_code_8(start: Start, failure: str, name: str) -> None:
+    with start("oracle", SOFTWARE_CUDA_FAIL=failure) as server:
         errors: list[grpc.RpcError] = []
         begun = time.monotonic()
         while len(errors) < 3 and time.monotonic() - begun < 30:
@@ -227,10 +224,8 @@ def test_lost_device_ends_the_server_with_exit_code_8(
     assert "nothing can be computed any more" in log
 
 
-def test_lack_of_memory_fails_one_request_only(engines: Path, tmp_path: Path, software: SoftwareDriver) -> None:
-    repository = repository_with(engines, tmp_path / "repository", "oracle")
-    options = (f"--target={TARGET}", f"--cache={engines}", "--no-build")
-    with served(repository, *options, SOFTWARE_CUDA_FAIL="cuEventRecord:40:2") as server:
+def test_lack_of_memory_fails_one_request_only(start: Start) -> None:
+    with start("oracle", SOFTWARE_CUDA_FAIL="cuEventRecord:40:2") as server:
         (error,) = filter(None, [failure_of(server) for _ in range(60)])
         assert error.code() == grpc.StatusCode.INTERNAL
         assert "a device out of memory" in error.details()
@@ -241,10 +236,8 @@ def test_lack_of_memory_fails_one_request_only(engines: Path, tmp_path: Path, so
     assert "PyCUDA" not in log
 
 
-def test_model_without_memory_does_not_affect_others(engines: Path, tmp_path: Path, software: SoftwareDriver) -> None:
-    repository = repository_with(engines, tmp_path / "repository", "oracle", "attention")
-    options = (f"--target={TARGET}", f"--cache={engines}", "--no-build", "--no-strict-readiness")
-    with served(repository, *options, SOFTWARE_CUDA_MEMORY=str(40_000)) as server:
+def test_model_without_memory_does_not_affect_others(start: Start) -> None:
+    with start("oracle", "attention", options=("--no-strict-readiness",), SOFTWARE_CUDA_MEMORY="40000") as server:
         assert [*server.ready.ready] == ["calculator-oracle:1"], server.ready
         assert "Unload other models, or build smaller profiles" in str(server.ready.unavailable)
         assert failure_of(server) is None
@@ -261,9 +254,6 @@ def sentiment_question(ids: Array, mask: Array) -> Question:
 async def test_invalid_requests_fail_alone(engines: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Shapes outside the profile, shapes that contradict each other, and in shared runs unknown token ids."""
 
-    def write(repository: Path) -> None:
-        text_model.write_sentiment_bundle(repository / "sentiment")
-
     def ones(length: int) -> Array:
         return np.ones((1, length), np.int64)
 
@@ -276,7 +266,7 @@ async def test_invalid_requests_fail_alone(engines: Path, tmp_path: Path, caplog
         ),
     }
     async with (
-        running_here(tmp_path, write, engines, target=TARGET, max_queue_delay_us=100_000) as ready,
+        running_here(tmp_path, write_models, engines, target=TARGET, max_queue_delay_us=100_000) as ready,
         InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
         for message, culprit in wrong.items():

@@ -26,12 +26,16 @@ LOST = [
     "(<cudaError_t.cudaErrorLaunchFailure: 719>,)",
     "Unable to determine the device handle: GPU is lost. Reboot the system to recover this GPU",
 ]
-NOT_LOST = [
-    "",
+OUT_OF_MEMORY = [
     "cuMemAlloc failed: out of memory",
-    "cuStreamEndCapture failed: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901), operation failed due to a previous error",
+    "cuGraphInstantiateWithFlags failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory",
+    "IRuntime::deserializeCudaEngine: Error Code 2: OutOfMemory (Requested size was 263168 bytes.)",
     "CUDA failure 2: out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
+]
+OTHERS = [
+    "",
+    "cuStreamEndCapture failed: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901), operation failed due to a previous error",
     "cuda runtime error 11: invalid argument",
     "indices element out of data bounds, idx=700 must be within the inclusive range [-5,4]",
     "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x index: 0 Got: 719 Expected: 710",
@@ -40,14 +44,10 @@ NOT_LOST = [
 ]
 
 
-@pytest.mark.parametrize("text", LOST)
-def test_fatal_messages(text: str) -> None:
-    assert fatal_name(text)
-
-
-@pytest.mark.parametrize("text", NOT_LOST)
-def test_messages_that_are_not_fatal(text: str) -> None:
-    assert not fatal_name(text)
+@pytest.mark.parametrize("text", [*LOST, *OUT_OF_MEMORY, *OTHERS])
+def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text: str) -> None:
+    assert bool(fatal_name(text)) == (text in LOST)
+    assert is_out_of_memory(text) == (text in OUT_OF_MEMORY)
 
 
 def test_cause_of_our_own_error_is_found() -> None:
@@ -66,21 +66,3 @@ def test_circular_causes_end() -> None:
     one, two = ValueError("a"), ValueError("b")
     one.__cause__, two.__cause__ = two, one
     assert fatal(one) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "cuMemAlloc failed: out of memory",
-        "cuGraphInstantiateWithFlags failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory",
-        "IRuntime::deserializeCudaEngine: Error Code 2: OutOfMemory (Requested size was 263168 bytes.)",
-        "CUDA failure 2: out of memory",
-    ],
-)
-def test_lack_of_memory_is_not_fatal(text: str) -> None:
-    assert is_out_of_memory(text)
-    assert not fatal_name(text)
-
-
-def test_fatal_errors_are_no_lack_of_memory() -> None:
-    assert not any(map(is_out_of_memory, LOST))

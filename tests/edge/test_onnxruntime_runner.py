@@ -60,9 +60,6 @@ def test_error_of_the_runtime_is_only_in_the_log(runner: OnnxRuntimeRunner, capl
         runner.infer({"x": np.zeros((1, 14), np.float32)})
     assert "14" not in str(caught.value)
     assert "Expected: 15" in caplog.text
-
-
-def test_closed_runner_raises(runner: OnnxRuntimeRunner):
     runner.close()
     with pytest.raises(RunnerError):
         runner.infer(oracle_golden().inputs)

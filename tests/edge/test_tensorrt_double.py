@@ -90,8 +90,12 @@ class Attention:
 
 
 def quantized(zero):
-    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
-    return serialized(nodes, [X], [Y], {"s": np.float32(0.1), "z": zero})
+    """Return a model with this zero point, or for None with a scale and a zero point that it computes."""
+    first = node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q")
+    if zero is None:
+        first = node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="q")
+    constants = {} if zero is None else {"s": np.float32(0.1), "z": zero}
+    return serialized([first, node("DequantizeLinear", ["q", "s", "z"], ["y"])], [X], [Y], constants)
 
 
 def conditional(operator, shape):
@@ -129,15 +133,9 @@ def indices():
 INDEX_LIMITS = {"both": 5, "elements": 7}
 
 
-def one(operator, element=FLOAT, opset=17, **attributes):
-    shape = [1, 4, 4]
-    return serialized(
-        [node("Relu", ["x"], ["r"]), node(operator, ["r"], ["y"], name="it", **attributes)],
-        [("x", element, shape)],
-        [("y", element, None)],
-        {},
-        opset,
-    )
+def one(operator, opset=17, **attributes):
+    nodes = [node("Relu", ["x"], ["r"]), node(operator, ["r"], ["y"], name="it", **attributes)]
+    return serialized(nodes, [("x", FLOAT, [1, 4, 4])], [("y", FLOAT, None)], {}, opset)
 
 
 MODELS = {
@@ -153,15 +151,7 @@ MODELS = {
     "Unique": one("Unique", axis=0),
     "text": serialized([node("Identity", ["x"], ["y"])], [("x", 8, [1])], [("y", 8, [1])], {}),
     "indices": indices(),
-    "dynamic int8": serialized(
-        [
-            node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="q"),
-            node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-        ],
-        [X],
-        [Y],
-        {},
-    ),
+    "dynamic int8": quantized(None),
     "integers": serialized(
         [node("MatMulInteger", ["x", "w"], ["y"], name="product")],
         [("x", TensorProto.INT8, [1, 4])],
