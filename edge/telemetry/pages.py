@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -115,11 +115,11 @@ def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType(
 
 def _policy(page: str) -> str:
     """Allow the page's own style and script by their hashes, and requests to its own origin; nothing else."""
-    own = [f"{tag}-src {_hashes(re.findall(rf'<{tag}>(.*?)</{tag}>', page, re.DOTALL))}" for tag in ("script", "style")]
+    sources = []
+    for tag in ("script", "style"):
+        found = (
+            hashlib.sha256(text.encode()).digest() for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        )
+        sources.append(f"{tag}-src " + " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in found))
     none = [f"{kind} 'none'" for kind in ("default-src", "base-uri", "form-action", "frame-ancestors")]
-    return "; ".join([*none, *own, "connect-src 'self'", "img-src data:"])
-
-
-def _hashes(texts: Sequence[str]) -> str:
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
-    return " ".join(f"'sha256-{digest}'" for digest in digests)
+    return "; ".join([*none, *sources, "connect-src 'self'", "img-src data:"])
