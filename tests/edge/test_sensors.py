@@ -94,12 +94,6 @@ def test_implausible_values_are_absent(tmp_path: Path, path: str, text: str, key
     assert values(root).get(key) == value
 
 
-@pytest.mark.parametrize("place", ["sys/devices/gpu.0/load", "sys/devices/platform/gpu.0/load"])
-def test_gpu_load_without_devfreq(tmp_path: Path, place: str) -> None:
-    write(tmp_path, {place: "500\n"})
-    assert values(tmp_path) == {("utilization", "gpu"): 0.5}
-
-
 def test_sensors_of_a_desktop(tmp_path: Path) -> None:
     rail = {"in1_input": "1\n", "curr1_input": "1\n"}
     for device, files in {
@@ -112,7 +106,11 @@ def test_sensors_of_a_desktop(tmp_path: Path) -> None:
         "devfreq/ddr": {"cur_freq": "1\n"},
     }.items():
         write(tmp_path / "sys/class" / device, files)
-    assert values(tmp_path) == {("temperature", "acpitz"): 27.8, ("temperature", "acpitz-2"): 29.8}
+    zones = {("temperature", "acpitz"): 27.8, ("temperature", "acpitz-2"): 29.8}
+    assert values(tmp_path) == zones
+    for load, place in ((0.5, "sys/devices/gpu.0/load"), (0.25, "sys/devices/platform/gpu.0/load")):  # without devfreq
+        write(tmp_path, {place: f"{load * 1000:.0f}\n"})
+        assert values(tmp_path) == {**zones, ("utilization", "gpu"): load}
 
 
 def sensor_paths(root: Path) -> dict[Key, Path]:
@@ -160,14 +158,11 @@ def test_sensor_that_returns_eagain_is_absent(tmp_path: Path) -> None:
     assert found["temperature", "cv1-thermal"] == 48.235
 
 
-@pytest.mark.parametrize("name", [b"", b"\xff\xfe", b"a\nb", b"x" * 65, b"\x1b[31mred"])
-def test_names_are_printable(tmp_path: Path, name: bytes) -> None:
-    zone = tmp_path / "sys/class/thermal/thermal_zone0"
-    write(zone, {"temp": "40000\n"})
-    (zone / "type").write_bytes(name)
-    assert set(values(tmp_path)) == (
-        {("temperature", "\N{REPLACEMENT CHARACTER}" * 2)} if name[:1] == b"\xff" else set()
-    )
+def test_names_are_printable(tmp_path: Path) -> None:
+    for number, name in enumerate((b"", b"\xff\xfe", b"a\nb", b"x" * 65, b"\x1b[31mred")):
+        zone = write(tmp_path / f"sys/class/thermal/thermal_zone{number}", {"temp": "40000\n"})
+        (zone / "type").write_bytes(name)
+    assert set(values(tmp_path)) == {("temperature", "\N{REPLACEMENT CHARACTER}" * 2)}
 
 
 def test_zones_are_in_the_order_of_their_numbers_and_have_unique_names(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport
 
 ROOT = Path(__file__).parent.parent.parent
 TLS = {"tls_certificate": Path("c"), "tls_key": Path("k")}
+POLL, EXPLICIT = {"model_control": "poll"}, {"model_control": "explicit"}
 NAN, INF = math.nan, math.inf
 
 
@@ -76,13 +77,10 @@ def test_every_setting_with_bounds_or_choices_is_in_the_table() -> None:
         ({"http_port": 8002}, "--http-port: got 8002, expected another port than gRPC's and the metrics'. "),
         ({"trace_endpoint": "host:4317"}, "--trace-endpoint: got 'host:4317', expected http://HOST:PORT or https://"),
         (
-            {"model_control": "poll", "load_models": ("a",)},
+            {**POLL, "load_models": ("a",)},
             "--load-model: got --model-control poll, expected --model-control explicit. ",
         ),
-        (
-            {"model_control": "explicit", "load_models": ("*", "a")},
-            "--load-model: got ['*', 'a'], expected * alone, or names. ",
-        ),
+        ({**EXPLICIT, "load_models": ("*", "a")}, "--load-model: got ['*', 'a'], expected * alone, or names. "),
         ({"tls_key": Path("k")}, "--tls-certificate and --tls-key: got one without the other, expected both or none. "),
         ({"tls_certificate": Path("c")}, "--tls-certificate and --tls-key: got one without the other, expected both"),
         ({"tls_client_ca": Path("a")}, "--tls-client-ca: got no --tls-certificate, expected --tls-certificate and "),
@@ -98,8 +96,8 @@ def test_settings_that_contradict_each_other(tmp_path: Path, wrong: dict[str, An
         {"grpc_port": 0, "metrics_port": 0, "http_port": 0},
         {"grpc_port": 8002, "metrics_port": None},
         {"http_port": 8000},
-        {"model_control": "explicit", "load_models": ("*",)},
-        {"model_control": "explicit", "load_models": ("a", "b")},
+        {**EXPLICIT, "load_models": ("*",)},
+        {**EXPLICIT, "load_models": ("a", "b")},
         {"trace_endpoint": "https://host:4317"},
         {**TLS, "tls_client_ca": Path("a")},
     ],
@@ -110,10 +108,9 @@ def test_settings_that_fit_together(tmp_path: Path, good: dict[str, Any]) -> Non
 
 
 def test_repository_must_be_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, problem in (("none", "does not exist"), ("file", "is a file")):
-        start = f"REPOSITORY: got {tmp_path / name}, which {problem}, expected a directory of bundles. "
-        assert str(refused(tmp_path / name)).startswith(start)
+    for path, problem in ((tmp_path / "none", "does not exist"), (Path(__file__), "is a file")):
+        start = f"REPOSITORY: got {path}, which {problem}, expected a directory of bundles. "
+        assert str(refused(path)).startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +172,10 @@ def test_options_of_every_type_are_parsed(tmp_path: Path) -> None:
 
 def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     error = refused(tmp_path, grpc_port=-1, log_level="zz", load_models=("a",), tls_key=tmp_path)
-    assert str(error).startswith("4 settings: got wrong values, expected none. Correct each:\n")
-    options = ["--grpc-port", "--log-level", "--load-model", "--tls-certificate and --tls-key"]
-    lines = str(error).splitlines()[1:]
-    assert [line.partition(": got ")[0] for line in lines] == [f"  {option}" for option in options]
+    first, *lines = str(error).splitlines()
+    assert first == "4 settings: got wrong values, expected none. Correct each:"
+    options = ["  --grpc-port", "  --log-level", "  --load-model", "  --tls-certificate and --tls-key"]
+    assert [line.partition(": got ")[0] for line in lines] == options
     assert all(line.endswith(".") for line in lines)
 
 

@@ -18,22 +18,17 @@ from edge.instruments.snapshot import STAGES
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.repository.control import ModelControl
-from edge.repository.loader import Loader
-from edge.repository.repository import Repository
-from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
-from edge.serving.inference import InferenceService
 from edge.telemetry.metrics import _SENSORS
 from tests.support.busy_model import busy
+from tests.support.inference_service import running_service
 from tests.support.metrics import page_of, wait_until
-from tests.support.sample_requests import text
+from tests.support.sample_requests import good, text
 from tests.support.server_models import echo_input, write_busy_bundle, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 Get = Callable[[], telemetry_pb2.Reading]
-Hold = Callable[[float], grpc.Future]
 QUEUE_BYTES = 64
 #: Measured durations of a step of the busy model.
 STEP_SECONDS: list[float] = []
@@ -85,20 +80,15 @@ def value(server: Ready, name: str, **labels: str) -> float:
     return number
 
 
-@pytest.fixture
-def hold(stub: Stub) -> Hold:
-    """Keep the only worker busy for at least some seconds."""
+def hold(stub: Stub) -> grpc.Future:
+    """Keep the only worker busy for at least 0.6 seconds."""
     for _ in range(3):
         begun = time.perf_counter()
         stub.ModelInfer(busy(50))
         STEP_SECONDS.append((time.perf_counter() - begun) / 50)
-
-    def hold(seconds: float) -> grpc.Future:
-        call = stub.ModelInfer.future(busy(int(seconds / min(STEP_SECONDS))))
-        time.sleep(0.05)
-        return call
-
-    return hold
+    call = stub.ModelInfer.future(busy(int(0.6 / min(STEP_SECONDS))))
+    time.sleep(0.05)
+    return call
 
 
 def drops(model: telemetry_pb2.ModelReading) -> dict[tuple[str, str], int]:
@@ -124,11 +114,8 @@ class Drop(NamedTuple):
 
 LATE = busy(1)
 LATE.parameters["timeout"].int64_param = 1
-FULL, TOO_LATE, CANCELLED = (
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
+FULL, TOO_LATE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
+CANCELLED = grpc.StatusCode.CANCELLED
 #: Reason and place of a drop to its cause.
 DROPS = {
     ("Overloaded", "requests"): Drop(busy(1), FULL, while_busy=True, before=[busy(1)] * 5),
@@ -143,11 +130,11 @@ DROPS = {
 
 @pytest.mark.parametrize("cause", DROPS, ids="-".join)
 def test_drops_are_counted_by_reason_and_place(
-    observed: Ready, stub: Stub, reading: Get, hold: Hold, cause: tuple[str, str]
+    observed: Ready, stub: Stub, reading: Get, cause: tuple[str, str]
 ) -> None:
     drop = DROPS[cause]
     before = model(reading(), "busy")
-    calls = [hold(0.6)] if drop.while_busy else []
+    calls = [hold(stub)] if drop.while_busy else []
     calls += [stub.ModelInfer.future(request) for request in drop.before]
     time.sleep(0.05)
     call = stub.ModelInfer.future(drop.request, timeout=drop.timeout)
@@ -168,25 +155,15 @@ def test_drops_are_counted_by_reason_and_place(
 
 
 async def test_internal_errors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_echo_bundle(tmp_path / "repository", "FP32")
-    scheduler = Scheduler(5)
-    repository = Repository(tmp_path / "repository", Loader(scheduler, "onnxruntime", tmp_path / "cache"))
-    control = ModelControl(repository, "none")
-    try:
-        await control.start()
-        service = InferenceService(repository, scheduler)
+    async with running_service(tmp_path) as running:
         monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            await service.infer(echo(1), None)
-        (entry,) = repository
-        assert entry.statistics.snapshot().failures == {"ZeroDivisionError": 1}
-    finally:
-        await control.close()
-        scheduler.close()
+            await running.infer(good())
+        assert running.counted().failures == {"ZeroDivisionError": 1}
 
 
-def test_peaks_of_the_queue(observed: Ready, stub: Stub, reading: Get, hold: Hold) -> None:
-    holding = hold(0.6)
+def test_peaks_of_the_queue(observed: Ready, stub: Stub, reading: Get) -> None:
+    holding = hold(stub)
     calls = [stub.ModelInfer.future(busy(1)) for _ in range(3)]
     assert wait_until(lambda: reading().queue_depth_peak >= 3)
     for call in (holding, *calls):
@@ -204,9 +181,8 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
         name = "fewheads_tier_duration_seconds_count"
         return {labels["tier"]: count for labels, count in samples(server, name, stage="compute_infer")}
 
-    for tier, times in (("full", 2), ("lean", 3)):
-        for _ in range(times):
-            stub.ModelInfer(text("good good", tier=tier))
+    for tier in ("full", "full", "lean", "lean", "lean"):
+        stub.ModelInfer(text("good good", tier=tier))
     sentiment = model(reading(), "sentiment")
     of_tiers = {latency.tier: latency.stages for latency in sentiment.tier_latencies}
     assert {tier: stages[0].count for tier, stages in of_tiers.items()} == {"full": 2, "lean": 3} == counts(observed)
