@@ -205,14 +205,8 @@ def _serving(settings: Settings, models: Models, logs: Logs, traces: Traces | No
         extensions=extensions(settings.model_control, shared_memory),
     )
     control = ModelControl(models.repository, settings.model_control)
-    changes = Extensions(
-        models.repository,
-        control,
-        shared_memory,
-        logs,
-        traces=traces,
-        allow_log_settings=settings.allow_log_settings,
-    )
+    allow = settings.allow_log_settings
+    changes = Extensions(models.repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
     return Serving(inference, metadata, Streams(inference), control, changes)
 
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -60,10 +61,10 @@ def serving(
     command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
     # gRPC's core logs bytes of clients as they are. A reader that failed to decode them would let the pipe fill up.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
-    log: list[str] = []
+    log: deque[str] = deque(maxlen=_LOG_LINES)
     assert process.stdout is not None
     assert process.stderr is not None
-    reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
+    reader = threading.Thread(target=log.extend, args=(process.stderr,), daemon=True)
     reader.start()
     try:
         line = process.stdout.readline()
@@ -80,11 +81,5 @@ def serving(
         raise _failure(f"exit code {code}", "exit code 0", log)
 
 
-def _collect(stream: IO[str], log: list[str]) -> None:
-    for line in stream:
-        log.append(line)
-        del log[:-_LOG_LINES]
-
-
-def _failure(given: str, expected: str, log: list[str]) -> ServerError:
+def _failure(given: str, expected: str, log: deque[str]) -> ServerError:
     return ServerError("the started server", given=Literally(given), expected=expected, fix="Its log: " + "".join(log))

@@ -208,7 +208,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every value, and the rules for combinations of them."""
-        wrong = [*_wrong_values(self), *_broken_rules(self)]
+        values = ((name, getattr(self, name)) for name in DECLARATIONS)
+        problems = (DECLARATIONS[name].problem(option_of(name), value) for name, value in values if value is not None)
+        wrong = [*filter(None, problems), *_broken_rules(self)]
         if len(wrong) == 1:
             raise wrong[0]
         if wrong:
@@ -266,14 +268,6 @@ def _ngh2_problem() -> str:
         return f"no usable ngh2 ({error})"
     found = str(ngh2.__version__)
     return "" if found == NGH2_VERSION else f"ngh2 {found} instead of {NGH2_VERSION}"
-
-
-def _wrong_values(settings: Settings) -> Iterator[UsageError]:
-    for name, declaration in DECLARATIONS.items():
-        value = getattr(settings, name)
-        problem = None if value is None else declaration.problem(option_of(name), value)
-        if problem:
-            yield problem
 
 
 def _broken_rules(settings: Settings) -> Iterator[UsageError]:

@@ -51,6 +51,7 @@ class MemorySampler:
         block, blocks = self._free_blocks() if has_device else (None, None)
         swap, swap_free = meminfo.get("SwapTotal"), meminfo.get("SwapFree")
         swap_used = None if swap is None or swap_free is None else max(swap - swap_free, 0)
+        allocated = whole(read_text(self._root / _ALLOCATED))  # by all processes; only root may read it
         rollup = self._kilobytes(f"proc/{self._process_id}/smaps_rollup")
         status = self._kilobytes(f"proc/{self._process_id}/status")
         readings = [
@@ -66,7 +67,7 @@ class MemorySampler:
             ("device_peak_used", self._device_peak, "/proc/meminfo NvMapMemUsed, the highest seen by this process"),
             ("device_total", device_total, "/proc/meminfo MemTotal, which the device shares"),
             ("device_process", self._device_process(), f"/{_CLIENTS}"),
-            ("device_allocated", self._device_allocated(), f"/{_ALLOCATED}"),
+            ("device_allocated", None if allocated is None or allocated < 0 else allocated, f"/{_ALLOCATED}"),
             ("largest_free_block", block, f"/{_BUDDYINFO}"),
             ("largest_free_blocks_total", blocks, f"/{_BUDDYINFO}, all free blocks of this size"),
         ]
@@ -110,11 +111,6 @@ class MemorySampler:
                     total = (total or 0) + int(number) * _UNITS[unit]
         return total
 
-    def _device_allocated(self) -> int | None:
-        """Return the memory of all processes in NvMap, which only root may read."""
-        size = whole(read_text(self._root / _ALLOCATED))
-        return size if size is not None and size >= 0 else None
-
     def _free_blocks(self) -> tuple[int, int] | tuple[None, None]:
         """Return the largest size of free blocks (lfb in tegrastats), and the bytes of all blocks of this size.
 
@@ -136,18 +132,16 @@ class MemorySampler:
 
         Control groups count cached pages of files too; these count as free here, because the kernel can reclaim them.
         """
-        group = next(
-            (line[3:] for line in self._lines(f"proc/{self._process_id}/cgroup") if line.startswith("0::")), ""
-        )
+        lines = self._lines(f"proc/{self._process_id}/cgroup")
+        groups = [Path(line[3:].strip("/")) for line in lines if line.startswith("0::/")][:1]
         left = []
-        for parent in [Path(group.strip("/")), *Path(group.strip("/")).parents] if group else []:
+        for parent in [*groups, *(parent for group in groups for parent in group.parents)]:
             place = f"{_CGROUPS}/{parent}"
             limit, used = (self._lines(f"{place}/memory.{name}") for name in ("max", "current"))
             if limit and used and limit[0].isdecimal() and used[0].isdecimal():
                 words = [line.split() for line in self._lines(f"{place}/memory.stat")]
                 files = sum(int(w[1]) for w in words if w[0:1] == ["inactive_file"] and w[1:] and w[1].isdecimal())
-                free = int(limit[0]) - int(used[0]) + files
-                left.append(max(free, 0))
+                left.append(max(int(limit[0]) - int(used[0]) + files, 0))
         return min(left, default=None)
 
     def _lines(self, path: str) -> list[str]:

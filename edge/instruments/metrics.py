@@ -117,7 +117,6 @@ Metric = ModelMetric | RequestMetric
 
 
 def _total(name: str, help: str, read: Callable[[Snapshot], int], unit: str = "") -> ModelMetric:
-    """Return one of Triton's counters."""
     return ModelMetric(name, help, lambda model: [((), read(model.totals))], "unknown", unit)
 
 
@@ -178,21 +177,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     ModelMetric(
         "fewheads_tier_duration_seconds",
         "Latency by tier",
-        lambda model: [
-            ((tier, stage), stages[stage])
-            for tier, stages in model.totals.tier_stages.items()
-            for stage in _TIER_STAGES
-        ],
+        lambda model: [((tier, it), of[it]) for tier, of in model.totals.tier_stages.items() for it in _TIER_STAGES],
         "histogram",
         "seconds",
         ("tier", "stage"),
     ),
     NONFINITE,
     ModelMetric(
-        "fewheads_model_ready",
-        "1 when the model accepts requests",
-        lambda model: [((), float(model.ready))],
-        "gauge",
+        "fewheads_model_ready", "1 when the model accepts requests", lambda model: [((), float(model.ready))], "gauge"
     ),
     ModelMetric(
         "fewheads_model_load_memory_bytes",

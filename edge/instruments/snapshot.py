@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
 from edge.instruments.histogram import Histogram
@@ -64,8 +65,7 @@ class TierRuns:
     infer_ns: int = 0
 
 
-def new_stages() -> Stages:
-    """Return an empty histogram for each stage."""
+def _new_stages() -> Stages:
     return {stage: Histogram() for stage in STAGES}
 
 
@@ -89,16 +89,16 @@ class Snapshot:
     """
 
     success: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=Counter)
     fail_ns: int = 0
     inference_count: int = 0
     execution_count: int = 0
     last_inference_ms: int = 0
-    stages: Stages = field(default_factory=new_stages)
-    tier_stages: dict[str, Stages] = field(default_factory=dict)
-    batches: dict[int, BatchTotals] = field(default_factory=dict)
-    drops: dict[tuple[str, str], int] = field(default_factory=dict)
-    tiers: dict[tuple[str, str], int] = field(default_factory=dict)
+    stages: Stages = field(default_factory=_new_stages)
+    tier_stages: dict[str, Stages] = field(default_factory=lambda: defaultdict(_new_stages))
+    batches: dict[int, BatchTotals] = field(default_factory=lambda: defaultdict(BatchTotals))
+    drops: dict[tuple[str, str], int] = field(default_factory=Counter)
+    tiers: dict[tuple[str, str], int] = field(default_factory=Counter)
     counted: dict[str, Counted] = field(default_factory=dict)
 
     @property

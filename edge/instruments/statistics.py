@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import REQUEST_METRICS, Answered, RequestMetric
-from edge.instruments.snapshot import BatchTotals, Counted, Labels, Snapshot, Stages, TierRuns, Timings, new_stages
+from edge.instruments.snapshot import Counted, Snapshot, Stages, TierRuns, Timings
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +28,12 @@ class ModelStatistics:
     def __init__(self, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> None:
         self._lock = threading.Lock()
         self._now = Snapshot()
-        self._runs: dict[str, TierRuns] = {}
+        self._runs: dict[str, TierRuns] = defaultdict(TierRuns)
         self._metrics: list[tuple[RequestMetric, Callable[[Answered], int], Counted]] = []
         for metric in metrics:
-            values: Counted = {} if metric.labels or metric.buckets else {(): 0}  # a counter without labels begins at 0
+            values: Counted = defaultdict(partial(Histogram, metric.buckets) if metric.buckets else int)
+            if not metric.labels and not metric.buckets:
+                values[()] = 0  # a counter without labels begins at 0
             self._now.counted[metric.name] = values
             self._metrics.append((metric, metric.count, values))
 
@@ -55,13 +59,13 @@ class ModelStatistics:
                 0 is the number of rows.
         """
         with self._lock:
-            runs = self._runs.get(tier) or self._runs.setdefault(tier, TierRuns())
+            runs = self._runs[tier]
             runs.requests += requests
             runs.rows += rows
             runs.tokens += size or rows
             runs.infer_ns += infer_ns
             self._now.execution_count += 1
-            batch = self._batch(rows)
+            batch = self._now.batches[rows]
             batch.count += 1
             batch.compute_infer_ns += infer_ns
 
@@ -80,19 +84,19 @@ class ModelStatistics:
             now.last_inference_ms = time.time_ns() // 1_000_000
             _observe(now.stages, timings)
             if tier:
-                if tier not in now.tier_stages:
-                    now.tier_stages[tier] = new_stages()
                 _observe(now.tier_stages[tier], timings)
-                reason = request.tier_reason
-                now.tiers[tier, reason] = now.tiers.get((tier, reason), 0) + 1
-            batch = self._batch(request.batch_rows)
+                now.tiers[tier, request.tier_reason] += 1
+            batch = now.batches[request.batch_rows]
             batch.compute_input_ns += timings.compute_input_ns
             batch.compute_output_ns += timings.compute_output_ns
             for metric, count, values in self._metrics:
                 try:
                     value = count(request)
-                    if value or metric.buckets:
-                        _add(metric, values, value, metric.label(request) if metric.label else ())
+                    labels = metric.label(request) if metric.label and (value or metric.buckets) else ()
+                    if metric.buckets:
+                        values[labels].observe(value)  # type: ignore[union-attr]  # it has histograms only
+                    elif value:
+                        values[labels] += value  # type: ignore[operator]  # it has sums only
                 except Exception:  # noqa: PERF203  # a broken metric must affect neither the response nor other metrics
                     log.exception("metric %s failed and is no longer counted", metric.name)
                     self._metrics = [each for each in self._metrics if each[0] is not metric]
@@ -107,30 +111,15 @@ class ModelStatistics:
         """
         with self._lock:
             now = self._now
-            now.failures[reason] = now.failures.get(reason, 0) + 1
+            now.failures[reason] += 1
             now.fail_ns += duration_ns
             if place:
-                now.drops[reason, place] = now.drops.get((reason, place), 0) + 1
+                now.drops[reason, place] += 1
 
     def snapshot(self) -> Snapshot:
         """Return a consistent copy."""
         with self._lock:
             return self._now.copy()
-
-    def _batch(self, rows: int) -> BatchTotals:
-        batches = self._now.batches
-        if rows not in batches:
-            batches[rows] = BatchTotals()
-        return batches[rows]
-
-
-def _add(metric: RequestMetric, values: Counted, value: int, labels: Labels) -> None:
-    if not metric.buckets:
-        values[labels] = values.get(labels, 0) + value  # type: ignore[operator]  # a counter has no histograms
-        return
-    if labels not in values:
-        values[labels] = Histogram(metric.buckets)
-    values[labels].observe(value)  # type: ignore[union-attr]  # a metric with buckets has nothing else
 
 
 def _observe(stages: Stages, timings: Timings) -> None:

@@ -66,10 +66,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
             self.address_family = family
             super().__init__((str(address[0]), port), _Connection)
         except OSError as error:
-            fix = "Give another --metrics-port, or 0 for any free one."
-            raise UsageError(
-                f"--metrics-port {port}", given=Literally(error), expected="a free port", fix=fix
-            ) from None
+            subject, fix = f"--metrics-port {port}", "Give another --metrics-port, or 0 for any free one."
+            raise UsageError(subject, given=Literally(error), expected="a free port", fix=fix) from None
         self.port: int = self.server_address[1]
         self._thread = threading.Thread(target=self.serve_forever, name="http", daemon=True)
         self._thread.start()
@@ -120,7 +118,9 @@ class _Connection(BaseHTTPRequestHandler):
             self.requestline, self.request_version, self.command = "", "", ""
             self.send_error(414)
         elif self.raw_requestline and self.parse_request():
-            self.rfile.read(min(_body_bytes(self.headers.get("Content-Length", "")), _MAX_BODY_BYTES))
+            length = self.headers.get("Content-Length", "")
+            is_number = length.isascii() and length.isdecimal() and len(length) < 20
+            self.rfile.read(min(int(length), _MAX_BODY_BYTES) if is_number else 0)
             self._answer()
 
     def _answer(self) -> None:
@@ -144,7 +144,3 @@ class _Connection(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
-
-
-def _body_bytes(length: str) -> int:
-    return int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else 0

@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Pages without data of this server. A browser sends no token with a typed address, so this page needs none; its
-#: script sends the token that the readings need.
-PUBLIC: Final = frozenset({"/"})
 #: A reading is reused for this time, so that many viewers cost no more than one.
 _FRESH_SECONDS: Final = 0.9
 #: After this pause, the difference to the last reading would say little about the present.
@@ -95,7 +92,8 @@ class Pages:
     def answer(self, method: str, path: str, headers: Message[str, str]) -> Response:
         """Answer one request, as :data:`edge.telemetry.http.Answer`."""
         try:
-            if self._access and path not in PUBLIC:
+            # A browser sends no token with a typed address; the script of the page / sends it for the readings.
+            if self._access and path != "/":
                 self._access.authorize(headers.get("Authorization"), TELEMETRY_GET)
         except (Unauthenticated, PermissionDenied) as error:
             log.debug("a request over HTTP: %s", error)
@@ -115,11 +113,11 @@ def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType(
 
 def _policy(page: str) -> str:
     """Allow the page's own style and script by their hashes, and requests to its own origin; nothing else."""
-    own = [f"{tag}-src {_hashes(re.findall(rf'<{tag}>(.*?)</{tag}>', page, re.DOTALL))}" for tag in ("script", "style")]
+    sources = []
+    for tag in ("script", "style"):
+        found = (
+            hashlib.sha256(text.encode()).digest() for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        )
+        sources.append(f"{tag}-src " + " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in found))
     none = [f"{kind} 'none'" for kind in ("default-src", "base-uri", "form-action", "frame-ancestors")]
-    return "; ".join([*none, *own, "connect-src 'self'", "img-src data:"])
-
-
-def _hashes(texts: Sequence[str]) -> str:
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
-    return " ".join(f"'sha256-{digest}'" for digest in digests)
+    return "; ".join([*none, *sources, "connect-src 'self'", "img-src data:"])

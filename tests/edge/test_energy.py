@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,10 @@ from edge.instruments import energy as module
 from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy, board_rails, energy_meter
 from edge.instruments.snapshot import TierRuns
 from edge.instruments.statistics import ModelStatistics
-from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.support.boards import RAILS, orin_nano, write
 from tests.support.in_process import serving_here
-from tests.support.models import ORACLE
+from tests.support.sample_requests import expression
 
 IDLE_WATTS = 5.0
 FULL = ModelTier("m", "1", "full")
@@ -30,23 +28,16 @@ VDD_IN_MILLIVOLTS = RAILS["VDD_IN"][0]
 
 
 class Machine:
-    """A board with given power and runs, on a clock of its own.
+    """A board with given power and runs, on a clock of its own."""
 
-    Attributes:
-        watts: the power of a run above idle.
-        noise: the power of everything else.
-        broken: the text of the current's file in place of a number.
-    """
-
-    def __init__(self, root: Path, watts: float = 7.0) -> None:
+    def __init__(self, root: Path) -> None:
         orin_nano(root, 6)
-        self.watts = watts
+        self.watts = 7.0  # of a run above idle
         self.now = 100.0
-        self.noise: Callable[[], float] = lambda: 0.0
+        self.noise: Callable[[], float] = lambda: 0.0  # watts of everything else
         self.statistics = ModelStatistics()
-        self.is_loading = False
-        self.current = False
-        self.broken: str | None = None
+        self.is_loading = self.current = False
+        self.broken: str | None = None  # the text of the current's file in place of a number
         self._current = root / "sys/class/hwmon/hwmon1/curr1_input"
         self._written = ""
         self._due = self.now
@@ -96,10 +87,6 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def approx_joules(joules: float, rel: float = 0.02) -> Any:
-    return pytest.approx(joules, rel=rel)
-
-
 def test_idle_power_is_measured_while_nothing_runs(machine: Machine) -> None:
     machine.is_loading, machine.noise = True, lambda: 6.0
     machine.wait(100)
@@ -113,19 +100,14 @@ def test_idle_power_is_measured_while_nothing_runs(machine: Machine) -> None:
     assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
 
 
-def test_one_long_run(machine: Machine) -> None:
-    machine.wait(5)
-    machine.run(30)
-    assert machine.energy()[FULL].joules == approx_joules(30 * 7)
-
-
 @pytest.mark.parametrize(
     ("count", "seconds", "pauses", "rel"),
     [
+        (1, 30, (0, 0), 0.02),
         (3000, 0.005, (0, 0.04), 0.15),  # shorter than the 50 ms between two samples
         (200, 0.02, (7, 9), 0.4),  # so rare that the meter samples only ten times a second
     ],
-    ids=["short", "rare"],
+    ids=["one", "short", "rare"],
 )
 def test_energy_is_right_on_average(
     machine: Machine, count: int, seconds: float, pauses: tuple[float, float], rel: float
@@ -136,7 +118,7 @@ def test_energy_is_right_on_average(
         machine.wait(chance.uniform(*pauses))
         machine.run(seconds)
     found = machine.energy()[FULL]
-    assert (found.requests, found.joules) == (count, approx_joules(count * seconds * 7, rel))
+    assert (found.requests, found.joules) == (count, pytest.approx(count * seconds * 7, rel=rel))
 
 
 def test_power_right_after_a_run_is_not_idle_power(machine: Machine) -> None:
@@ -148,7 +130,7 @@ def test_power_right_after_a_run_is_not_idle_power(machine: Machine) -> None:
         machine.noise = lambda: 0.0
         machine.wait(0.4)
     assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
-    assert machine.energy()[FULL].joules == approx_joules(700, 0.05)
+    assert machine.energy()[FULL].joules == pytest.approx(700, rel=0.05)
 
 
 def test_noise_and_bursts_average_out(machine: Machine) -> None:
@@ -161,7 +143,7 @@ def test_noise_and_bursts_average_out(machine: Machine) -> None:
     for _ in range(60):
         machine.run(0.1)
         machine.wait(0.2)
-    assert machine.energy()[FULL].joules == approx_joules(60 * 0.1 * 7, 0.15)
+    assert machine.energy()[FULL].joules == pytest.approx(60 * 0.1 * 7, rel=0.15)
 
 
 def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
@@ -171,7 +153,7 @@ def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
         machine.run(0.02, "half", requests=2)
     found = machine.energy()
     full, half = found[FULL], found[HALF]
-    assert full.joules + half.joules == approx_joules(8 * 7)
+    assert full.joules + half.joules == pytest.approx(8 * 7, rel=0.02)
     assert full.joules / half.joules == pytest.approx(3, rel=0.05)
     assert (full.requests, full.rows, full.tokens) == (400, 400, 400 * 32)
     assert (half.requests, half.rows, half.tokens) == (200, 200, 200)
@@ -182,7 +164,7 @@ def test_runs_before_idle_power_is_known_are_not_counted(machine: Machine) -> No
     machine.wait(5)
     machine.run(10)
     found = machine.energy()[FULL]
-    assert (found.requests, found.joules) == (1, approx_joules(70))
+    assert (found.requests, found.joules) == (1, pytest.approx(70, rel=0.02))
 
 
 @pytest.mark.parametrize("text", ["", "N/A\n"])
@@ -193,7 +175,7 @@ def test_unreadable_rail_is_bridged_for_up_to_a_second(machine: Machine, text: s
     machine.run(0.5)
     machine.broken = None
     machine.run(4.5)
-    assert machine.energy()[FULL].joules == approx_joules(70, 0.03)
+    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.03)
 
 
 def test_time_of_a_suspended_machine_is_not_counted(machine: Machine) -> None:
@@ -202,26 +184,20 @@ def test_time_of_a_suspended_machine_is_not_counted(machine: Machine) -> None:
     machine.now += 3600
     machine._due += 3600
     machine.run(5)
-    assert machine.energy()[FULL].joules == approx_joules(70, 0.15)
+    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.15)
 
 
-def test_model_that_was_removed_and_added_again(machine: Machine) -> None:
+def test_model_added_again_and_power_below_idle_take_nothing_back(machine: Machine) -> None:
     machine.wait(5)
     machine.run(10)
     first = machine.energy()[FULL]
     machine.statistics = ModelStatistics()
     machine.run(2)
     again = machine.energy()[FULL]
-    assert (again.requests, again.joules - first.joules) == (2, approx_joules(14, 0.05))
-
-
-def test_power_below_idle_takes_nothing_back(machine: Machine) -> None:
-    machine.wait(5)
+    assert (again.requests, again.joules - first.joules) == (2, pytest.approx(14, rel=0.05))
+    machine.watts = -2.0  # below idle
     machine.run(10)
-    before = machine.energy()[FULL].joules
-    machine.watts = -2.0
-    machine.run(10)
-    assert machine.energy()[FULL].joules == before
+    assert machine.energy()[FULL].joules == again.joules
 
 
 def test_rails_of_the_board(tmp_path: Path) -> None:
@@ -255,21 +231,10 @@ async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.Monke
         assert not any(model.energy for model in idle.models)
         write(root, {"sys/class/hwmon/hwmon1/curr1_input": "3000\n"})
         sent = 0
-        while not (energy := energy_of(await reading())) or not energy[0].joules:
-            await asyncio.gather(*(stub.ModelInfer(request()) for _ in range(10)))
+        while not (energy := [of for model in (await reading()).models for of in model.energy]) or not energy[0].joules:
+            await asyncio.gather(*(stub.ModelInfer(expression(b"1 + 1")) for _ in range(10)))
             sent += 10
         assert [of.tier for of in energy] == ["full"]
         assert 0 < energy[0].requests <= sent
         assert [thread.name for thread in threading.enumerate()].count("energy") == 1
     assert "energy" not in [thread.name for thread in threading.enumerate()]
-
-
-def energy_of(reading: telemetry_pb2.Reading) -> list[telemetry_pb2.EnergyReading]:
-    (model,) = [model for model in reading.models if model.name == ORACLE]
-    return list(model.energy)
-
-
-def request() -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name=ORACLE)
-    message.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
-    return message

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from contextvars import copy_context
 from pathlib import Path
@@ -19,17 +16,9 @@ from tritonclient.utils import InferenceServerException
 
 from edge.errors import InvalidRequest, RequestError, Unsupported
 from edge.instruments.logs import ABOUT, LEVELS, About, Logs
-from edge.server import Ready
-from tests.support.commands import SECONDS
-from tests.support.metrics import wait_until
+from tests.support.server_processes import served
 
 OURS, OTHERS = logging.getLogger("edge.of.this.test"), logging.getLogger("another.library")
-
-
-@pytest.fixture
-def logs() -> Iterator[Logs]:
-    with closing(Logs()) as logs:
-        yield logs
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -58,28 +47,25 @@ def test_each_level_can_be_changed_alone(capsys: pytest.CaptureFixture[str]) -> 
         assert written(capsys) == []
 
 
-def test_disconnected_clients_of_grpcio_are_logged_only_when_verbose(
-    capsys: pytest.CaptureFixture[str], logs: Logs
-) -> None:
-    core = logging.getLogger("grpc._cython.cygrpc")
-    core.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
-    assert not capsys.readouterr().err
-    core.error("something else")
-    assert "something else" in capsys.readouterr().err
-    logs.change({"log_verbose_level": 2})
-    core.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
-    assert "/a/B" in capsys.readouterr().err
+def test_disconnected_clients_of_grpcio_are_logged_only_when_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    core, disconnected = logging.getLogger("grpc._cython.cygrpc"), "ExecuteBatchError raised in core by servicer method"
+    with closing(Logs()) as logs:
+        core.error(disconnected)
+        core.error("something else")
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("ERROR grpc._cython.cygrpc: something else")
+        logs.change({"log_verbose_level": 2})
+        core.error(disconnected)
+        assert capsys.readouterr().err.endswith(f"ERROR grpc._cython.cygrpc: {disconnected}\n")
 
 
 def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    default = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO edge.of.this.test: x$"
-    iso = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO edge.of.this.test: x$"
+    default, iso = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     with closing(Logs()) as logs:
-        for name, pattern in (("default", default), ("ISO8601", iso), ("default", default)):
+        for name, time in (("default", default), ("ISO8601", iso), ("default", default)):
             logs.change({"log_format": name})
-            capsys.readouterr()
             OURS.info("x")
-            assert re.match(pattern, capsys.readouterr().err)
+            assert re.fullmatch(rf"{time} INFO edge.of.this.test: x\n", capsys.readouterr().err)
 
 
 def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,67 +108,52 @@ def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pyt
         ({"log_file": "/x"}, Unsupported, "log setting 'log_file': got '/x', expected nothing: the log goes to stderr"),
     ],
 )
-def test_wrong_setting_changes_none(
-    logs: Logs, wrong: dict[str, object], error: type[RequestError], message: str
-) -> None:
-    before = logs.settings
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
-        logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
-    assert logs.settings == before
-    logs.change({"log_file": ""})
+def test_wrong_setting_changes_none(wrong: dict[str, object], error: type[RequestError], message: str) -> None:
+    with closing(Logs()) as logs:
+        before = logs.settings
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
+        assert logs.settings == before
+        logs.change({"log_file": ""})
 
 
 def test_tritonclient_changes_the_log_of_a_running_server(tmp_path: Path) -> None:
-    (tmp_path / "repository").mkdir()
-    command = [sys.executable, "-m", "edge", "serve", str(tmp_path / "repository"), "--grpc-port=0", "--no-metrics"]
-    log = tmp_path / "log"
-    with open(log, "wb") as stderr:
-        process = subprocess.Popen([*command, "--allow-log-settings", "--json"], stdout=subprocess.PIPE, stderr=stderr)
-        try:
-            assert process.stdout is not None
-            ready = msgspec.json.decode(process.stdout.readline(), type=Ready)
-            with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
-                _change_settings(client, log)
-        finally:
-            process.terminate()
-            process.communicate(timeout=SECONDS)
-    assert process.returncode == 0
-
-
-def _change_settings(client: triton.InferenceServerClient, log: Path) -> None:
     def refused(name: str) -> None:
         tensor = triton.InferInput("x", [1], "FP32").set_data_from_numpy(np.zeros(1, np.float32))
         with pytest.raises(InferenceServerException):
             client.infer(name, [tensor])
 
-    assert "logging" in client.get_server_metadata().extensions
-    first = client.get_log_settings(as_json=True)["settings"]
-    assert first == {
-        "log_file": {"string_param": ""},
-        "log_info": {"bool_param": True},
-        "log_warning": {"bool_param": True},
-        "log_error": {"bool_param": True},
-        "log_verbose_level": {"uint32_param": 0},
-        "log_format": {"string_param": "default"},
-    }
-    refused("before")
-    changed = client.update_log_settings({"log_verbose_level": 1, "log_format": "ISO8601"}, as_json=True)["settings"]
-    assert changed == {**first, "log_verbose_level": {"uint32_param": 1}, "log_format": {"string_param": "ISO8601"}}
-    refused("meanwhile")
-    client.update_log_settings({"log_verbose_level": 0})
-    refused("after")
-    assert wait_until(lambda: "'meanwhile'" in log.read_text(), 5)
-    text = log.read_text()
-    assert "'before'" not in text
-    assert "'after'" not in text
+    with served(tmp_path, "--allow-log-settings") as server:
+        with triton.InferenceServerClient(f"127.0.0.1:{server.ready.grpc_port}") as client:
+            assert "logging" in client.get_server_metadata().extensions
+            first = client.get_log_settings(as_json=True)["settings"]
+            assert first == {
+                "log_file": {"string_param": ""},
+                "log_info": {"bool_param": True},
+                "log_warning": {"bool_param": True},
+                "log_error": {"bool_param": True},
+                "log_verbose_level": {"uint32_param": 0},
+                "log_format": {"string_param": "default"},
+            }
+            refused("before")
+            new = {"log_verbose_level": 1, "log_format": "ISO8601"}
+            changed = client.update_log_settings(new, as_json=True)["settings"]
+            expected = {"log_verbose_level": {"uint32_param": 1}, "log_format": {"string_param": "ISO8601"}}
+            assert changed == {**first, **expected}
+            refused("meanwhile")
+            client.update_log_settings({"log_verbose_level": 0})
+            refused("after")
+            trace = client.get_trace_settings(as_json=True)["settings"]
+            assert trace["trace_level"] == {"value": ["OFF"]}
+            same = {"trace_level": None, "trace_rate": "1000"}
+            assert client.update_trace_settings(settings=same, as_json=True)["settings"] == trace
+            with pytest.raises(InferenceServerException, match="--trace-endpoint"):
+                client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
+        server.process.terminate()
+        code, log = server.end()
+    assert code == 0
     assert re.search(
-        r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", text, re.MULTILINE
+        r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", log, re.MULTILINE
     )
-    trace = client.get_trace_settings(as_json=True)["settings"]
-    assert trace["trace_level"] == {"value": ["OFF"]}
-    assert (
-        client.update_trace_settings(settings={"trace_level": None, "trace_rate": "1000"}, as_json=True)["settings"]
-        == trace
-    )
-    with pytest.raises(InferenceServerException, match="--trace-endpoint"):
-        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
+    assert "'before'" not in log
+    assert "'after'" not in log

@@ -14,14 +14,12 @@ FLOATS = ("float16", "float32", "float64")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_bad_number_is_found_anywhere(dtype: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "position"), [(1, 0), (3, 0), (3, 1), (3, 2), (1000, 0), (1000, 500), (1000, 999)])
+def test_bad_number_is_found_anywhere(dtype: str, size: int, position: int) -> None:
     for bad in (np.nan, np.inf, -np.inf):
-        for position in {0, size // 2, size - 1}:
-            array = np.zeros((1, size), dtype)
-            array[0, position] = bad
-            assert nonfinite({"good": np.zeros(3, dtype), "y": array}) == ("y",)
-            assert nonfinite({"y": array[::-1, ::-1]}) == ("y",)
+        array = np.zeros((1, size), dtype)
+        array[0, position] = bad
+        assert nonfinite({"good": np.zeros(3, dtype), "y": array}) == nonfinite({"y": array[::-1, ::-1]}) == ("y",)
 
 
 def test_extreme_numbers_and_other_types_are_no_bad_numbers() -> None:

@@ -18,6 +18,7 @@ from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport
 
 ROOT = Path(__file__).parent.parent.parent
 TLS = {"tls_certificate": Path("c"), "tls_key": Path("k")}
+POLL, EXPLICIT = {"model_control": "poll"}, {"model_control": "explicit"}
 NAN, INF = math.nan, math.inf
 
 
@@ -28,8 +29,8 @@ def refused(repository: Path, **wrong: Any) -> UsageError:
     return caught.value
 
 
-#: Setting to its smallest and largest values, values outside them, and the expectation in the message.
-BOUNDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], str]] = {
+#: Setting to good values, the smallest and the largest among them, to bad ones, and the expectation in the message.
+VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], str]] = {
     "grpc_port": ((0, 65535), (-1, 65536, 10**20), "0 to 65535"),
     "metrics_port": ((0, 65535), (-1, 65536), "0 to 65535"),
     "http_port": ((0, 65535), (-1, 65536), "0 to 65535"),
@@ -46,12 +47,17 @@ BOUNDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], str]] = {
     "poll_seconds": ((0.1, 86400), (0.09, 86401, INF, NAN), "0.1 to 86400"),
     "max_shared_memory_bytes": ((1, 2**63 - 1), (0, 2**63), "1 to 9223372036854775807"),
     "trace_ratio": ((0, 1), (-0.1, 1.1, NAN), "0 to 1"),
+    "transport": (("auto", "grpcio", "nghttp2"), ("zz",), "one of auto, grpcio, nghttp2"),
+    "policy": ((None, "pinned", "router", "deadline", "load"), ("fast",), "one of pinned, router, deadline, load"),
+    "model_control": (("none", "poll", "explicit"), ("POLL",), "one of none, poll, explicit"),
+    "log_level": (("debug", "info", "warning", "error"), ("trace",), "one of debug, info, warning, error"),
+    "log_format": (("default", "ISO8601", "json"), ("xml",), "one of default, ISO8601, json"),
 }
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-def test_numbers_have_bounds(tmp_path: Path, name: str) -> None:
-    good, bad, expected = BOUNDS[name]
+@pytest.mark.parametrize("name", VALUES)
+def test_values_have_bounds_or_choices(tmp_path: Path, name: str) -> None:
+    good, bad, expected = VALUES[name]
     for value in good:
         assert getattr(Settings(repository=tmp_path, **{name: value}), name) == value
     for value in bad:
@@ -59,25 +65,8 @@ def test_numbers_have_bounds(tmp_path: Path, name: str) -> None:
         assert (error.subject, str(error.given), error.expected) == (option_of(name), str(value), expected)
 
 
-def test_every_number_with_bounds_is_in_the_table() -> None:
-    assert {name for name, declaration in DECLARATIONS.items() if declaration.least is not None} == set(BOUNDS)
-
-
-@pytest.mark.parametrize(
-    ("name", "good", "bad", "expected"),
-    [
-        ("transport", ("auto", "grpcio", "nghttp2"), "zz", "one of auto, grpcio, nghttp2"),
-        ("policy", (None, "pinned", "router", "deadline", "load"), "fast", "one of pinned, router, deadline, load"),
-        ("model_control", ("none", "poll", "explicit"), "POLL", "one of none, poll, explicit"),
-        ("log_level", ("debug", "info", "warning", "error"), "trace", "one of debug, info, warning, error"),
-        ("log_format", ("default", "ISO8601", "json"), "xml", "one of default, ISO8601, json"),
-    ],
-)
-def test_words_have_choices(tmp_path: Path, name: str, good: tuple[str, ...], bad: str, expected: str) -> None:
-    for word in good:
-        assert getattr(Settings(repository=tmp_path, **{name: word}), name) == word
-    error = refused(tmp_path, **{name: bad})
-    assert (error.subject, error.given, error.expected) == (option_of(name), bad, expected)
+def test_every_setting_with_bounds_or_choices_is_in_the_table() -> None:
+    assert {name for name, it in DECLARATIONS.items() if it.least is not None or it.choices} == set(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +77,10 @@ def test_words_have_choices(tmp_path: Path, name: str, good: tuple[str, ...], ba
         ({"http_port": 8002}, "--http-port: got 8002, expected another port than gRPC's and the metrics'. "),
         ({"trace_endpoint": "host:4317"}, "--trace-endpoint: got 'host:4317', expected http://HOST:PORT or https://"),
         (
-            {"model_control": "poll", "load_models": ("a",)},
+            {**POLL, "load_models": ("a",)},
             "--load-model: got --model-control poll, expected --model-control explicit. ",
         ),
-        (
-            {"model_control": "explicit", "load_models": ("*", "a")},
-            "--load-model: got ['*', 'a'], expected * alone, or names. ",
-        ),
+        ({**EXPLICIT, "load_models": ("*", "a")}, "--load-model: got ['*', 'a'], expected * alone, or names. "),
         ({"tls_key": Path("k")}, "--tls-certificate and --tls-key: got one without the other, expected both or none. "),
         ({"tls_certificate": Path("c")}, "--tls-certificate and --tls-key: got one without the other, expected both"),
         ({"tls_client_ca": Path("a")}, "--tls-client-ca: got no --tls-certificate, expected --tls-certificate and "),
@@ -110,8 +96,8 @@ def test_settings_that_contradict_each_other(tmp_path: Path, wrong: dict[str, An
         {"grpc_port": 0, "metrics_port": 0, "http_port": 0},
         {"grpc_port": 8002, "metrics_port": None},
         {"http_port": 8000},
-        {"model_control": "explicit", "load_models": ("*",)},
-        {"model_control": "explicit", "load_models": ("a", "b")},
+        {**EXPLICIT, "load_models": ("*",)},
+        {**EXPLICIT, "load_models": ("a", "b")},
         {"trace_endpoint": "https://host:4317"},
         {**TLS, "tls_client_ca": Path("a")},
     ],
@@ -122,10 +108,9 @@ def test_settings_that_fit_together(tmp_path: Path, good: dict[str, Any]) -> Non
 
 
 def test_repository_must_be_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, problem in (("none", "does not exist"), ("file", "is a file")):
-        start = f"REPOSITORY: got {tmp_path / name}, which {problem}, expected a directory of bundles. "
-        assert str(refused(tmp_path / name)).startswith(start)
+    for path, problem in ((tmp_path / "none", "does not exist"), (Path(__file__), "is a file")):
+        start = f"REPOSITORY: got {path}, which {problem}, expected a directory of bundles. "
+        assert str(refused(path)).startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +135,9 @@ def test_warnings_of_a_server_on_the_network(tmp_path: Path, given: dict[str, An
 
 def test_defaults(tmp_path: Path) -> None:
     settings = Settings(repository=tmp_path)
-    assert settings.host == "127.0.0.1"
-    assert (settings.grpc_port, settings.metrics_port, settings.http_port) == (8001, 8002, None)
-    assert (settings.target, settings.cache, settings.strict_readiness) == ("auto", None, True)
-    assert (settings.model_control, settings.load_models) == ("none", ())
+    assert (settings.host, settings.grpc_port, settings.metrics_port) == ("127.0.0.1", 8001, 8002)
+    assert (settings.http_port, settings.target, settings.cache, settings.load_models) == (None, "auto", None, ())
+    assert (settings.model_control, settings.strict_readiness) == ("none", True)
     assert (settings.allow_shared_memory, settings.allow_log_settings) == (False, False)
     for field in dataclasses.fields(Settings):
         if field.default not in (None, dataclasses.MISSING):
@@ -188,23 +172,19 @@ def test_options_of_every_type_are_parsed(tmp_path: Path) -> None:
 
 def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     error = refused(tmp_path, grpc_port=-1, log_level="zz", load_models=("a",), tls_key=tmp_path)
-    assert str(error).startswith("4 settings: got wrong values, expected none. Correct each:\n")
-    options = ["--grpc-port", "--log-level", "--load-model", "--tls-certificate and --tls-key"]
-    lines = str(error).splitlines()[1:]
-    assert [line.partition(": got ")[0] for line in lines] == [f"  {option}" for option in options]
+    first, *lines = str(error).splitlines()
+    assert first == "4 settings: got wrong values, expected none. Correct each:"
+    options = ["  --grpc-port", "  --log-level", "  --load-model", "  --tls-certificate and --tls-key"]
+    assert [line.partition(": got ")[0] for line in lines] == options
     assert all(line.endswith(".") for line in lines)
 
 
-@pytest.fixture(params=["absent", "older", "newer"])
-def _unusable_ngh2(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "absent":
-        monkeypatch.setitem(sys.modules, "ngh2", None)
+@pytest.mark.parametrize("version", [None, "0.2.9", "0.3.1"])
+def test_transport_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    if version:
+        monkeypatch.setattr(ngh2, "__version__", version)
     else:
-        monkeypatch.setattr(ngh2, "__version__", {"older": "0.2.9", "newer": "0.3.1"}[request.param])
-
-
-@pytest.mark.usefixtures("_unusable_ngh2")
-def test_transport_without_its_library(tmp_path: Path) -> None:
+        monkeypatch.setitem(sys.modules, "ngh2", None)
     error = refused(tmp_path, transport="nghttp2")
     assert (error.subject, error.expected) == ("--transport", "the package ngh2 0.3.0")
     assert error.fix == "Install it: pip install 'fewheads[fast]'."
@@ -213,10 +193,7 @@ def test_transport_without_its_library(tmp_path: Path) -> None:
     assert "pip install 'fewheads[fast]'" in reason
 
 
-@pytest.mark.parametrize(("wanted", "chosen"), [("auto", "nghttp2"), ("nghttp2", "nghttp2"), ("grpcio", "grpcio")])
-def test_choice_of_the_transport(wanted: str, chosen: str) -> None:
-    assert choose_transport(wanted).name == chosen
-
-
-def test_extra_installs_the_version_that_can_be_used() -> None:
+def test_choice_of_the_transport() -> None:
+    chosen = {wanted: choose_transport(wanted).name for wanted in ("auto", "nghttp2", "grpcio")}
+    assert chosen == {"auto": "nghttp2", "nghttp2": "nghttp2", "grpcio": "grpcio"}
     assert f'fast = ["ngh2=={NGH2_VERSION}", ' in (ROOT / "pyproject.toml").read_text()

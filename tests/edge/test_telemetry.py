@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
+from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -17,24 +18,17 @@ from edge.instruments.snapshot import STAGES
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.repository.control import ModelControl
-from edge.repository.loader import Loader
-from edge.repository.repository import Repository
-from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
-from edge.serving.inference import InferenceService
 from edge.telemetry.metrics import _SENSORS
 from tests.support.busy_model import busy
+from tests.support.inference_service import running_service
 from tests.support.metrics import page_of, wait_until
-from tests.support.sample_requests import text
+from tests.support.sample_requests import good, text
 from tests.support.server_models import echo_input, write_busy_bundle, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-Telemetry = telemetry_pb2_grpc.TelemetryStub
 Get = Callable[[], telemetry_pb2.Reading]
-Hold = Callable[[float], grpc.Future]
-Labels = dict[str, str]
 QUEUE_BYTES = 64
 #: Measured durations of a step of the busy model.
 STEP_SECONDS: list[float] = []
@@ -66,7 +60,7 @@ def stub(channel: grpc.Channel) -> Stub:
 
 @pytest.fixture(scope="module")
 def reading(channel: grpc.Channel) -> Get:
-    telemetry = Telemetry(channel)
+    telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
     return lambda: telemetry.Get(telemetry_pb2.GetRequest())
 
 
@@ -75,7 +69,7 @@ def model(reading: telemetry_pb2.Reading, name: str) -> telemetry_pb2.ModelReadi
     return found
 
 
-def samples(server: Ready, name: str, **labels: str) -> list[tuple[Labels, float]]:
+def samples(server: Ready, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
     families = text_string_to_metric_families(page_of(server))
     found = [sample for family in families for sample in family.samples if sample.name == name]
     return [(sample.labels, sample.value) for sample in found if labels.items() <= sample.labels.items()]
@@ -86,20 +80,15 @@ def value(server: Ready, name: str, **labels: str) -> float:
     return number
 
 
-@pytest.fixture
-def hold(stub: Stub) -> Hold:
-    """Keep the only worker busy for at least some seconds."""
+def hold(stub: Stub) -> grpc.Future:
+    """Keep the only worker busy for at least 0.6 seconds."""
     for _ in range(3):
         begun = time.perf_counter()
         stub.ModelInfer(busy(50))
         STEP_SECONDS.append((time.perf_counter() - begun) / 50)
-
-    def hold(seconds: float) -> grpc.Future:
-        call = stub.ModelInfer.future(busy(int(seconds / min(STEP_SECONDS))))
-        time.sleep(0.05)
-        return call
-
-    return hold
+    call = stub.ModelInfer.future(busy(int(0.6 / min(STEP_SECONDS))))
+    time.sleep(0.05)
+    return call
 
 
 def drops(model: telemetry_pb2.ModelReading) -> dict[tuple[str, str], int]:
@@ -113,67 +102,49 @@ def echo(*numbers: float) -> pb.ModelInferRequest:
     return request
 
 
-def over_requests(stub: Stub) -> None:
-    calls = [stub.ModelInfer.future(busy(1)) for _ in range(6)]
-    assert grpc.StatusCode.RESOURCE_EXHAUSTED in [call.code() for call in calls]
+class Drop(NamedTuple):
+    """A request that is dropped: its gRPC timeout, whether the worker is busy, and the requests that wait before it."""
+
+    request: pb.ModelInferRequest
+    code: grpc.StatusCode
+    timeout: float | None = None
+    while_busy: bool = False
+    before: Sequence[pb.ModelInferRequest] = ()
 
 
-def over_bytes(stub: Stub) -> None:
-    waiting = stub.ModelInfer.future(echo(*range(QUEUE_BYTES // 4)))
-    time.sleep(0.05)
-    assert stub.ModelInfer.future(busy(1)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    waiting.cancel()
-
-
-def over_the_deadline(stub: Stub) -> None:
-    assert stub.ModelInfer.future(busy(1, timeout_us=1000)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def late_already(stub: Stub) -> None:
-    request = busy(1)
-    request.parameters["timeout"].int64_param = 1
-    assert stub.ModelInfer.future(request).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def cancelled_in_the_queue(stub: Stub) -> None:
-    call = stub.ModelInfer.future(busy(1))
-    time.sleep(0.05)
-    call.cancel()
-
-
-def cancelled_while_it_runs(stub: Stub) -> None:
-    running = stub.ModelInfer.future(busy(1000))
-    time.sleep(0.05)
-    running.cancel()
-
-
-def late_while_it_runs(stub: Stub) -> None:
-    assert stub.ModelInfer.future(busy(1000), timeout=0.05).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-#: Reason and place of a drop to its cause, and whether the worker must be busy.
+LATE = busy(1)
+LATE.parameters["timeout"].int64_param = 1
+FULL, TOO_LATE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
+CANCELLED = grpc.StatusCode.CANCELLED
+#: Reason and place of a drop to its cause.
 DROPS = {
-    ("Overloaded", "requests"): (over_requests, True),
-    ("Overloaded", "bytes"): (over_bytes, True),
-    ("Overloaded", "deadline"): (over_the_deadline, True),
-    ("DeadlineExceeded", "refused"): (late_already, False),
-    ("DeadlineExceeded", "running"): (late_while_it_runs, False),
-    ("Cancelled", "queued"): (cancelled_in_the_queue, True),
-    ("Cancelled", "running"): (cancelled_while_it_runs, False),
+    ("Overloaded", "requests"): Drop(busy(1), FULL, while_busy=True, before=[busy(1)] * 5),
+    ("Overloaded", "bytes"): Drop(busy(1), FULL, while_busy=True, before=[echo(*range(QUEUE_BYTES // 4))]),
+    ("Overloaded", "deadline"): Drop(busy(1, timeout_us=1000), FULL, while_busy=True),
+    ("DeadlineExceeded", "refused"): Drop(LATE, TOO_LATE),
+    ("DeadlineExceeded", "running"): Drop(busy(1000), TOO_LATE, timeout=0.05),
+    ("Cancelled", "queued"): Drop(busy(1), CANCELLED, while_busy=True),
+    ("Cancelled", "running"): Drop(busy(1000), CANCELLED),
 }
 
 
 @pytest.mark.parametrize("cause", DROPS, ids="-".join)
 def test_drops_are_counted_by_reason_and_place(
-    observed: Ready, stub: Stub, reading: Get, hold: Hold, cause: tuple[str, str]
+    observed: Ready, stub: Stub, reading: Get, cause: tuple[str, str]
 ) -> None:
-    drop, while_busy = DROPS[cause]
+    drop = DROPS[cause]
     before = model(reading(), "busy")
-    holding = hold(0.6) if while_busy else None
-    drop(stub)
+    calls = [hold(stub)] if drop.while_busy else []
+    calls += [stub.ModelInfer.future(request) for request in drop.before]
+    time.sleep(0.05)
+    call = stub.ModelInfer.future(drop.request, timeout=drop.timeout)
+    if drop.code is CANCELLED:
+        time.sleep(0.05)
+        call.cancel()
+    assert call.code() is drop.code
     assert wait_until(lambda: drops(model(reading(), "busy")).get(cause, 0) > drops(before).get(cause, 0))
-    if holding:
-        holding.result()
+    for earlier in calls:
+        earlier.result()
     assert stub.ModelInfer(busy(1)).raw_output_contents  # waits until the worker is idle
     now = model(reading(), "busy")
     assert {key for key, count in drops(now).items() if count > drops(before).get(key, 0)} == {cause}
@@ -184,25 +155,15 @@ def test_drops_are_counted_by_reason_and_place(
 
 
 async def test_internal_errors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_echo_bundle(tmp_path / "repository", "FP32")
-    scheduler = Scheduler(5)
-    repository = Repository(tmp_path / "repository", Loader(scheduler, "onnxruntime", tmp_path / "cache"))
-    control = ModelControl(repository, "none")
-    try:
-        await control.start()
-        service = InferenceService(repository, scheduler)
+    async with running_service(tmp_path) as running:
         monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            await service.infer(echo(1), None)
-        (entry,) = repository
-        assert entry.statistics.snapshot().failures == {"ZeroDivisionError": 1}
-    finally:
-        await control.close()
-        scheduler.close()
+            await running.infer(good())
+        assert running.counted().failures == {"ZeroDivisionError": 1}
 
 
-def test_peaks_of_the_queue(observed: Ready, stub: Stub, reading: Get, hold: Hold) -> None:
-    holding = hold(0.6)
+def test_peaks_of_the_queue(observed: Ready, stub: Stub, reading: Get) -> None:
+    holding = hold(stub)
     calls = [stub.ModelInfer.future(busy(1)) for _ in range(3)]
     assert wait_until(lambda: reading().queue_depth_peak >= 3)
     for call in (holding, *calls):
@@ -220,9 +181,8 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
         name = "fewheads_tier_duration_seconds_count"
         return {labels["tier"]: count for labels, count in samples(server, name, stage="compute_infer")}
 
-    for tier, times in (("full", 2), ("lean", 3)):
-        for _ in range(times):
-            stub.ModelInfer(text("good good", tier=tier))
+    for tier in ("full", "full", "lean", "lean", "lean"):
+        stub.ModelInfer(text("good good", tier=tier))
     sentiment = model(reading(), "sentiment")
     of_tiers = {latency.tier: latency.stages for latency in sentiment.tier_latencies}
     assert {tier: stages[0].count for tier, stages in of_tiers.items()} == {"full": 2, "lean": 3} == counts(observed)

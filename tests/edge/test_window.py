@@ -25,10 +25,9 @@ def observed(durations: Sequence[int]) -> Histogram:
     return histogram
 
 
-def stage(durations: Sequence[int], name: str = "request") -> pb.StageReading:
-    histogram = observed(durations)
-    counts = histogram.counts
-    return pb.StageReading(stage=name, count=histogram.count, total_ns=histogram.total, bucket_counts=counts)
+def stage(durations: Sequence[int]) -> pb.StageReading:
+    of = observed(durations)
+    return pb.StageReading(stage="request", count=of.count, total_ns=of.total, bucket_counts=of.counts)
 
 
 def model(durations: Sequence[int] = (), name: str = "m", **fields: Any) -> pb.ModelReading:
@@ -67,26 +66,20 @@ def test_stages_of_the_server_combine_its_models() -> None:
     assert window.models[0].stages["request"].p99_ms < 2
 
 
-def test_window_without_an_earlier_reading_or_time() -> None:
-    window = between(None, reading(8, model([10**6] * 4)))
-    assert (window.seconds, window.since_start, window.answers_per_second) == (8, True, 0.5)
-    assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
-
-
 def test_tiers_failures_and_runs() -> None:
     def at(full: int, half: int, drops: int, runs: Mapping[int, int]) -> pb.ModelReading:
         return model(
             [10**6] * (full + half),
             failure_count=drops,
             tiers=[
-                pb.TierReading(tier="full", reason="full", count=full),
-                pb.TierReading(tier="half", reason="load", count=half),
+                {"tier": "full", "reason": "full", "count": full},
+                {"tier": "half", "reason": "load", "count": half},
             ],
             tier_latencies=[
-                pb.TierLatency(tier="full", stages=[stage([10**8] * full)]),
-                pb.TierLatency(tier="half", stages=[stage([10**6] * half)]),
+                {"tier": "full", "stages": [stage([10**8] * full)]},
+                {"tier": "half", "stages": [stage([10**6] * half)]},
             ],
-            drops=[pb.DropReading(reason="Overloaded", place="requests", count=drops)],
+            drops=[{"reason": "Overloaded", "place": "requests", "count": drops}],
             executions=runs,
         )
 
@@ -95,8 +88,8 @@ def test_tiers_failures_and_runs() -> None:
     assert (found.answers, found.failures, found.failures_per_second) == (4, 6, 3)
     assert found.rows_per_run == 2
     full, half = found.tiers
-    assert (full.tier, full.count, full.share, full.reasons) == ("full", 1, 0.25, {"full": 1})
-    assert (half.tier, half.count, half.share, half.reasons) == ("half", 3, 0.75, {"load": 3})
+    assert msgspec.structs.astuple(full)[:4] == ("full", 1, 0.25, {"full": 1})
+    assert msgspec.structs.astuple(half)[:4] == ("half", 3, 0.75, {"load": 3})
     assert full.stages["request"].p50_ms > 50 > half.stages["request"].p99_ms
     assert [(drop.reason, drop.place, drop.count) for drop in found.drops] == [("Overloaded", "requests", 6)]
     quiet = between(reading(12, at(6, 3, 8, {1: 6})), reading(13, at(6, 3, 8, {1: 6}))).models[0]
@@ -104,15 +97,16 @@ def test_tiers_failures_and_runs() -> None:
 
 
 def test_metrics_grow_by_name_and_labels() -> None:
-    def at(padded: float, *, other: float = 0) -> pb.ModelReading:
-        metrics = [
-            pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "full"}, value=padded, unit="rows"),
-            pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "half"}, value=7, unit="rows"),
-            *([pb.Metric(name="fewheads_other_total", value=other)] if other else []),
+    def at(padded: float, *others: pb.Metric) -> pb.ModelReading:
+        name = "fewheads_padded_rows_total"
+        rows = [
+            pb.Metric(name=name, labels={"tier": tier}, value=value, unit="rows")
+            for tier, value in (("full", padded), ("half", 7))
         ]
-        return model(metrics=metrics)
+        return model(metrics=[*rows, *others])
 
-    (found,) = between(reading(10, at(3)), reading(12, at(9, other=1))).models
+    other = pb.Metric(name="fewheads_other_total", value=1)
+    (found,) = between(reading(10, at(3)), reading(12, at(9, other))).models
     assert [msgspec.structs.astuple(metric) for metric in found.metrics] == [
         ("fewheads_padded_rows_total", {"tier": "full"}, "rows", 6, 3),
         ("fewheads_other_total", {}, "", 1, 0.5),
@@ -120,21 +114,22 @@ def test_metrics_grow_by_name_and_labels() -> None:
 
 
 def test_energy_by_request_and_token() -> None:
-    def at(*tiers: tuple[str, float, int, int | None]) -> pb.ModelReading:
-        fields = ("tier", "joules", "requests", "tokens")
-        return model(energy=[pb.EnergyReading(**dict(zip(fields, tier, strict=True))) for tier in tiers])
+    def of(tier: str, joules: float, requests: int, tokens: int | None = None) -> pb.EnergyReading:
+        return pb.EnergyReading(tier=tier, joules=joules, requests=requests, tokens=tokens)
 
-    before = at(("full", 10.0, 5, 500), ("old", 1.0, 1, None))
-    window = between(
-        reading(10, before), reading(14, at(("full", 16.0, 8, 620), ("half", 1.0, 4, None), ("old", 1.0, 1, None)))
-    )
-    full, half = window.models[0].energy
-    assert (full.tier, full.joules, full.watts, full.requests) == ("full", 6.0, 1.5, 3)
-    assert (full.joules_per_request, full.joules_per_token) == (2.0, 0.05)
-    assert (half.tier, half.joules_per_request, half.joules_per_token) == ("half", 0.25, None)
+    before = model(energy=[of("full", 10.0, 5, 500), of("old", 1.0, 1)])
+    after = model(energy=[of("full", 16.0, 8, 620), of("half", 1.0, 4), of("old", 1.0, 1)])
+    (found,) = between(reading(10, before), reading(14, after)).models
+    assert [msgspec.structs.astuple(energy) for energy in found.energy] == [
+        ("full", 6.0, 1.5, 3, 2.0, 0.05),
+        ("half", 1.0, 0.25, 4, 0.25, None),
+    ]
 
 
-def test_added_and_removed_models() -> None:
+def test_windows_without_an_earlier_reading_or_time_or_model() -> None:
+    window = between(None, reading(8, model([10**6] * 4)))
+    assert (window.seconds, window.since_start, window.answers_per_second) == (8, True, 0.5)
+    assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
     window = between(reading(1, model([10**6] * 9, "gone")), reading(2, model([10**6], "new")))
     assert [found.name for found in window.models] == ["new"]
     assert (window.answers_per_second, window.stages["request"].count) == (1, 1)

@@ -5,17 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-TEMPERATURES = {
-    "cpu": 43531,
-    "gpu": 45750,
-    "cv0": 46467,
-    "cv1": 48235,
-    "cv2": 47732,
-    "soc0": 49562,
-    "soc1": 49031,
-    "soc2": 48343,
-    "tj": 50937,
-}
+_ZONES = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2", "tj")
+TEMPERATURES = dict(zip(_ZONES, (43531, 45750, 46467, 48235, 47732, 49562, 49031, 48343, 50937), strict=True))
 #: Rail to millivolts and milliamperes.
 RAILS = {"VDD_IN": (5072, 1312), "VDD_CPU_GPU_CV": (5064, 192), "VDD_SOC": (5064, 272)}
 STAT = "cpu  26716126 25174 7198445 948399047 900582 0 354519 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n"
@@ -81,15 +72,11 @@ def orin_nano(root: Path, jetpack: int) -> Path:
     for number, place in ((rails, chip), (alarms, alarm)):
         link(root / f"sys/class/hwmon/hwmon{number}", f"../../../{place}")
     cap = f"sys/kernel/{'nvpmodel_emc_cap/emc_iso_cap' if old else 'nvpmodel_clk_cap/emc'}"
+    write(root / chip, {"name": "ina3221\n", "in7_label": "sum of shunt voltages\n", "in7_input": "9\n"})
+    write(root / alarm, {"name": "soctherm_oc\n"})
+    write(root / f"sys/class/hwmon/hwmon{fan}", {"name": "pwmfan\n", "pwm1": "60\n"})
+    write(root / "sys/class/hwmon/hwmon9", {"name": "pwm_tach\n", "rpm": "1843\n"})
     files = {
-        f"{chip}/name": "ina3221\n",
-        f"{chip}/in7_label": "sum of shunt voltages\n",
-        f"{chip}/in7_input": "9\n",
-        f"{alarm}/name": "soctherm_oc\n",
-        f"sys/class/hwmon/hwmon{fan}/name": "pwmfan\n",
-        f"sys/class/hwmon/hwmon{fan}/pwm1": "60\n",
-        "sys/class/hwmon/hwmon9/name": "pwm_tach\n",
-        "sys/class/hwmon/hwmon9/rpm": "1843\n",
         cap: f"{2133 if old else 3199}000000\n",
         "proc/stat": STAT,
         "proc/meminfo": MEMINFO,
@@ -97,13 +84,10 @@ def orin_nano(root: Path, jetpack: int) -> Path:
         "proc/swaps": SWAPS + ("" if jetpack == 7 else "".join(ZRAM.format(number) for number in range(6))),
     }
     for channel, (label, (millivolts, milliamperes)) in enumerate(RAILS.items(), 1):
-        files[f"{chip}/in{channel}_label"] = f"{label}\n"
-        files[f"{chip}/in{channel}_input"] = f"{millivolts}\n"
-        files[f"{chip}/curr{channel}_input"] = f"{milliamperes}\n"
-        files[f"{chip}/curr{channel}_max"] = "7784\n"
+        write(root / chip, {f"in{channel}_label": f"{label}\n", f"in{channel}_input": f"{millivolts}\n"})
+        write(root / chip, {f"curr{channel}_input": f"{milliamperes}\n", f"curr{channel}_max": "7784\n"})
     for number, count in ((1, 0), (2, 15), (3, 37)):
-        files[f"{alarm}/oc{number}_event_cnt"] = f"{count}\n"
-        files[f"{alarm}/oc{number}_throt_en"] = "1\n"
+        write(root / alarm, {f"oc{number}_event_cnt": f"{count}\n", f"oc{number}_throt_en": "1\n"})
     for policy, kilohertz in ((0, 729600), (4, 1344000)):
         files[f"sys/devices/system/cpu/cpufreq/policy{policy}/scaling_cur_freq"] = f"{kilohertz}\n"
     return write(root, files)
@@ -111,13 +95,9 @@ def orin_nano(root: Path, jetpack: int) -> Path:
 
 def add_files_for_root(root: Path) -> Path:
     """Add the files that only root may read: the memory's clock, and 61 per cent of its bandwidth in use."""
-    return write(
-        root,
-        {
-            "sys/kernel/debug/bpmp/debug/clk/emc/rate": "2133000000\n",
-            "sys/kernel/debug/cactmon/mc_all": f"{61 * 2_133_000}\n",
-        },
-    )
+    debug = {"bpmp/debug/clk/emc/rate": "2133000000\n", "cactmon/mc_all": f"{61 * 2_133_000}\n"}
+    write(root / "sys/kernel/debug", debug)
+    return root
 
 
 def in_container(root: Path, *mounts: str) -> Path:
@@ -134,28 +114,22 @@ def _identity(root: Path, jetpack: int) -> None:
     """Write model, release and power modes, whose names are behind a link."""
     tree = "sys/firmware/devicetree/base"
     board = "" if jetpack == 5 else "nvidia,p3768-0000+p3767-0005-super\0"
-    compatible = f"{board}nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0"
-    write(root, {f"{tree}/model": f"{MODELS[jetpack]}\0", f"{tree}/compatible": compatible})
-    link(root / "proc/device-tree", "../sys/firmware/devicetree/base")
+    config = f"nvpmodel/nvpmodel_p3767_0003{'' if jetpack == 5 else '_super'}.conf"
     modes = [
-        f"< POWER_MODEL ID={number} NAME={name} >\nCPU_ONLINE CORE_0 1\n"
-        for number, name in enumerate(POWER_MODES[jetpack])
+        f"< POWER_MODEL ID={id} NAME={name} >\nCPU_ONLINE CORE_0 1\n" for id, name in enumerate(POWER_MODES[jetpack])
     ]
-    config = "nvpmodel/nvpmodel_p3767_0003.conf" if jetpack == 5 else "nvpmodel/nvpmodel_p3767_0003_super.conf"
-    write(
-        root, {f"etc/{config}": "# < POWER_MODEL ID=9 NAME=COMMENT >\n" + "".join(modes) + "< PM_CONFIG DEFAULT=1 >\n"}
-    )
+    files = {
+        f"{tree}/model": f"{MODELS[jetpack]}\0",
+        f"{tree}/compatible": f"{board}nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0",
+        f"etc/{config}": "".join(["# < POWER_MODEL ID=9 NAME=COMMENT >\n", *modes, "< PM_CONFIG DEFAULT=1 >\n"]),
+        "etc/nv_tegra_release": RELEASES[jetpack],
+        "etc/nv_boot_control.conf": "TNSPEC 3767-300-0005-S.1-1-1-jetson-orin-nano-devkit-super-\n" if board else "",
+        "var/lib/nvpmodel/status": f"pmode:{POWER_MODE[jetpack]:04} fmode:fan_mode_quiet\n",
+        "proc/sys/kernel/osrelease": f"{KERNELS[jetpack]}\n",
+    }
+    write(root, files)
+    link(root / "proc/device-tree", "../sys/firmware/devicetree/base")
     link(root / "etc/nvpmodel.conf", config)
-    tnspec = "" if jetpack == 5 else "TNSPEC 3767-300-0005-S.1-1-1-jetson-orin-nano-devkit-super-\n"
-    write(
-        root,
-        {
-            "etc/nv_tegra_release": RELEASES[jetpack],
-            "etc/nv_boot_control.conf": tnspec,
-            "var/lib/nvpmodel/status": f"pmode:{POWER_MODE[jetpack]:04} fmode:fan_mode_quiet\n",
-            "proc/sys/kernel/osrelease": f"{KERNELS[jetpack]}\n",
-        },
-    )
 
 
 def _gpu(root: Path, bus: str, name: str, jetpack: int) -> None:
