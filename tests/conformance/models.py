@@ -55,11 +55,7 @@ class Shape(NamedTuple):
 MODELS = {
     "mixed": Shape(
         {"real": ("FP32", (-1, 4)), "whole": ("INT64", (-1, 2)), "text": ("BYTES", (-1, 1))},
-        {
-            "real": np.ones((1, 4), np.float32),
-            "whole": np.ones((1, 2), np.int64),
-            "text": np.array([[b"a"]]),
-        },
+        {"real": np.ones((1, 4), np.float32), "whole": np.ones((1, 2), np.int64), "text": np.array([[b"a"]])},
         ROWS,
     ),
     "flat": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}),
@@ -130,10 +126,7 @@ def _failing() -> onnx.GraphProto:
 def _slow() -> onnx.GraphProto:
     state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [_SIZE, _SIZE])
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["going"], ["still"]),
-            helper.make_node("MatMul", ["state", "matrix"], ["next"]),
-        ],
+        [helper.make_node("Identity", ["going"], ["still"]), helper.make_node("MatMul", ["state", "matrix"], ["next"])],
         "body",
         [
             helper.make_tensor_value_info("step", TensorProto.INT64, []),

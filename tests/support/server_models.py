@@ -42,10 +42,7 @@ def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
 def write_busy_bundle(directory: Path) -> Bundle:
     """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps."""
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["going"], ["still"]),
-            helper.make_node("MatMul", ["state", "matrix"], ["next"]),
-        ],
+        [helper.make_node("Identity", ["going"], ["still"]), helper.make_node("MatMul", ["state", "matrix"], ["next"])],
         "body",
         [
             helper.make_tensor_value_info("step", TensorProto.INT64, []),

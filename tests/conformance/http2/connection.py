@@ -144,12 +144,7 @@ CASES = [
     Case("4.2", "HEADERS of 2^14 + 1 bytes", lambda _: [raw(1, 4, 1, bytes(2**14 + 1))], _FRAME_SIZE),
     Case("4.2", "SETTINGS of 2^14 + 2 bytes", lambda _: [raw(4, 0, 0, bytes(2**14 + 2))], _FRAME_SIZE),
     # 4.3 Field section compression.
-    Case(
-        "4.3",
-        "field block that is not HPACK",
-        lambda _: [raw(1, 5, 1, b"\xff" * 6)],
-        GOAWAY("COMPRESSION_ERROR"),
-    ),
+    Case("4.3", "field block that is not HPACK", lambda _: [raw(1, 5, 1, b"\xff" * 6)], GOAWAY("COMPRESSION_ERROR")),
     Case("4.3", "PRIORITY inside a field block", _inside_a_field_block(lambda _: PriorityFrame(1)), _PROTOCOL),
     Case("4.3", "HEADERS inside a field block", _inside_a_field_block(lambda c: head(c, stream=3)), _PROTOCOL),
     # 5.1 Stream states.
