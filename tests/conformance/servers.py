@@ -42,13 +42,8 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
     repository.mkdir()
     write_bundles(repository)
     arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
-    arguments += [
-        "--instances=1",
-        f"--max-queue-size={QUEUE_SIZE}",
-        f"--max-message-bytes={MAX_MESSAGE_BYTES}",
-        "--no-admission",
-    ]
-    arguments += ["--no-metrics", f"--transport={transport}"]
+    arguments += ["--instances=1", f"--max-queue-size={QUEUE_SIZE}", f"--max-message-bytes={MAX_MESSAGE_BYTES}"]
+    arguments += ["--no-admission", "--no-metrics", f"--transport={transport}"]
     with serving(repository, cache=directory / "cache", arguments=arguments) as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
