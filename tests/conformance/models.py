@@ -71,16 +71,12 @@ def output(name: str) -> str:
     return f"{name}_out"
 
 
-def write_bundles(directory: Path) -> list[Path]:
-    """Write each model as bundles of this project, and return their paths."""
-    paths = []
+def write_bundles(directory: Path) -> None:
+    """Write each model as bundles of this project."""
     for name, shape in MODELS.items():
         for version in shape.versions:
-            path = directory / (name if shape.versions == (1,) else f"{name}-{version}")
-            _write_bundle(path, name, version, shape)
-            paths.append(path)
+            _write_bundle(directory / (name if shape.versions == (1,) else f"{name}-{version}"), name, version, shape)
     (directory / "broken" / "model.onnx").write_bytes(b"broken")
-    return paths
 
 
 def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:

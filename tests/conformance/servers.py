@@ -39,7 +39,6 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
     queue as in Triton.
     """
     repository = directory / "repository"
-    repository.mkdir()
     write_bundles(repository)
     arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
     arguments += ["--instances=1", f"--max-queue-size={QUEUE_SIZE}", f"--max-message-bytes={MAX_MESSAGE_BYTES}"]
@@ -52,7 +51,6 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 def triton(directory: Path) -> Iterator[str]:
     """Serve with a real Triton, and yield the address."""
     repository = directory / "repository"
-    repository.mkdir()
     write_repository(repository)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

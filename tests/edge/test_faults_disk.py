@@ -27,9 +27,7 @@ mounting = pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a u
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repository").mkdir()
-    write_busy_bundle(tmp_path / "repository")
-    return tmp_path / "repository"
+    return write_busy_bundle(tmp_path / "repository").path.parent
 
 
 @pytest.fixture

@@ -237,12 +237,6 @@ def test_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_
     assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
 
 
-def test_manifest_of_single_texts_has_no_fields_of_pairs():
-    encoded = [json.loads(manifest_file.encode(m))["preprocess"] for m in (TEXT, PAIR)]
-    assert list(encoded[0]) == ["type", "input", "file", "ids", "mask", "max_length", "pad_id", "max_text_bytes"]
-    assert encoded[1].items() >= {("pair", "text_pair"), ("segments", "token_type_ids")}
-
-
 def test_schema_of_version_1_never_changes():
     pinned = json.loads((VERSION_1 / "manifest.schema.json").read_text())
     found = msgspec.json.encode(msgspec.json.schema(manifest_file.ManifestV1))

@@ -37,7 +37,6 @@ MODELS = (*NAMES[:2], "busy")
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repository").mkdir()
     for name in NAMES:
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
     write_busy_bundle(tmp_path / "repository")
