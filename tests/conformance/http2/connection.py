@@ -92,17 +92,15 @@ def _too_many_streams(client: RawClient) -> list[Frame]:
     return [head(client, stream=2 * number + 1) for number in range(4097)]
 
 
-def _flagged(frame: Frame, flags: int) -> bytes:
+def _flagged(frame: Frame, flags: int, at: int = 4) -> bytes:
     data = bytearray(frame.serialize())
-    data[4] |= flags
+    data[at] |= flags
     return bytes(data)
 
 
 def _reserved(frame: Frame) -> bytes:
     """The frame with the reserved bit of its header set."""
-    data = bytearray(frame.serialize())
-    data[5] |= 0x80
-    return bytes(data)
+    return _flagged(frame, 0x80, at=5)
 
 
 _FORGOTTEN = (
@@ -151,7 +149,7 @@ CASES = [
     Case("5.1", "idle: DATA", lambda _: [DataFrame(1, b"x")], _PROTOCOL),
     Case("5.1", "idle: RST_STREAM", lambda _: [_reset()], _PROTOCOL),
     Case("5.1", "idle: WINDOW_UPDATE", lambda _: [WindowUpdateFrame(1, 100)], _PROTOCOL),
-    Case("5.1", "idle: CONTINUATION", lambda _: [ContinuationFrame(1, b"", flags=["END_HEADERS"])], _PROTOCOL),
+    Case("5.1", "idle: CONTINUATION", lambda c: [_continuation(c)], _PROTOCOL),
     Case("5.1", "idle: PRIORITY", lambda _: [PriorityFrame(1, stream_weight=1)], NO_ERROR),
     as_connection_error(
         "5.1", "half-closed (remote): DATA", lambda c: [*watch(c), DataFrame(1, b"x")], "STREAM_CLOSED"
