@@ -56,13 +56,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def datatype_of(array: Array) -> str:
-    """Return the protocol's name for an array's type; text and byte strings are BYTES.
-
-    Raises:
-        KeyError: the type has no protocol name.
-    """
-    name = DATATYPES.get(array.dtype)
-    if name:
+    """Return the protocol's name for an array's type; text and byte strings are BYTES. Raise a KeyError for others."""
+    if name := DATATYPES.get(array.dtype):
         return name
     return "BYTES" if array.dtype.kind in "SUO" else DATATYPES[array.dtype.newbyteorder("=")]
 

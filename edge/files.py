@@ -24,11 +24,7 @@ def sha256(data: bytes) -> str:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the contents of a regular file of at most ``max_bytes``.
-
-    Raises:
-        BundleError: the file is missing, a link or a device, or too large.
-    """
+    """Return the contents of a file; raise a BundleError if it is missing, a link or a device, or too large."""
     with _opened(path) as (descriptor, size_bytes):
         if size_bytes > max_bytes:
             raise _wrong(f"file {path}", f"{size_bytes} bytes", f"at most {max_bytes} bytes")
@@ -37,22 +33,14 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def check_size(path: Path, size_bytes: int) -> None:
-    """Check that a file is regular and has the recorded size, without reading it.
-
-    Raises:
-        BundleError: it is not, or has another size.
-    """
+    """Raise a BundleError if a file is not regular or has another size; nothing is read."""
     with _opened(path) as (_, found):
         if found != size_bytes:
             raise _wrong(f"file {path}", f"{found} bytes", f"{size_bytes} bytes")
 
 
 def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
-    """Return the contents of a regular file with the recorded size and SHA-256.
-
-    Raises:
-        BundleError: the file is missing, not regular, or differs from the record.
-    """
+    """Return the contents of a file; raise a BundleError if it is missing, not regular, or differs from the record."""
     check_size(path, size_bytes)
     data = read_regular(path, size_bytes)
     if (found := sha256(data)) != digest:
@@ -62,7 +50,6 @@ def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield the descriptor and the size of a regular file."""
     try:
         # O_NONBLOCK: opening a FIFO must fail below, not hang here.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,11 +78,7 @@ def write_durably(path: Path, data: bytes, mode: str = "xb") -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write or replace a file atomically: readers see the earlier file until the new one is complete on the disk.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-    """
+    """Write or replace a file atomically: readers see the earlier file until the new one is complete on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.new")
     write_durably(scratch, data, "wb")
@@ -103,11 +86,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def reserve(path: Path, size_bytes: int) -> None:
-    """Check that the disk has room for ``size_bytes``, with a temporary file at ``path``.
-
-    Raises:
-        OSError: it has not.
-    """
+    """Raise an OSError if the disk has no room for ``size_bytes`` in a temporary file at ``path``."""
     with open(path, "xb") as file:
         os.posix_fallocate(file.fileno(), 0, size_bytes)
     path.unlink()

@@ -71,8 +71,7 @@ class Bundle:
     def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
         """Return the ONNX file of a role and tier for a runtime: the one exported for it, else the one for ``any``.
 
-        Raises:
-            BundleError: there is no such tier, or it has no file of that role for that runtime.
+        Raise a BundleError if there is no such tier, or it has no file of that role for that runtime.
         """
         chosen = self.tier(tier)
         for wanted in (runtime, "any"):
@@ -131,7 +130,6 @@ def write_bundle(
 
 
 def _bundles_in(path: Path) -> list[Path]:
-    """Return the bundles in a directory, unless it is a bundle itself."""
     if (path / MANIFEST_NAME).exists():
         return []
     try:

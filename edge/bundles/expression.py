@@ -65,11 +65,7 @@ def _invalid(text: str, expected: str, fix: str = _FIX) -> InvalidRequest:
 
 
 def tokenize(texts: Sequence[str], max_abs_operand: float = float("inf")) -> Array:
-    """Return the model's input for expressions, float32 of shape (len(texts), 15).
-
-    Raises:
-        InvalidRequest: as :func:`parse`.
-    """
+    """Return the model's input for expressions, float32 of shape (len(texts), 15); raise as :func:`parse`."""
     tokens = np.full((len(texts), TOKENS), PADDING, dtype=np.float32)
     for row, text in zip(tokens, texts, strict=True):
         operands, operators = parse(text, max_abs_operand)
@@ -79,11 +75,7 @@ def tokenize(texts: Sequence[str], max_abs_operand: float = float("inf")) -> Arr
 
 
 def evaluate(text: str) -> float:
-    """Return the true value of an expression.
-
-    Raises:
-        InvalidRequest: as :func:`parse`.
-    """
+    """Return the true value of an expression; raise as :func:`parse`."""
     operands, operators = parse(text)
     signs = [1.0] + [1.0 if operator == PLUS else -1.0 for operator in operators]
     return sum(sign * operand for sign, operand in zip(signs, operands, strict=True))

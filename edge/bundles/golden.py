@@ -173,8 +173,7 @@ def compute(runner: Runner, inputs: Mapping[str, Array], max_rows: int) -> dict[
 def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: str, max_rows: int) -> GoldenReport:
     """Run the golden inputs as :func:`compute` does, and compare; ``subject`` is the model's name in errors.
 
-    Raises:
-        GoldenError: an output differs by more than the tolerance allows; the message gives both numbers.
+    Raise a GoldenError with both numbers if an output differs by more than the tolerance allows.
     """
     report = compare(compute(runner, golden.inputs, max_rows), golden, tolerance)
     for diff in report.outputs:

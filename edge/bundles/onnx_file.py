@@ -26,10 +26,7 @@ def check_self_contained(model: bytes, subject: str) -> None:
     """Reject a model that keeps weights in other files.
 
     ONNX Runtime looks for such files in the working directory, and old releases follow ``..``: the model that runs
-    would not be the one that was hashed.
-
-    Raises:
-        BundleError: a tensor has external data, or the bytes are not protobuf.
+    would not be the one that was hashed. Bytes that are not protobuf are rejected too.
     """
     try:
         external = _has_external_data(memoryview(model), "model", _MAX_DEPTH)

@@ -38,7 +38,6 @@ class Preprocessor(Protocol):
         Raises:
             InvalidRequest: a text is not UTF-8, or not valid for the model.
         """
-        ...
 
 
 class ExpressionPreprocessor:

@@ -8,11 +8,7 @@ from edge.errors import Literally
 
 
 def check(manifest: Manifest, subject: str) -> None:
-    """Check the rules that span fields.
-
-    Raises:
-        BundleError: the first rule that is broken, with the field's name.
-    """
+    """Check the rules that span fields; raise a BundleError with the field's name for the first that is broken."""
     _check_tensors(Tensors(manifest.inputs, manifest.outputs, manifest.profile), manifest.max_batch_size, subject)
     _unique(subject, "tier name", [tier.name for tier in manifest.tiers])
     artifacts = [artifact for tier in manifest.tiers for artifact in tier.artifacts]
@@ -36,7 +32,6 @@ def check(manifest: Manifest, subject: str) -> None:
 
 
 def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
-    """Check inputs and outputs together with their profiles; the same rules hold for a manifest and an artifact."""
     specs = (*tensors.inputs, *tensors.outputs)
     for spec in specs:
         if spec.datatype not in NUMPY_TYPES:

@@ -234,11 +234,7 @@ CASES = [
     ),
     Case("LogSettings, verbosity", logged("log_verbose_level", "uint32_param", 1, 0), "OK: 1, OK: 0"),
     Case("LogSettings, a switch", logged("log_info", "bool_param", False, True), "OK: False, OK: True"),
-    Case(
-        "LogSettings, format",
-        logged("log_format", "string_param", "ISO8601", "default"),
-        "OK: ISO8601, OK: default",
-    ),
+    Case("LogSettings, format", logged("log_format", "string_param", "ISO8601", "default"), "OK: ISO8601, OK: default"),
     Case("LogSettings, unknown format", log("log_format", string_param="zz"), INVALID, text="ISO8601"),
     Case("LogSettings, file", log("log_file", string_param="/proc/zz/log"), "UNIMPLEMENTED", text="stderr"),
     Case("LogSettings, unknown name", log("zz", bool_param=True), "OK", INVALID, NO_TYPING_ERROR, "'zz'"),
@@ -251,9 +247,7 @@ CASES = [
     ),
     Case("TraceSetting: level", call("TraceSetting", view=level), "OK: ['OFF']"),
     Case(
-        "TraceSetting of a model",
-        call("TraceSetting", pb.TraceSettingRequest(model_name="flat"), level),
-        "OK: ['OFF']",
+        "TraceSetting of a model", call("TraceSetting", pb.TraceSettingRequest(model_name="flat"), level), "OK: ['OFF']"
     ),
     Case(
         "TraceSetting, unknown model",

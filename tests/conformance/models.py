@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of, serialized
+from tests.support.server_models import failing_graph, loop_graph
 
 ROWS = 8
 QUEUE_SIZE = 32
 #: What an outlier of ``flat`` may have; more is beyond its profile here, while Triton has no such bound.
 ELEMENTS = 4096
-#: Of a matrix: one product of two takes about as long as one step of Triton's model sleeps.
-_SIZE = 256
+#: About as long as one step of ``slow`` takes here.
 _STEP_SECONDS = 0.0005
 _ONNX = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
 _TRITON = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "BYTES": "TYPE_STRING"}
@@ -55,11 +55,7 @@ class Shape(NamedTuple):
 MODELS = {
     "mixed": Shape(
         {"real": ("FP32", (-1, 4)), "whole": ("INT64", (-1, 2)), "text": ("BYTES", (-1, 1))},
-        {
-            "real": np.ones((1, 4), np.float32),
-            "whole": np.ones((1, 2), np.int64),
-            "text": np.array([[b"a"]]),
-        },
+        {"real": np.ones((1, 4), np.float32), "whole": np.ones((1, 2), np.int64), "text": np.array([[b"a"]])},
         ROWS,
     ),
     "flat": Shape({"x": ("FP32", (-1,))}, {"x": np.ones(2, np.float32)}),
@@ -75,16 +71,12 @@ def output(name: str) -> str:
     return f"{name}_out"
 
 
-def write_bundles(directory: Path) -> list[Path]:
-    """Write each model as bundles of this project, and return their paths."""
-    paths = []
+def write_bundles(directory: Path) -> None:
+    """Write each model as bundles of this project."""
     for name, shape in MODELS.items():
         for version in shape.versions:
-            path = directory / (name if shape.versions == (1,) else f"{name}-{version}")
-            _write_bundle(path, name, version, shape)
-            paths.append(path)
+            _write_bundle(directory / (name if shape.versions == (1,) else f"{name}-{version}"), name, version, shape)
     (directory / "broken" / "model.onnx").write_bytes(b"broken")
-    return paths
 
 
 def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
@@ -100,7 +92,8 @@ def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
     outputs = tuple(TensorSpec(output(s.name), s.datatype, s.shape) for s in specs.values())
     manifest = manifest_of(name, tuple(specs.values()), outputs, profile, version=version, max_batch_size=shape.rows)
     golden = Golden(shape.golden, {output(tensor): value for tensor, value in shape.golden.items()})
-    graph = {"slow": _slow, "failing": _failing}.get(name, lambda: _identity(shape))()
+    graphs = {"slow": loop_graph("steps_out", ["n", 1]), "failing": failing_graph("index_out", np.arange(2))}
+    graph = graphs.get(name) or _identity(shape)
     write_bundle(path, manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
 
 
@@ -114,49 +107,6 @@ def _identity(shape: Shape) -> onnx.GraphProto:
         "identity",
         [_info(name, *spec) for name, spec in shape.inputs.items()],
         [_info(output(name), *spec) for name, spec in shape.inputs.items()],
-    )
-
-
-def _failing() -> onnx.GraphProto:
-    return helper.make_graph(
-        [helper.make_node("Gather", ["table", "index"], ["index_out"])],
-        "failing",
-        [_info("index", "INT64", (1,))],
-        [_info("index_out", "INT64", (1,))],
-        [numpy_helper.from_array(np.arange(2), "table")],
-    )
-
-
-def _slow() -> onnx.GraphProto:
-    state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [_SIZE, _SIZE])
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["going"], ["still"]),
-            helper.make_node("MatMul", ["state", "matrix"], ["next"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("step", TensorProto.INT64, []),
-            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
-            state,
-        ],
-        [
-            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("next", TensorProto.FLOAT, [_SIZE, _SIZE]),
-        ],
-    )
-    return helper.make_graph(
-        [
-            helper.make_node("ReduceMax", ["steps"], ["count"], keepdims=0),
-            helper.make_node("Loop", ["count", "", "matrix"], ["last"], body=body),
-            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),  # of a power of the identity: 1
-            helper.make_node("Cast", ["largest"], ["one"], to=TensorProto.INT64),
-            helper.make_node("Mul", ["steps", "one"], ["steps_out"]),
-        ],
-        "slow",
-        [_info("steps", "INT64", (-1, 1))],
-        [_info("steps_out", "INT64", (-1, 1))],
-        [numpy_helper.from_array(np.eye(_SIZE, dtype=np.float32), "matrix")],
     )
 
 

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.datatypes import Array, datatype_of
 from edge.pb import inference_pb2 as pb
@@ -59,16 +59,9 @@ class Peer:
         return call(messages, timeout=timeout)
 
     def health(self, service: str) -> str:
-        call = self.channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        statuses = health_pb2.HealthCheckResponse.ServingStatus
-        return outcome(
-            lambda: call(health_pb2.HealthCheckRequest(service=service), timeout=_SECONDS),
-            lambda response: statuses.Name(response.status),
-        )
+        stub, request = health_pb2_grpc.HealthStub(self.channel), health_pb2.HealthCheckRequest(service=service)
+        name_of = health_pb2.HealthCheckResponse.ServingStatus.Name
+        return outcome(lambda: stub.Check(request, timeout=_SECONDS), lambda response: name_of(response.status))
 
     def executions(self, model: str, version: str = "1") -> int:
         """The number of runs of a model."""

@@ -39,16 +39,10 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
     queue as in Triton.
     """
     repository = directory / "repository"
-    repository.mkdir()
     write_bundles(repository)
     arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
-    arguments += [
-        "--instances=1",
-        f"--max-queue-size={QUEUE_SIZE}",
-        f"--max-message-bytes={MAX_MESSAGE_BYTES}",
-        "--no-admission",
-    ]
-    arguments += ["--no-metrics", f"--transport={transport}"]
+    arguments += ["--instances=1", f"--max-queue-size={QUEUE_SIZE}", f"--max-message-bytes={MAX_MESSAGE_BYTES}"]
+    arguments += ["--no-admission", "--no-metrics", f"--transport={transport}"]
     with serving(repository, cache=directory / "cache", arguments=arguments) as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
@@ -57,7 +51,6 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 def triton(directory: Path) -> Iterator[str]:
     """Serve with a real Triton, and yield the address."""
     repository = directory / "repository"
-    repository.mkdir()
     write_repository(repository)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

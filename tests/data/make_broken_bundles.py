@@ -74,6 +74,12 @@ class Good:
     def with_hashed(self, name: str, content: bytes) -> Tree:
         return {**self.with_manifest(lambda manifest: manifest["files"].update({name: record(content)})), name: content}
 
+    def with_golden(self, **changes: Mapping[str, Array]) -> Tree:
+        """Return the good files with some arrays of the golden set replaced."""
+        good = oracle_golden()
+        arrays = {kind: {**getattr(good, kind), **changes.get(kind, {})} for kind in ("inputs", "outputs", "raw")}
+        return self.with_hashed("golden.npz", Golden(**arrays).encode())
+
     def with_field(self, *path: str | int, value: object) -> Tree:
         def change(manifest: Any) -> None:
             for key in path[:-1]:
@@ -81,9 +87,6 @@ class Good:
             manifest[path[-1]] = value
 
         return self.with_manifest(change)
-
-    def without(self, name: str) -> Tree:
-        return self.with_manifest(lambda manifest: manifest.pop(name))
 
     def with_model_called(self, name: str) -> Tree:
         """Return the good files with a manifest that calls the model ``name``."""
@@ -123,13 +126,6 @@ def changed_onnx(change: Callable[[onnx.ModelProto], object]) -> bytes:
     model = onnx.load_from_string(oracle_onnx())
     change(model)
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def golden(**changes: Mapping[str, Array]) -> bytes:
-    """Return the good golden set with some of its arrays replaced."""
-    good = oracle_golden()
-    arrays = {kind: {**getattr(good, kind), **changes.get(kind, {})} for kind in ("inputs", "outputs", "raw")}
-    return Golden(**arrays).encode()
 
 
 def golden_compressed() -> bytes:
@@ -204,16 +200,14 @@ def broken_files(good: Good) -> dict[str, Tree]:
 
 
 def broken_manifests(good: Good) -> dict[str, Tree]:
+    deep = b"[" * 50_000 + b"]" * 50_000
     return {
         "missing-manifest": good.with_files(manifest_json=None),
         "empty-manifest": good.with_files(manifest_json=b""),
         "not-json": good.with_files(manifest_json=b"name: calculator\n"),
         "not-utf8": good.with_files(manifest_json=good.files["manifest.json"].replace(b"Evaluates", b"\xff\xfe")),
         "deep-json": good.with_files(
-            manifest_json=b'{"format_version":%d,"name":' % good.manifest["format_version"]
-            + b"[" * 50_000
-            + b"]" * 50_000
-            + b"}\n"
+            manifest_json=b'{"format_version":%d,"name":%s}\n' % (good.manifest["format_version"], deep)
         ),
         "huge-manifest": good.with_files(manifest_json=good.files["manifest.json"].rstrip() + b" " * 2**18 + b"\n"),
         "unknown-field": good.with_field("colour", value="blue"),
@@ -221,7 +215,7 @@ def broken_manifests(good: Good) -> dict[str, Tree]:
         "format-zero": good.with_field("format_version", value=0),
         "format-negative": good.with_field("format_version", value=-1),
         "format-text": good.with_field("format_version", value="2"),
-        "no-format": good.without("format_version"),
+        "no-format": good.with_manifest(lambda manifest: manifest.pop("format_version")),
         "version-zero": good.with_field("version", value=0),
         "uppercase-name": good.with_field("name", value="Calculator"),
         "duplicate-tier": good.with_field("tiers", value=good.manifest["tiers"] * 2),
@@ -289,22 +283,20 @@ def broken_golden_sets(good: Good) -> dict[str, Tree]:
         "golden-truncated": good.with_hashed("golden.npz", good.files["golden.npz"][:700]),
         "golden-compressed": good.with_hashed("golden.npz", golden_compressed()),
         "golden-pickled": good.with_hashed("golden.npz", golden_pickled()),
-        "golden-nan": good.with_hashed("golden.npz", golden(outputs={"value": values * np.float32("nan")})),
-        "golden-shape": good.with_hashed("golden.npz", golden(inputs={"x": np.zeros((8, 14), np.float32)})),
-        "golden-datatype": good.with_hashed("golden.npz", golden(outputs={"value": values.astype(np.float64)})),
-        "golden-rows": good.with_hashed("golden.npz", golden(outputs={"value": values[:3]})),
-        "golden-extra": good.with_hashed("golden.npz", golden(outputs={"other": values})),
+        "golden-nan": good.with_golden(outputs={"value": values * np.float32("nan")}),
+        "golden-shape": good.with_golden(inputs={"x": np.zeros((8, 14), np.float32)}),
+        "golden-datatype": good.with_golden(outputs={"value": values.astype(np.float64)}),
+        "golden-rows": good.with_golden(outputs={"value": values[:3]}),
+        "golden-extra": good.with_golden(outputs={"other": values}),
     }
 
 
 def broken_models(good: Good) -> dict[str, Tree]:
     values = oracle_golden().outputs["value"]
     return {
-        "golden-wrong": good.with_hashed("golden.npz", golden(outputs={"value": values + 1})),
-        "golden-other-text": good.with_hashed(
-            "golden.npz", golden(raw={"expression": oracle_golden().raw["expression"][::-1]})
-        ),
-        "golden-no-expression": good.with_hashed("golden.npz", golden(raw={"expression": np.full((8, 1), b"two")})),
+        "golden-wrong": good.with_golden(outputs={"value": values + 1}),
+        "golden-other-text": good.with_golden(raw={"expression": oracle_golden().raw["expression"][::-1]}),
+        "golden-no-expression": good.with_golden(raw={"expression": np.full((8, 1), b"two")}),
         "onnx-truncated": good.with_hashed("model.onnx", good.files["model.onnx"][:1000]),
         "onnx-not": good.with_hashed("model.onnx", b"\x08\x08"),
         "onnx-other-input": good.with_hashed("model.onnx", changed_onnx(rename_input)),

@@ -70,27 +70,24 @@ def _tree(directory: Path) -> dict[str, bytes | str]:
 
 def _models_with(tensor: TensorProto) -> dict[str, onnx.ModelProto]:
     """Return models that hold a tensor, one for each place where ONNX allows one."""
-    sparse = onnx.SparseTensorProto(values=tensor)
-    inner = helper.make_graph([], "inner", [], [], [tensor])
-    nodes = {
-        "tensor": helper.make_node("N", [], ["y"], a=tensor),
-        "tensors": helper.make_node("N", [], ["y"], a=[tensor]),
-        "graph": helper.make_node("N", [], ["y"], a=inner),
-        "graphs": helper.make_node("N", [], ["y"], a=[inner]),
-        "sparse": helper.make_node("N", [], ["y"], a=sparse),
-        "sparses": helper.make_node("N", [], ["y"], a=[sparse]),
-    }
-    models = {name: helper.make_model(helper.make_graph([node], "g", [], [])) for name, node in nodes.items()}
-    models["initializer"] = helper.make_model(inner)
-    models["sparse initializer"] = helper.make_model(helper.make_graph([], "g", [], [], sparse_initializer=[sparse]))
-    models["indices"] = helper.make_model(
-        helper.make_graph([], "g", [], [], sparse_initializer=[onnx.SparseTensorProto(indices=tensor)])
-    )
+    inner, sparse = helper.make_graph([], "inner", [], [], [tensor]), onnx.SparseTensorProto(values=tensor)
+
+    def model(nodes: tuple[onnx.NodeProto, ...] = (), functions: object = (), **fields: object) -> onnx.ModelProto:
+        return helper.make_model(helper.make_graph(nodes, "g", [], [], **fields), functions=functions)
+
+    values = {"tensor": tensor, "graph": inner, "sparse": sparse}
+    values |= {f"{name}s": [value] for name, value in values.items()}
+    nodes = {name: helper.make_node("N", [], ["y"], a=value) for name, value in values.items()}
     function = helper.make_function("d", "F", [], ["y"], [nodes["graph"]], [helper.make_opsetid("", 17)])
-    models["function"] = helper.make_model(helper.make_graph([], "g", [], []), functions=[function])
     default = onnx.FunctionProto(name="F", attribute_proto=[helper.make_attribute("a", tensor)])
-    models["default of a function"] = helper.make_model(helper.make_graph([], "g", [], []), functions=[default])
-    return models
+    return {
+        **{name: model((node,)) for name, node in nodes.items()},
+        "initializer": helper.make_model(inner),
+        "sparse initializer": model(sparse_initializer=[sparse]),
+        "indices": model(sparse_initializer=[onnx.SparseTensorProto(indices=tensor)]),
+        "function": model(functions=[function]),
+        "default of a function": model(functions=[default]),
+    }
 
 
 def test_external_weights_are_found_wherever_they_are():

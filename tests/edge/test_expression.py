@@ -44,6 +44,7 @@ def test_any_text_is_an_expression_or_an_invalid_request(text: str):
     except InvalidRequest:
         return
     assert 1 <= len(numbers) == len(operators) + 1 <= MAX_TERMS
+    assert np.isfinite(numbers).all()
 
 
 def test_operator_codes_and_limits():

@@ -27,9 +27,7 @@ mounting = pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a u
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repository").mkdir()
-    write_busy_bundle(tmp_path / "repository")
-    return tmp_path / "repository"
+    return write_busy_bundle(tmp_path / "repository").path.parent
 
 
 @pytest.fixture
@@ -44,9 +42,8 @@ def build(repository: Path, cache: Path, *before: object, **variables: str) -> D
     if not before:
         return fewheads(*arguments, **variables)
     command = [sys.executable, "-m", "tests.support.full_disk", *map(str, before), *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **variables}
-    )
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
 
 def is_served(server: Served) -> bool:
@@ -79,14 +76,11 @@ def test_server_that_can_write_nothing_serves(repository: Path) -> None:
 
 
 @mounting
-@pytest.mark.parametrize("place", ["cache", pytest.param("scratch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["builds", pytest.param("scratch", marks=pytest.mark.slow)])
 def test_build_without_room_is_rejected(repository: Path, cache: Path, tmp_path: Path, place: str) -> None:
-    small = cache
-    variables = {}
-    if place == "scratch":
-        small = tmp_path / "scratch"
-        small.mkdir()
-        variables = {"TMPDIR": str(small)}
+    small = tmp_path / place
+    small.mkdir(exist_ok=True)
+    variables = {"TMPDIR": str(small)} if place == "scratch" else {}
     line = refusal(build(repository, cache, "small", small, **variables), 2)
     assert "No space left on device" in line
     assert "make room" in line

@@ -36,9 +36,7 @@ SECONDS = 10
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repository").mkdir()
-    write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1)
-    return tmp_path / "repository"
+    return write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1).path.parent
 
 
 def sum_request(number: int) -> pb.ModelInferRequest:

@@ -21,9 +21,7 @@ CLIENTS = 3
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repository").mkdir()
-    write_oracle_bundle(tmp_path / "repository" / "a", NAME, 1)
-    return tmp_path / "repository"
+    return write_oracle_bundle(tmp_path / "repository" / "a", NAME, 1).path.parent
 
 
 def truncate(path: Path) -> None:

@@ -36,10 +36,9 @@ NO_WINDOW = {SettingsFrame.INITIAL_WINDOW_SIZE: 0}
 @pytest.fixture(scope="module")
 def controlled(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
     directory = tmp_path_factory.mktemp("controlled")
-    (directory / "repository").mkdir()
     write_busy_bundle(directory / "repository")
     arguments = ["--instances=1", "--model-control=explicit", "--load-model=*", "--no-admission"]
-    arguments += [f"--transport={transport}"]
+    arguments.append(f"--transport={transport}")
     with serving(directory / "repository", cache=directory / "cache", arguments=arguments) as ready:
         yield ready
 

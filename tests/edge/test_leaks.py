@@ -75,6 +75,13 @@ async def end(channel: grpc.aio.Channel, rpc: str) -> tuple[grpc.StatusCode, str
     return grpc.StatusCode.OK, ""
 
 
+async def stream_errors(channel: grpc.aio.Channel, *requests: pb.ModelInferRequest) -> list[str]:
+    method, parse = f"/{INFERENCE}/ModelStreamInfer", pb.ModelStreamInferResponse.FromString
+    stream = channel.stream_stream(method, response_deserializer=parse)
+    messages = iter([request.SerializeToString() for request in requests])
+    return [answer.error_message async for answer in stream(messages, timeout=10)]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str) -> None:
     async with serving_here(tmp_path, transport) as channel:
@@ -115,14 +122,8 @@ async def test_failed_request_leaves_no_cycle_with_its_tensors(
 
 async def test_failing_stream_request_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving_here(tmp_path) as channel:
-        stream = channel.stream_stream(
-            f"/{INFERENCE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
-        )
         with failing(InferenceService.infer.__code__):
-            errors = [
-                answer.error_message async for answer in stream(iter([good().SerializeToString()] * 3), timeout=10)
-            ]
-        assert errors == [INTERNAL, "", ""]
+            assert await stream_errors(channel, *[good()] * 3) == [INTERNAL, "", ""]
         assert SECRET in caplog.text
 
 
@@ -133,12 +134,9 @@ async def test_failing_runtime_hides_its_error(tmp_path: Path, caplog: pytest.Lo
     async with serving_here(tmp_path) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"/{INFERENCE}/ModelInfer")(request.SerializeToString(), timeout=10)
-        stream = channel.stream_stream(
-            f"/{INFERENCE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
-        )
-        (answer,) = [answer async for answer in stream(iter([request.SerializeToString()]), timeout=10)]
+        (error,) = await stream_errors(channel, request)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    for shown in (str(caught.value.details()), answer.error_message):
+    for shown in (str(caught.value.details()), error):
         assert "failing" in shown
         assert "Gather" not in shown
         assert "out of" not in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +77,9 @@ def readings_of(sampler: MemorySampler) -> dict[str, int]:
 
 
 def test_memory_of_a_jetson(tmp_path: Path) -> None:
-    assert readings(write(tmp_path, FILES)) == KINDS
-
-
-def test_sources(tmp_path: Path) -> None:
-    sources = {r.kind: r.source for r in MemorySampler(write(tmp_path, FILES), PROCESS).sample()}
+    sampler = MemorySampler(write(tmp_path, FILES), PROCESS)
+    assert readings_of(sampler) == KINDS
+    sources = {reading.kind: reading.source for reading in sampler.sample()}
     assert sources["device_used"] == "/proc/meminfo NvMapMemUsed"
     assert sources["device_process"] == "/sys/kernel/debug/nvmap/iovmm/clients"
     assert sources["process_pss"] == "/proc/self/smaps_rollup Pss"
@@ -107,10 +104,12 @@ def test_unreadable_file_affects_only_its_readings(tmp_path: Path, missing: str,
     assert set(readings(tmp_path)) == set(KINDS) - absent
 
 
-def test_empty_file_system_has_no_readings(tmp_path: Path) -> None:
+def test_empty_file_system_has_no_readings_and_a_machine_without_swap_zero_bytes(tmp_path: Path) -> None:
     sampler = MemorySampler(tmp_path, PROCESS)
     assert sampler.sample() == ()
     assert sampler.process_rss_bytes() == 0
+    write(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"})
+    assert readings_of(sampler) == {"swap_total": 0, "swap_used": 0}
 
 
 def test_machine_without_nvmap(tmp_path: Path) -> None:
@@ -157,11 +156,6 @@ def test_largest_free_blocks(tmp_path: Path, buddyinfo: str, size: int | None, b
     assert found.get("largest_free_blocks_total") == (size * blocks if size and blocks else None)
 
 
-def test_machine_without_swap_has_zero_bytes_of_it(tmp_path: Path) -> None:
-    found = readings(write(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"}))
-    assert found == {"swap_total": 0, "swap_used": 0}
-
-
 @pytest.mark.parametrize(
     ("clients", "size"),
     [
@@ -204,18 +198,14 @@ def test_garbage_raises_no_error(tmp_path_factory: pytest.TempPathFactory, lines
 
 
 def test_memory_of_this_machine() -> None:
-    found = {reading.kind: reading.size_bytes for reading in MemorySampler().sample()}
-    truth = psutil.Process()
+    sampler, truth = MemorySampler(), psutil.Process()
+    found = readings_of(sampler)
     assert abs(found["process_rss"] - truth.memory_info().rss) < 0.2 * truth.memory_info().rss
     assert 0 < found["process_pss"] <= found["process_rss"] * 1.01  # read a moment apart
     assert found["process_peak_rss"] >= found["process_rss"]
+    assert abs(sampler.process_rss_bytes() - found["process_rss"]) < 0.2 * found["process_rss"]
     assert found["system_total"] == psutil.virtual_memory().total
     assert 0 < found["system_available"] < found["system_total"]
-
-
-def test_default_is_this_process() -> None:
-    here, same = MemorySampler().process_rss_bytes(), MemorySampler(process_id=os.getpid()).process_rss_bytes()
-    assert abs(here - same) < 0.2 * here
 
 
 def test_growth_of_this_process() -> None:

@@ -18,7 +18,7 @@ from edge.pb import inference_pb2 as pb
 from tests.support.metrics import gauges, wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
-from tests.support.server_processes import Served, served
+from tests.support.server_processes import served
 from tests.support.soak import NAMES, Traffic
 
 #: These tests concern the protocol, which every transport carries.
@@ -37,17 +37,10 @@ MODELS = (*NAMES[:2], "busy")
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repository").mkdir()
     for name in NAMES:
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
     write_busy_bundle(tmp_path / "repository")
     return tmp_path / "repository"
-
-
-def unload_all(server: Served) -> None:
-    """Unload all models, which succeeds only if every request has ended."""
-    for name in MODELS:
-        server.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=20)
 
 
 @pytest.mark.slow
@@ -68,17 +61,16 @@ def test_soak(repository: Path, transport: str) -> None:
         warm = sizes[int(WARM_UP * len(sizes)) :]
         per_minute = np.polyfit(np.arange(len(warm)), warm, 1)[0] * 60 / SAMPLE_SECONDS
         megabytes = " ".join(f"{size / 1e6:.1f}" for size in (start, warm[0], warm[-1]))
-        print(
-            f"\nstart, warm, end: {megabytes} MB; {per_minute / 1e3:.1f} kB a minute; {traffic.ended.total()} requests"
-        )
+        total = traffic.ended.total()
+        print(f"\nstart, warm, end: {megabytes} MB; {per_minute / 1e3:.1f} kB a minute; {total} requests")
         print({f"{kind} {how}": count for (kind, how), count in sorted(traffic.ended.items())})
         assert not traffic.faults, traffic.faults[:10]
         assert all(traffic.ended[kind, "OK"] for kind, _ in traffic.ended)
-        assert wait_until(
-            lambda: not any(gauges(server.ready, "queue_depth", "queue_bytes", "streams", "stream_requests"))
-        )
+        at_rest = ("queue_depth", "queue_bytes", "streams", "stream_requests")
+        assert wait_until(lambda: not any(gauges(server.ready, *at_rest)))
         assert gauges(server.ready, "problems") == [0]
-        unload_all(server)
+        for name in MODELS:  # succeeds only if every request has ended
+            server.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=20)
         assert wait_until(lambda: process.num_fds() <= files + ALLOWED_FILES), process.num_fds()
         assert per_minute < ALLOWED_SLOPE_BYTES_PER_MINUTE or MINUTES < ENOUGH_MINUTES
         os.kill(server.ready.process_id, signal.SIGTERM)

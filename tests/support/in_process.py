@@ -13,23 +13,16 @@ from typing import Any
 
 import grpc
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
 
 from edge.server import Ready, serve
 from edge.settings import Settings
 from tests.support.models import ORACLE_BUNDLE, serialized
-from tests.support.server_models import write_bundle_of
+from tests.support.server_models import failing_graph, write_bundle_of
 
 
 def write_failing_bundle(directory: Path) -> None:
     """Write ``failing``: it returns the element at ``index`` of three, and beyond them the runtime fails."""
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["elements", "index"], ["element"])],
-        "failing",
-        [helper.make_tensor_value_info("index", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info("element", TensorProto.INT64, [1])],
-        [numpy_helper.from_array(np.array([7, 8, 9], np.int64), "elements")],
-    )
+    graph = failing_graph("element", np.array([7, 8, 9], np.int64))
     index = np.array([1], np.int64)
     write_bundle_of(directory, "failing", serialized(graph), {"index": index}, {"element": index + 7})
 

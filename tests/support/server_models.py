@@ -41,41 +41,47 @@ def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
 
 def write_busy_bundle(directory: Path) -> Bundle:
     """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps."""
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["going"], ["still"]),
-            helper.make_node("MatMul", ["state", "matrix"], ["next"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("step", TensorProto.INT64, []),
-            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state", TensorProto.FLOAT, [256, 256]),
-        ],
-        [
-            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("next", TensorProto.FLOAT, [256, 256]),
-        ],
-    )
-    graph = helper.make_graph(
-        [
-            helper.make_node("Squeeze", ["steps"], ["count"]),
-            helper.make_node("Loop", ["count", "", "matrix"], ["last"], body=body),
-            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),
-            helper.make_node("Cast", ["largest"], ["whole"], to=TensorProto.INT64),
-            helper.make_node("Mul", ["whole", "zero"], ["nothing"]),
-            helper.make_node("Add", ["steps", "nothing"], ["done"]),
-        ],
-        "busy",
-        [helper.make_tensor_value_info("steps", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info("done", TensorProto.INT64, [1])],
-        [
-            numpy_helper.from_array(np.eye(256, dtype=np.float32), "matrix"),
-            numpy_helper.from_array(np.array(0, np.int64), "zero"),
-        ],
-    )
+    graph = loop_graph("done", [1])
     value = np.array([20], np.int64)  # so many that the scheduler computes none of its runs on the event loop
     return write_bundle_of(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
+
+
+def loop_graph(output: str, shape: list[int | str]) -> onnx.GraphProto:
+    """A graph that multiplies matrices as often as ``steps`` (INT64) says, and returns ``steps``."""
+
+    def info(name: str, datatype: str, shape: list[int | str]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, _ELEMENTS[datatype], shape)
+
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["going"], ["still"]), helper.make_node("MatMul", ["state", "matrix"], ["next"])],
+        "body",
+        [info("step", "INT64", []), info("going", "BOOL", []), info("state", "FP32", [256, 256])],
+        [info("still", "BOOL", []), info("next", "FP32", [256, 256])],
+    )
+    return helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["steps"], ["count"], keepdims=0),
+            helper.make_node("Loop", ["count", "", "matrix"], ["last"], body=body),
+            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),  # of a power of the identity: 1
+            helper.make_node("Cast", ["largest"], ["one"], to=TensorProto.INT64),
+            helper.make_node("Mul", ["steps", "one"], [output]),
+        ],
+        "loop",
+        [info("steps", "INT64", shape)],
+        [info(output, "INT64", shape)],
+        [numpy_helper.from_array(np.eye(256, dtype=np.float32), "matrix")],
+    )
+
+
+def failing_graph(output: str, elements: Array) -> onnx.GraphProto:
+    """A graph that returns the element at ``index`` (INT64, [1]); beyond the last one the runtime fails."""
+    return helper.make_graph(
+        [helper.make_node("Gather", ["elements", "index"], [output])],
+        "failing",
+        [helper.make_tensor_value_info("index", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info(output, TensorProto.INT64, [1])],
+        [numpy_helper.from_array(elements, "elements")],
+    )
 
 
 def write_bundle_of(

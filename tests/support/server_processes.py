@@ -50,14 +50,8 @@ def served(repository: Path, *arguments: object, program: str = "edge", **variab
     """
     command = [sys.executable, "-m", *program.split(), "serve", str(repository)]
     command += ["--grpc-port=0", "--metrics-port=0", "--json", "--target=onnxruntime", *map(str, arguments)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, **variables},
-    )
+    environment, pipe = {**os.environ, **variables}, subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=environment)
     try:
         server = Served(process)
         yield server

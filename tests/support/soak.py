@@ -8,7 +8,6 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -26,7 +25,7 @@ from tests.support.sample_requests import expression
 
 Code = grpc.StatusCode
 OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
-#: The errors that each kind may get. All others are faults.
+#: Each kind of client, a method of :class:`Traffic`, and the errors that it may get. All others are faults.
 REFUSALS: dict[str, set[str]] = {
     "infer": OVERLOAD,
     "stream": OVERLOAD,
@@ -36,7 +35,7 @@ REFUSALS: dict[str, set[str]] = {
     "wrong": {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "INTERNAL", *OVERLOAD},
     "reload": set(),
     "watch": set(),
-    "hang up": set(),
+    "hang_up": set(),
 }
 NAMES = ("steady", "changing", "coming")
 SECONDS = 30
@@ -61,18 +60,7 @@ class Traffic:
         self._repository = repository
         self._stop = threading.Event()
         self._version = 1
-        works: dict[str, Callable[[random.Random, grpc.Channel], str]] = {
-            "infer": self._infer,
-            "stream": self._stream,
-            "rest": self._rest,
-            "cancel": self._cancel,
-            "deadline": self._deadline,
-            "wrong": self._wrong,
-            "reload": self._reload,
-            "watch": self._watch,
-            "hang up": self._hang_up,
-        }
-        self._threads = [threading.Thread(target=self._go_on, args=item, name=item[0]) for item in works.items()]
+        self._threads = [threading.Thread(target=self._go_on, args=(kind,), name=kind) for kind in REFUSALS]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -86,27 +74,20 @@ class Traffic:
             if thread.is_alive():
                 self.faults.append(f"{thread.name}: no response")
 
-    def _go_on(self, kind: str, work: Callable[[random.Random, grpc.Channel], str]) -> None:
+    def _go_on(self, kind: str) -> None:
         chance = random.Random(kind)
         while not self._stop.is_set():
             # A new connection now and then, like clients that come and go.
-            with grpc.insecure_channel(
-                f"127.0.0.1:{self._ready.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
-            ) as c:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"127.0.0.1:{self._ready.grpc_port}", options) as channel:
                 for _ in range(50):
                     if self._stop.wait(chance.uniform(0, 0.05)):
                         return
-                    self._once(kind, work, chance, c)
+                    self._once(kind, chance, channel)
 
-    def _once(
-        self,
-        kind: str,
-        work: Callable[[random.Random, grpc.Channel], str],
-        chance: random.Random,
-        channel: grpc.Channel,
-    ) -> None:
+    def _once(self, kind: str, chance: random.Random, channel: grpc.Channel) -> None:
         try:
-            status = work(chance, channel)
+            status = getattr(self, f"_{kind}")(chance, channel)
         except grpc.RpcError as error:
             status = error.code().name
             if status not in REFUSALS[kind]:

@@ -92,17 +92,15 @@ def _too_many_streams(client: RawClient) -> list[Frame]:
     return [head(client, stream=2 * number + 1) for number in range(4097)]
 
 
-def _flagged(frame: Frame, flags: int) -> bytes:
+def _flagged(frame: Frame, flags: int, at: int = 4) -> bytes:
     data = bytearray(frame.serialize())
-    data[4] |= flags
+    data[at] |= flags
     return bytes(data)
 
 
 def _reserved(frame: Frame) -> bytes:
     """The frame with the reserved bit of its header set."""
-    data = bytearray(frame.serialize())
-    data[5] |= 0x80
-    return bytes(data)
+    return _flagged(frame, 0x80, at=5)
 
 
 _FORGOTTEN = (
@@ -144,19 +142,14 @@ CASES = [
     Case("4.2", "HEADERS of 2^14 + 1 bytes", lambda _: [raw(1, 4, 1, bytes(2**14 + 1))], _FRAME_SIZE),
     Case("4.2", "SETTINGS of 2^14 + 2 bytes", lambda _: [raw(4, 0, 0, bytes(2**14 + 2))], _FRAME_SIZE),
     # 4.3 Field section compression.
-    Case(
-        "4.3",
-        "field block that is not HPACK",
-        lambda _: [raw(1, 5, 1, b"\xff" * 6)],
-        GOAWAY("COMPRESSION_ERROR"),
-    ),
+    Case("4.3", "field block that is not HPACK", lambda _: [raw(1, 5, 1, b"\xff" * 6)], GOAWAY("COMPRESSION_ERROR")),
     Case("4.3", "PRIORITY inside a field block", _inside_a_field_block(lambda _: PriorityFrame(1)), _PROTOCOL),
     Case("4.3", "HEADERS inside a field block", _inside_a_field_block(lambda c: head(c, stream=3)), _PROTOCOL),
     # 5.1 Stream states.
     Case("5.1", "idle: DATA", lambda _: [DataFrame(1, b"x")], _PROTOCOL),
     Case("5.1", "idle: RST_STREAM", lambda _: [_reset()], _PROTOCOL),
     Case("5.1", "idle: WINDOW_UPDATE", lambda _: [WindowUpdateFrame(1, 100)], _PROTOCOL),
-    Case("5.1", "idle: CONTINUATION", lambda _: [ContinuationFrame(1, b"", flags=["END_HEADERS"])], _PROTOCOL),
+    Case("5.1", "idle: CONTINUATION", lambda c: [_continuation(c)], _PROTOCOL),
     Case("5.1", "idle: PRIORITY", lambda _: [PriorityFrame(1, stream_weight=1)], NO_ERROR),
     as_connection_error(
         "5.1", "half-closed (remote): DATA", lambda c: [*watch(c), DataFrame(1, b"x")], "STREAM_CLOSED"

@@ -88,10 +88,7 @@ CASES = [
     Case("8.3.1", ":path of * with a method other than OPTIONS", lambda c: [head(c, _path="*"), body()], _MALFORMED),
     # 8.4 Server push, which is not for clients.
     Case(
-        "8.4",
-        "push",
-        lambda c: [PushPromiseFrame(1, 2, head(c).data, flags=["END_HEADERS"])],
-        GOAWAY("PROTOCOL_ERROR"),
+        "8.4", "push", lambda c: [PushPromiseFrame(1, 2, head(c).data, flags=["END_HEADERS"])], GOAWAY("PROTOCOL_ERROR")
     ),
     # 8.5 CONNECT.
     Case("8.5", "CONNECT", _has((":method", "CONNECT"), _AUTHORITY), "HTTP 405"),
