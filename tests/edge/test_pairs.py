@@ -18,13 +18,7 @@ from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.launch import running_server
 from tests.support import text_model
-from tests.support.text_pair_model import (
-    INPUTS,
-    NAME,
-    PAIRS,
-    scores,
-    write_pair_bundle,
-)
+from tests.support.text_pair_model import INPUTS, NAME, PAIRS, scores, write_pair_bundle
 
 
 @pytest.fixture(scope="module")

@@ -214,12 +214,7 @@ def test_request_gets_its_status(http_url: str, row: Row) -> None:
 
 
 def test_fp16_is_refused_as_json_before_it_is_computed(http_url: str) -> None:
-    item = {
-        "name": echo_input("FP16"),
-        "datatype": "FP16",
-        "shape": [2],
-        "parameters": {"binary_data_size": 4},
-    }
+    item = {"name": echo_input("FP16"), "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}}
 
     def send(outputs: list[dict[str, Any]], **values: Any) -> Any:
         written = json.dumps({"inputs": [item], "outputs": outputs, "parameters": values}).encode()

@@ -27,16 +27,7 @@ from edge.repository.repository import Repository
 from edge.runtimes.build import load_runner
 from edge.scheduling.scheduler import Scheduler
 from tests.support import text_model
-from tests.support.text_model import (
-    LABELS,
-    TEXTS,
-    TIERS,
-    golden,
-    logits,
-    manifest,
-    model,
-    tokenizer_json,
-)
+from tests.support.text_model import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import (
-    CascadeProgram,
-    LabelPostprocess,
-    Manifest,
-    Profile,
-    TokenizerPreprocess,
-)
+from edge.bundles.manifest import CascadeProgram, LabelPostprocess, Manifest, Profile, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of, serialized, tier_of
 

@@ -14,12 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import (
-    Manifest,
-    Profile,
-    ScorePostprocess,
-    TokenizerPreprocess,
-)
+from edge.bundles.manifest import Manifest, Profile, ScorePostprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of, serialized
 
