@@ -51,9 +51,6 @@ def infer_request(
     The inference service checks the message against the model's metadata.
 
     Args:
-        model: from the path.
-        version: from the path; empty for the highest.
-        body: the body of the HTTP request.
         json_length: the value of the header :data:`JSON_LENGTH`; None if the whole body is JSON.
 
     Raises:

@@ -36,9 +36,6 @@ class Endpoint:
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.
-        inference: implements the inference service.
-        telemetry: implements the telemetry service.
-        access: the tokens; None allows everyone everything.
 
     Attributes:
         port: the port number; 0 until the server listens.

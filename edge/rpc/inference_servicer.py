@@ -38,10 +38,6 @@ class InferenceServicer:
     """``inference.GRPCInferenceService``.
 
     Args:
-        service: answers inference requests.
-        metadata: describes the server and its models.
-        streams: answers streams.
-        extensions: answers Triton's extensions.
         access: checked again for each request of a stream; None allows everyone everything.
     """
 
@@ -99,7 +95,6 @@ class InferenceServicer:
 
         Args:
             request: the client's message; None if it does not parse.
-            context: the context of the call.
             end: receives the response or the status, once, possibly before this returns.
 
         Returns:

@@ -34,12 +34,7 @@ class Extensions:
     """Answers the RPCs of the extensions.
 
     Args:
-        repository: the models.
-        control: loads and unloads them.
         shared_memory: the registered regions; None if the server does not allow shared memory.
-        logs: the log.
-        allow_log_settings: whether clients may change it.
-        traces: the collector; None without tracing.
     """
 
     def __init__(

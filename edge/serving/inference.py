@@ -42,12 +42,8 @@ class InferenceService:
     """Answers inference requests. It belongs to the event loop in which it is created.
 
     Args:
-        repository: the models.
-        scheduler: runs them.
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         shared_memory: the registered regions; None if the server does not allow shared memory.
-        limit: the rate limit of each caller; None sets none.
-        traces: the collector; None without tracing.
     """
 
     def __init__(

@@ -33,10 +33,6 @@ class ResponseBuilder:
         """Return the response, its outputs in the order of ``names``.
 
         Args:
-            model: the model that answered.
-            answer: the answer of the job.
-            names: the outputs to send.
-            request_id: the client's.
             tier: the tier that answered, for the log.
             windows: the shared memory of the outputs that go there, by name.
 

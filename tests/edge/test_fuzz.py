@@ -29,7 +29,7 @@ from tests.support.fuzzing import requests as infer_requests
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
 from tests.support.rpcs import methods
-from tests.support.sample_requests import SEEDS, good
+from tests.support.sample_requests import SEEDS, good, in_region
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -102,7 +102,9 @@ EXTENSIONS: dict[str, st.SearchStrategy[Any]] = {
     "LogSettings": st.builds(pb.LogSettingsRequest, settings=st.dictionaries(log_names, log_values, max_size=2)),
     "RepositoryIndex": st.builds(pb.RepositoryIndexRequest, ready=st.booleans()),
 }
-any_request = st.sampled_from(list(EXTENSIONS)).flatmap(lambda method: st.tuples(st.just(method), EXTENSIONS[method]))
+any_request = st.sampled_from(list(EXTENSIONS)).flatmap(
+    lambda method: st.tuples(st.just(method), EXTENSIONS[method].map(lambda message: message.SerializeToString()))
+)
 any_bytes = st.sampled_from(list(EXTENSIONS)).flatmap(lambda method: st.tuples(st.just(method), mutated(SEEDS[method])))
 #: The other RPCs, by path.
 REQUESTS: dict[str, st.SearchStrategy[Any]] = {
@@ -205,9 +207,8 @@ def shared(rows: int) -> pb.ModelInferRequest:
     """A request with its tensors in the region that other requests may have registered."""
     request = good(rows)
     del request.raw_input_contents[:]
-    for parameters in (request.inputs[0].parameters, request.outputs.add(name="value").parameters):
-        parameters["shared_memory_region"].string_param = "a"
-        parameters["shared_memory_byte_size"].int64_param = 60 * rows
+    for tensor in (request.inputs[0], request.outputs.add(name="value")):
+        in_region(tensor, "a", 60 * rows)
     return request
 
 
@@ -249,14 +250,9 @@ def test_random_and_mutated_extensions(opened: Ready, times: int) -> None:
             malformed = code is grpc.StatusCode.INTERNAL and not parses(f"/{INFERENCE}/{method}", data)
             assert code in allowed or malformed, (method, data)
 
-        @profile(times * EXTENSION_EXAMPLES)
-        @given(any_request)
-        def random_ones(call: tuple[str, Any]) -> None:
-            send(call[0], call[1].SerializeToString())
-
-        @profile(times * EXTENSION_EXAMPLES)
-        @given(any_bytes)
-        def mutated_ones(call: tuple[str, bytes]) -> None:
+        @profile(2 * times * EXTENSION_EXAMPLES)
+        @given(any_request | any_bytes)
+        def random_ones(call: tuple[str, bytes]) -> None:
             send(*call)
 
         @profile(times * EXTENSION_EXAMPLES)
@@ -278,7 +274,6 @@ def test_random_and_mutated_extensions(opened: Ready, times: int) -> None:
                 send(method, data)
         before = process.memory_info().rss
         random_ones()
-        mutated_ones()
         streamed_ones()
         assert wait_until(lambda: is_at_rest(opened))
         assert process.memory_info().rss - before < ALLOWED_GROWTH_BYTES

@@ -18,6 +18,7 @@ from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.launch import running_server
 from tests.support import text_model
+from tests.support.sample_requests import column, triton_input
 from tests.support.text_pair_model import INPUTS, NAME, PAIRS, scores, write_pair_bundle
 
 
@@ -37,25 +38,13 @@ def client(url: str) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-def column(name: str, *texts: str | bytes) -> triton.InferInput:
-    tensor = triton.InferInput(name, [len(texts), 1], "BYTES")
-    encoded = [text.encode() if isinstance(text, str) else text for text in texts]
-    tensor.set_data_from_numpy(np.array([[text] for text in encoded], np.object_))
-    return tensor
-
-
 def pairs(*pairs: tuple[str | bytes, str | bytes]) -> list[triton.InferInput]:
     first, second = zip(*pairs, strict=True)
-    return [column("text", *first), column("text_pair", *second)]
+    return [triton_input("text", column(*first)), triton_input("text_pair", column(*second))]
 
 
 def tokens(**arrays: Array) -> list[triton.InferInput]:
-    tensors = []
-    for name, values in arrays.items():
-        tensor = triton.InferInput(name, list(values.shape), "INT64")
-        tensor.set_data_from_numpy(values)
-        tensors.append(tensor)
-    return tensors
+    return [triton_input(name, values) for name, values in arrays.items()]
 
 
 def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> None:
@@ -112,11 +101,11 @@ OUTSIDE = np.ones((1, 13), np.int64)
     [
         (
             NAME,
-            [column("text", "good")],
+            [triton_input("text", column("good"))],
             "inputs of 'better': got only 'text', expected 'text' and 'text_pair'. "
             "This model reads them together; add 'text_pair'.",
         ),
-        (NAME, [column("text_pair", "good")], "got only 'text_pair', expected 'text' and 'text_pair'."),
+        (NAME, [triton_input("text_pair", column("good"))], "got only 'text_pair', expected 'text' and 'text_pair'."),
         (
             "sentiment",
             pairs(("good", "bad")),
@@ -124,7 +113,7 @@ OUTSIDE = np.ones((1, 13), np.int64)
         ),
         (
             NAME,
-            [column("text", "good", "bad"), column("text_pair", "good", "bad", "bad")],
+            [triton_input("text", column("good", "bad")), triton_input("text_pair", column("a", "b", "c"))],
             "batch of 'better': got {'text': 2, 'text_pair': 3}, expected the same first dimension everywhere. "
             "Send as many rows each.",
         ),

@@ -27,7 +27,8 @@ from edge.repository.repository import Repository
 from edge.runtimes.build import load_runner
 from edge.scheduling.scheduler import Scheduler
 from tests.support import text_model
-from tests.support.text_model import LABELS, TEXTS, TIERS, golden, logits, manifest, model, tokenizer_json
+from tests.support.sample_requests import column, triton_input
+from tests.support.text_model import LABELS, TEXTS, TIERS, logits, manifest, model
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +41,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
 
 
 def text(*texts: str | bytes) -> triton.InferInput:
-    encoded = [t.encode() if isinstance(t, str) else t for t in texts]
-    tensor = triton.InferInput("text", [len(texts), 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[t] for t in encoded], np.object_))
-    return tensor
-
-
-def tokens(name: str, values: Array) -> triton.InferInput:
-    tensor = triton.InferInput(name, list(values.shape), "INT64")
-    tensor.set_data_from_numpy(values)
-    return tensor
+    return triton_input("text", column(*texts))
 
 
 @pytest.mark.parametrize("tier", [None, *TIERS])
 def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier: str | None) -> None:
-    parameters = {"tier": tier} if tier else None
+    long = client.infer("sentiment", [text("good " * 20)], parameters=(parameters := {"tier": tier} if tier else None))
+    assert long.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]  # the text is cut
     result = client.infer("sentiment", [text(*TEXTS)], parameters=parameters)
     expected = np.stack([logits(t, tier or "full") for t in TEXTS])
     np.testing.assert_array_equal(result.as_numpy("logits"), expected)
@@ -99,11 +92,6 @@ def softmax(logits: Array) -> Array:
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def test_long_text_is_cut(client: triton.InferenceServerClient) -> None:
-    result = client.infer("sentiment", [text(" ".join(["good"] * 20))])
-    assert result.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]
-
-
 def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
     metadata = client.get_model_metadata("sentiment")
     assert [t.name for t in metadata.inputs] == ["text", "input_ids", "attention_mask"]
@@ -120,10 +108,13 @@ def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
         ([text("good")], {"tier": "huge"}, "one of full, lean, auto"),
         ([text(b"\xff")], None, "UTF-8"),
         ([text("x" * 201)], None, "201 bytes"),
-        ([text("good"), tokens("input_ids", np.ones((1, 2), np.int64))], None, "stands for"),
-        ([tokens("input_ids", np.ones((1, 2), np.int64))], None, "'attention_mask'"),
+        ([text("good"), triton_input("input_ids", np.ones((1, 2), np.int64))], None, "stands for"),
+        ([triton_input("input_ids", np.ones((1, 2), np.int64))], None, "'attention_mask'"),
         (
-            [tokens("input_ids", np.ones((1, 17), np.int64)), tokens("attention_mask", np.ones((1, 17), np.int64))],
+            [
+                triton_input("input_ids", np.ones((1, 17), np.int64)),
+                triton_input("attention_mask", np.ones((1, 17), np.int64)),
+            ],
             None,
             "16",
         ),
@@ -143,10 +134,7 @@ def test_bad_requests(
 
 
 def _with(change: Callable[[Manifest], Manifest], **files: bytes) -> tuple[Manifest, dict[str, bytes]]:
-    contents = {"tokenizer.json": tokenizer_json()}
-    for tier in TIERS:
-        contents |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
-    return change(manifest()), contents | {name.replace("__", "."): data for name, data in files.items()}
+    return change(manifest()), text_model.files() | {name.replace("__", "."): data for name, data in files.items()}
 
 
 def _cascade(**fields: object) -> CascadeProgram:

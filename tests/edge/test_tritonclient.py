@@ -13,13 +13,11 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from edge.bundles.expression import evaluate, tokenize
+from edge.bundles.expression import tokenize
 from tests.support.models import ORACLE, VERSIONED
+from tests.support.sample_requests import TEXTS, TRUTH, column, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
-
-TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
-TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 
 
 @pytest.fixture
@@ -29,12 +27,11 @@ def client(url: str) -> Iterator[triton.InferenceServerClient]:
 
 
 def text_input(*texts: str) -> triton.InferInput:
-    rows = np.array([[text.encode()] for text in texts or TEXTS], np.object_)
-    return triton.InferInput("expression", list(rows.shape), "BYTES").set_data_from_numpy(rows)
+    return triton_input("expression", column(*texts or TEXTS))
 
 
 def token_input() -> triton.InferInput:
-    return triton.InferInput("x", [len(TEXTS), 15], "FP32").set_data_from_numpy(tokenize(TEXTS))
+    return triton_input("x", tokenize(TEXTS))
 
 
 def test_description_of_server_and_models(client: triton.InferenceServerClient) -> None:
