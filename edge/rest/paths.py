@@ -36,7 +36,7 @@ _CUDA: Final = "/v2/cudasharedmemory"
 
 
 class RestApi:
-    """Answers the protocol over HTTP with the same methods as gRPC."""
+    """Answers the protocol over HTTP with the same methods as gRPC. Without ``access``, everyone may do everything."""
 
     def __init__(
         self,

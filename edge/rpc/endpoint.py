@@ -32,7 +32,7 @@ def port_is_taken(host: str, port: int, reason: str) -> UsageError:
 
 
 class Endpoint:
-    """All services and their health; with tokens, every call is authorized.
+    """All services and their health. Without ``access``, every caller may do everything.
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.

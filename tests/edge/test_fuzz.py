@@ -77,30 +77,32 @@ log_names = st.sampled_from(["log_info", "log_warning", "log_verbose_level", "lo
 trace_values = st.builds(
     pb.TraceSettingRequest.SettingValue, value=st.lists(st.sampled_from(["OFF", "TIMESTAMPS", ""]), max_size=2)
 )
+
+
+def built(name: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(getattr(pb, f"{name}Request"), **fields)
+
+
 #: RPCs that change the state of the server, and the index that shows it, by method.
 EXTENSIONS: dict[str, st.SearchStrategy[Any]] = {
-    "RepositoryModelLoad": st.builds(
-        pb.RepositoryModelLoadRequest, model_name=models, parameters=model_parameters, repository_name=st.just("")
+    "RepositoryModelLoad": built("RepositoryModelLoad", model_name=models, parameters=model_parameters),
+    "RepositoryModelUnload": built(
+        "RepositoryModelUnload", model_name=models, parameters=model_parameters, repository_name=regions
     ),
-    "RepositoryModelUnload": st.builds(
-        pb.RepositoryModelUnloadRequest, model_name=models, parameters=model_parameters, repository_name=regions
-    ),
-    "SystemSharedMemoryStatus": st.builds(pb.SystemSharedMemoryStatusRequest, name=regions),
-    "SystemSharedMemoryRegister": st.one_of(
-        st.just(REGION),  # most random ones are invalid, and the other requests need a region
-        st.builds(pb.SystemSharedMemoryRegisterRequest, name=regions, key=keys, offset=sizes, byte_size=sizes),
-    ),
-    "SystemSharedMemoryUnregister": st.builds(pb.SystemSharedMemoryUnregisterRequest, name=regions),
-    "CudaSharedMemoryStatus": st.builds(pb.CudaSharedMemoryStatusRequest, name=regions),
-    "CudaSharedMemoryRegister": st.builds(pb.CudaSharedMemoryRegisterRequest, name=regions),
-    "CudaSharedMemoryUnregister": st.builds(pb.CudaSharedMemoryUnregisterRequest, name=regions),
-    "TraceSetting": st.builds(
-        pb.TraceSettingRequest,
+    "SystemSharedMemoryRegister": st.just(REGION)  # most random ones are invalid, and the other requests need a region
+    | built("SystemSharedMemoryRegister", name=regions, key=keys, offset=sizes, byte_size=sizes),
+    **{name: built(name, name=regions) for name in ("SystemSharedMemoryStatus", "SystemSharedMemoryUnregister")},
+    **{
+        f"CudaSharedMemory{name}": built(f"CudaSharedMemory{name}", name=regions)
+        for name in ("Status", "Register", "Unregister")
+    },
+    "TraceSetting": built(
+        "TraceSetting",
         model_name=models,
         settings=st.dictionaries(st.sampled_from(["trace_level", "trace_rate", "zz"]), trace_values, max_size=2),
     ),
-    "LogSettings": st.builds(pb.LogSettingsRequest, settings=st.dictionaries(log_names, log_values, max_size=2)),
-    "RepositoryIndex": st.builds(pb.RepositoryIndexRequest, ready=st.booleans()),
+    "LogSettings": built("LogSettings", settings=st.dictionaries(log_names, log_values, max_size=2)),
+    "RepositoryIndex": built("RepositoryIndex", ready=st.booleans()),
 }
 any_request = st.sampled_from(list(EXTENSIONS)).flatmap(
     lambda method: st.tuples(st.just(method), EXTENSIONS[method].map(lambda message: message.SerializeToString()))
@@ -110,10 +112,8 @@ any_bytes = st.sampled_from(list(EXTENSIONS)).flatmap(lambda method: st.tuples(s
 REQUESTS: dict[str, st.SearchStrategy[Any]] = {
     f"/{INFERENCE}/ModelInfer": infer_requests,
     **{
-        f"/{INFERENCE}/{name}": st.builds(
-            getattr(pb, f"{name}Request"), name=st.just(ORACLE) | models, version=versions
-        )
-        | st.builds(getattr(pb, f"{name}Request"), name=st.just(ORACLE))
+        f"/{INFERENCE}/{name}": built(name, name=st.just(ORACLE) | models, version=versions)
+        | built(name, name=st.just(ORACLE))
         for name in ("ModelConfig", "ModelMetadata", "ModelReady", "ModelStatistics")
     },
     **{f"/{INFERENCE}/{name}": st.just(None) for name in ("ServerLive", "ServerMetadata", "ServerReady")},

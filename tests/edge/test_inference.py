@@ -19,7 +19,6 @@ from edge.errors import DeadlineExceeded, InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Computed, Options, Program
 from edge.repository.loader import ServingOptions
-from edge.security.rate import RateLimit, parse_rate
 from edge.serving import inference
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import WAIT, occupied
@@ -302,13 +301,6 @@ async def test_policy_and_cascade_choose_tiers(tmp_path: Path) -> None:
         ):
             parameters = (await running.infer(request)).parameters
             assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, reason)
-
-
-async def test_limited_and_traced_follow_the_options(tmp_path: Path, running: Running) -> None:
-    assert (running.service.limited, running.service.traced) == (False, False)
-    limit = RateLimit(parse_rate("1:2"))
-    async with running_service(tmp_path / "limited", limit=limit, traces=object()) as other:
-        assert (other.service.limited, other.service.traced) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,6 @@ def test_telemetry_watch(telemetry: telemetry_pb2_grpc.TelemetryStub) -> None:
     stream.cancel()
     assert times == sorted(times)
     assert times[2] - times[0] >= 150
-    with pytest.raises(grpc.RpcError, match="at least 100"):
-        next(telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=1)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
@@ -74,15 +73,6 @@ def test_callbacks(client: triton.InferenceServerClient) -> None:
         )
     answers = [done.get(timeout=10) for _ in range(20)]
     assert {result.get_response().id for result, error in answers if error is None} == {str(n) for n in range(20)}
-
-
-def test_each_thread_gets_its_own_response(url: str) -> None:
-    def value(number: int) -> float:
-        with triton.InferenceServerClient(url) as own:
-            return float(own.infer(ORACLE, [text_input(f"{number} - 1")]).as_numpy("value")[0, 0])
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(value, range(100))) == [number - 1.0 for number in range(100)]
 
 
 def test_keep_alive_pings_are_tolerated(url: str) -> None:
