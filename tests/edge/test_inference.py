@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -328,11 +329,8 @@ async def test_runs_that_end_together_wake_the_event_loop_once(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
-    wakes: list[Any] = []
-    schedule = loop.call_soon_threadsafe
-    monkeypatch.setattr(
-        loop, "call_soon_threadsafe", lambda call, *rest, **how: (wakes.append(call), schedule(call, *rest, **how))
-    )
+    spy = Mock(wraps=loop.call_soon_threadsafe)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", spy)
     replies: list[Any] = []
     for count in (1, 2):
         assert running.service.start(good(), None, replies.append)
@@ -340,7 +338,7 @@ async def test_runs_that_end_together_wake_the_event_loop_once(
             time.sleep(0.001)
     assert await running.at_rest()
     assert len(replies) == 2
-    assert len([wake for wake in wakes if getattr(wake, "__self__", None) is running.service]) == 1
+    assert [getattr(call.args[0], "__self__", None) for call in spy.call_args_list].count(running.service) == 1
 
 
 async def test_warning_of_nonfinite_outputs_names_the_only_tier(

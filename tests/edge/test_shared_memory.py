@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from edge.bundles.expression import tokenize
 from edge.datatypes import Array
-from edge.errors import AlreadyThere, InvalidRequest, Overloaded, RequestError
+from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
@@ -334,6 +334,7 @@ def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
         registry.register(str(number), "object", 0, 1)
     with pytest.raises(Overloaded, match="at most 256"):
         registry.register("one more", "object", 0, 1)
+    registry.unregister("zz")
     registry.unregister("7")
     registry.register("one more", "object", 0, 1)
 
@@ -342,8 +343,9 @@ def test_unused_files_are_closed(registry: SharedMemory) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for number in range(10):
         registry.register(str(number), "object", 0, SIZE)
-    for wrong in ({"offset": SIZE}, {"key": "zz"}, {"name": "1"}):
-        with pytest.raises(RequestError):
+    rows = (({"offset": SIZE}, InvalidRequest), ({"key": "zz"}, NotFound), ({"name": "1"}, AlreadyThere))
+    for wrong, error in rows:
+        with pytest.raises(error):
             registry.register(**{"name": "x", "key": "object", "offset": 0, "byte_size": 1, **wrong})  # type: ignore[arg-type]
     assert len(os.listdir("/proc/self/fd")) == before + 10
     window = registry.window("3", 0, 4, "t", write=False)
@@ -361,12 +363,3 @@ def test_read_only_object_takes_no_outputs(registry: SharedMemory, directory: Pa
     assert registry.window("a", 0, 4, "t", write=False).read() == bytes(range(4))
     with pytest.raises(InvalidRequest, match="may only read"):
         registry.window("a", 0, 4, "t", write=True)
-
-
-def test_name_can_be_registered_once(registry: SharedMemory) -> None:
-    registry.register("a", "object", 0, 1)
-    with pytest.raises(AlreadyThere, match="region 'a'"):
-        registry.register("a", "object", 0, 1)
-    registry.unregister("zz")
-    registry.unregister("a")
-    registry.register("a", "object", 0, 1)

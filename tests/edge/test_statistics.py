@@ -55,14 +55,11 @@ def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations: list[int], p
     assert histogram.percentile(percent - 1) <= histogram.percentile(percent)
 
 
-def test_percentiles_are_interpolated() -> None:
+def test_percentiles_are_interpolated_and_end_at_the_last_bound() -> None:
     histogram = observed([60_000] * 100)
     low, high = bucket_of(60_000)
     assert histogram.percentile(50) == round((low + high) / 2)
     assert histogram.percentile(100) == high
-
-
-def test_durations_beyond_the_last_bucket_count_as_its_bound() -> None:
     histogram = observed([10**12, 10**15])
     assert histogram.counts[-1] == 2
     assert histogram.percentile(99) == BUCKETS_NS[-1]

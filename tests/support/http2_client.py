@@ -172,22 +172,10 @@ class Answer:
 
 
 class RawClient:
-    """A connection for any frames. By itself it only acknowledges SETTINGS and collects responses.
+    """A connection for any frames. By itself it only acknowledges SETTINGS and collects frames and responses."""
 
-    Args:
-        port: the server's port on 127.0.0.1.
-        acknowledges: whether it acknowledges SETTINGS.
-
-    Attributes:
-        answers: the responses, by stream.
-        frames: every frame the server sent.
-        goaway: the error code of the server's GOAWAY.
-        closed: whether the server closed the connection.
-    """
-
-    def __init__(self, port: int, *, acknowledges: bool = True) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._acknowledges = acknowledges
         self.answers: dict[int, Answer] = {}
         self.frames: list[Frame] = []
         self.goaway: int | None = None
@@ -304,7 +292,7 @@ class RawClient:
 
     def _take(self, frame: Frame) -> None:
         self.frames.append(frame)
-        if self._acknowledges and isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
+        if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
             self.send(SettingsFrame(0, flags=["ACK"]))
         if isinstance(frame, GoAwayFrame):
             self.goaway = frame.error_code

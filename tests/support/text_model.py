@@ -79,13 +79,17 @@ def logits(text: str, tier: str) -> Array:
     return np.sum([known[WORDS.index(word) if word in WORDS else 1] for word in text.split()], axis=0)
 
 
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Return ids and mask, [rows, tokens]."""
+    ids, mask = np.zeros((2, len(rows), max(map(len, rows))), np.int64)
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return ids, mask
+
+
 def golden(tier: str) -> Golden:
-    ids = np.zeros((len(TEXTS), max(len(text.split()) for text in TEXTS)), np.int64)
-    mask = np.zeros_like(ids)
-    for row, text in enumerate(TEXTS):
-        words = text.split()
-        ids[row, : len(words)] = [WORDS.index(word) for word in words]
-        mask[row, : len(words)] = 1
+    ids, mask = padded([[WORDS.index(word) for word in text.split()] for text in TEXTS])
     return Golden(
         inputs={"input_ids": ids, "attention_mask": mask},
         outputs={"logits": np.stack([logits(text, tier) for text in TEXTS]).astype(np.float32)},

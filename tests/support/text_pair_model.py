@@ -13,7 +13,7 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Manifest, Profile, ScorePostprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of
-from tests.support.text_model import model_of, tokenizer_of
+from tests.support.text_model import model_of, padded, tokenizer_of
 
 NAME = "better"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad")
@@ -49,12 +49,10 @@ def scores(pairs: Sequence[tuple[str, str]]) -> Array:
 
 def golden() -> Golden:
     rows = [[2, *_ids(first), 3, *_ids(second), 3] for first, second in PAIRS]
-    ids, mask, segments = np.zeros((3, len(rows), max(map(len, rows))), np.int64)
+    ids, mask = padded(rows)
+    segments = np.zeros_like(ids)
     for row, (first, _) in enumerate(PAIRS):
-        length = len(rows[row])
-        ids[row, :length] = rows[row]
-        mask[row, :length] = 1
-        segments[row, len(_ids(first)) + 2 : length] = 1
+        segments[row, len(_ids(first)) + 2 : len(rows[row])] = 1
     return Golden(
         inputs=dict(zip(INPUTS, (ids, mask, segments), strict=True)),
         outputs={"logits": scores(PAIRS)},
