@@ -79,7 +79,7 @@ trace_values = st.builds(
 )
 
 
-def built(name: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def built(name: str, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.builds(getattr(pb, f"{name}Request"), **fields)
 
 

@@ -19,7 +19,6 @@ from tests.support.http2_client import OPENING, Subject, serving
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 PING, GOAWAY = 6, 7
-TOO_MANY_PINGS = b"too_many_pings"
 
 
 @asynccontextmanager
