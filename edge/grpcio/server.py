@@ -13,15 +13,7 @@ from edge.security.credentials import ServerCertificates
 
 
 class GrpcServer(Endpoint):
-    """The gRPC endpoint. It is created, used and drained inside one running event loop.
-
-    Args:
-        inference: implements the inference service.
-        telemetry: implements the telemetry service.
-        limits: limits of connections and messages.
-        access: the tokens; None allows everyone everything.
-        certificates: for TLS; None serves plain text.
-    """
+    """The gRPC endpoint. It is created, used and drained inside one running event loop."""
 
     def __init__(
         self,

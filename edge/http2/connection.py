@@ -50,8 +50,6 @@ class Connection(asyncio.Protocol):
     """One connection. Only the event loop uses it.
 
     Args:
-        find: looks up the methods.
-        limits: limits of the connection and its messages.
         connections: the open connections, including this one while it is open.
     """
 

@@ -12,7 +12,6 @@ class ConnectionLimits:
     """Enforces the limits of one connection that concern time: handshake, idleness and pings.
 
     Args:
-        limits: the limits.
         on_slow_handshake: called when the handshake takes longer than ``handshake_seconds``.
         on_idle: called when no call has been open for ``idle_seconds``.
     """

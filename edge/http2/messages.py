@@ -15,17 +15,11 @@ IDENTITY = b"identity"
 
 
 class Refused(Exception):
-    """An invalid request, which ends its call with a status.
-
-    Args:
-        code: the status.
-        details: the error message for the client.
-    """
+    """An invalid request, which ends its call with a status."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
-        self.code = code
-        self.details = details
+        self.code, self.details = code, details
 
 
 def prefix(message: bytes) -> bytes:

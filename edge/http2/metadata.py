@@ -32,11 +32,7 @@ _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 class NotGrpc(Exception):
-    """A request that is not gRPC, which is answered with an HTTP status alone.
-
-    Args:
-        status: the HTTP status.
-    """
+    """A request that is not gRPC, which is answered with an HTTP status alone."""
 
     def __init__(self, status: bytes) -> None:
         super().__init__(status.decode())
@@ -61,7 +57,6 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     """Read the parameters of a call from its header fields.
 
     Args:
-        fields: names and values.
         max_bytes: the limit for their total size as HTTP/2 counts it.
 
     Raises:

@@ -58,12 +58,7 @@ class Rpc:
     reflection use.
 
     Args:
-        wire: the connection.
-        stream_id: the stream of the call.
-        route: the handler; None for a refused call.
-        head: the parameters of the call.
-        fields: its header fields.
-        max_message_bytes: the limit for a message.
+        route: None for a refused call.
         context: the handler runs in it.
 
     Attributes:

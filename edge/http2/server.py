@@ -24,15 +24,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class Http2Server(Endpoint):
-    """The gRPC endpoint on nghttp2.
-
-    Args:
-        inference: implements the inference service.
-        telemetry: implements the telemetry service.
-        limits: limits of connections and messages.
-        access: the tokens; None allows everyone everything.
-        certificates: for TLS; None serves plain text.
-    """
+    """The gRPC endpoint on nghttp2."""
 
     def __init__(
         self,
@@ -67,13 +59,7 @@ class Http2Server(Endpoint):
 
 
 class Port:
-    """A listening port. It is opened, used and drained inside one running event loop.
-
-    Args:
-        routes: the methods.
-        limits: limits of connections and messages.
-        context: for TLS; None serves plain text.
-    """
+    """A listening port. It is opened, used and drained inside one running event loop."""
 
     def __init__(self, routes: Routes, limits: Limits, context: ssl.SSLContext | None = None) -> None:
         self._routes = routes

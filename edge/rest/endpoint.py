@@ -40,12 +40,7 @@ Handler = Callable[[Request], object]
 
 
 class Endpoints:
-    """Turns handlers into endpoints for Starlette.
-
-    Args:
-        access: the tokens; None allows everyone everything.
-        max_message_bytes: the limit for a body.
-    """
+    """Turns handlers into endpoints for Starlette."""
 
     def __init__(self, access: Access | None, max_message_bytes: int) -> None:
         self._access = access

@@ -12,7 +12,7 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
-from edge.rest.json_messages import MAX_JSON_BYTES, checked, encode, field, int64, kind_of, parse
+from edge.rest.json_messages import INT64, MAX_JSON_BYTES, checked, encode, field, kind_of, parse, whole
 from edge.rest.messages import set_parameters, values_of
 from edge.serving.shared_memory import is_shared
 from edge.serving.wire import from_raw, to_raw
@@ -51,9 +51,6 @@ def infer_request(
     The inference service checks the message against the model's metadata.
 
     Args:
-        model: from the path.
-        version: from the path; empty for the highest.
-        body: the body of the HTTP request.
         json_length: the value of the header :data:`JSON_LENGTH`; None if the whole body is JSON.
 
     Raises:
@@ -140,7 +137,7 @@ def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes,
     """Add an input to the request, and return the offset of the next input's binary data in the body."""
     name = field(item, "name", str, "an input")
     subject = f"input {name!r}"
-    shape = [int64(size, f"shape of {subject}") for size in field(item, "shape", list, subject)]
+    shape = [whole(size, INT64, f"shape of {subject}") for size in field(item, "shape", list, subject)]
     tensor = request.inputs.add(name=name, datatype=field(item, "datatype", str, subject), shape=shape)
     parameters = dict(field(item, "parameters", dict, subject, {}))
     size = parameters.pop(_BINARY_SIZE, None)
@@ -158,7 +155,7 @@ def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes,
         data = field(item, "data", list, subject)
         request.raw_input_contents.append(_raw(data, tensor.datatype, tuple(shape), subject))
         return start
-    end = start + int64(size, f"{_BINARY_SIZE} of {subject}")
+    end = start + whole(size, INT64, f"{_BINARY_SIZE} of {subject}")
     if not start <= end <= len(body):
         expected = f"0 to the {len(body) - start} bytes that are left"
         fix = f"Send the JSON's length in {JSON_LENGTH}, and each input's bytes behind it."
@@ -226,9 +223,9 @@ def _too_large(given: float, datatype: str, least: float, most: float, subject: 
 
 
 def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> list[Any]:
+    fix = f"Request it with {_BINARY} true."
     if len(raw) > MAX_JSON_BYTES:
         given, expected = Literally(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
-        fix = f"Request it with {_BINARY} true."
         raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
     elements: list[Any] = from_raw(raw, datatype, shape, subject).ravel().tolist()
     if datatype != "BYTES":
@@ -236,7 +233,7 @@ def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> li
     try:
         return [element.decode() for element in elements]
     except UnicodeDecodeError:
-        given, fix = Literally("bytes that are not UTF-8"), f"Request it with {_BINARY} true."
+        given = Literally("bytes that are not UTF-8")
         raise InvalidRequest(f"{subject} as JSON", given=given, expected="text", fix=fix) from None
 
 

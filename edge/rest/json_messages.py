@@ -67,11 +67,7 @@ def encode(value: object) -> bytes:
 
 
 def checked(value: Any, kind: type[T], subject: str) -> T:
-    """Return a value after a check of its type.
-
-    Raises:
-        InvalidRequest: it has another type.
-    """
+    """Return a value, or raise InvalidRequest if it has another type."""
     if type(value) is not kind:
         given = Literally(kind_of(value))  # not the value, whose nesting could be too deep for repr()
         raise InvalidRequest(subject, given=given, expected=_KINDS[kind], fix="Send it as the protocol says.")
@@ -86,11 +82,7 @@ def kind_of(value: object) -> str:
 def field(
     document: Mapping[str, Any], name: str, kind: type[T], subject: str = "body", default: Any = _NO_DEFAULT
 ) -> T:
-    """Return a field of an object.
-
-    Raises:
-        InvalidRequest: it has another type, or is missing and has no default.
-    """
+    """Return a field of an object, or raise InvalidRequest if it has another type, or is missing without a default."""
     if name in document:
         return checked(document[name], kind, f"{name} of {subject}")
     if default is _NO_DEFAULT:
@@ -100,21 +92,12 @@ def field(
 
 
 def whole(value: Any, limits: tuple[int, int], subject: str) -> int:
-    """Return a whole number after a check of its limits.
-
-    Raises:
-        InvalidRequest: it has another type, or exceeds the limits.
-    """
+    """Return a whole number, or raise InvalidRequest if it has another type or exceeds the limits."""
     number = checked(value, int, subject)
     if not limits[0] <= number <= limits[1]:
         expected = f"{limits[0]} to {limits[1]}"
         raise InvalidRequest(subject, given=number, expected=expected, fix="Send a number within these limits.")
     return number
-
-
-def int64(value: Any, subject: str) -> int:
-    """Return a whole number of 64 bits; errors are as of :func:`whole`."""
-    return whole(value, INT64, subject)
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Conversion between JSON and the protocol's small messages: parameters, and those of the extensions."""
+"""Conversion between JSON and the protocol's small messages: parameters, and those of the extensions.
+
+All of it raises InvalidRequest for a field that is missing, of another type or out of range.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,7 @@ _UINT32: Final = (0, 2**32 - 1)
 def set_parameters(
     parameters: MutableMapping[str, pb.InferParameter], document: Mapping[str, Any], subject: str
 ) -> None:
-    """Add the parameters of a request or a tensor to its message.
-
-    Raises:
-        InvalidRequest: one is no bool, number of 64 bits or string.
-    """
+    """Add the parameters of a request or a tensor to its message."""
     for name, value in document.items():
         own = f"parameter {name!r} of {subject}"
         if type(value) is float:
@@ -50,11 +49,7 @@ def values_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_parameters(document: Mapping[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
-    """Return the parameters of a load or unload request.
-
-    Raises:
-        InvalidRequest: one is no bool, whole number of 64 bits or string.
-    """
+    """Return the parameters of a load or unload request."""
     found: dict[str, pb.ModelRepositoryParameter] = {}
     for name, value in field(document, "parameters", dict, default={}).items():
         found[name] = pb.ModelRepositoryParameter()
@@ -63,11 +58,7 @@ def load_parameters(document: Mapping[str, Any]) -> dict[str, pb.ModelRepository
 
 
 def region(name: str, document: Mapping[str, Any]) -> pb.SystemSharedMemoryRegisterRequest:
-    """Return the request to register a region of shared memory.
-
-    Raises:
-        InvalidRequest: a field is missing, has another type or is out of range.
-    """
+    """Return the request to register a region of shared memory."""
     return pb.SystemSharedMemoryRegisterRequest(
         name=name,
         key=field(document, "key", str),
@@ -77,11 +68,7 @@ def region(name: str, document: Mapping[str, Any]) -> pb.SystemSharedMemoryRegis
 
 
 def log_settings(document: Mapping[str, Any]) -> pb.LogSettingsRequest:
-    """Return the request to change settings of the log.
-
-    Raises:
-        InvalidRequest: a value is no bool, whole number of 32 bits or string.
-    """
+    """Return the request to change settings of the log."""
     request = pb.LogSettingsRequest()
     for name, value in document.items():
         _set(request.settings[name], value, "uint32_param", _UINT32, f"log setting {name!r}")
@@ -89,11 +76,7 @@ def log_settings(document: Mapping[str, Any]) -> pb.LogSettingsRequest:
 
 
 def trace_setting(model: str, document: Mapping[str, Any]) -> pb.TraceSettingRequest:
-    """Return the request to change trace settings; null clears one.
-
-    Raises:
-        InvalidRequest: a value is not null, a string or a list of strings.
-    """
+    """Return the request to change trace settings; null clears one."""
     request = pb.TraceSettingRequest(model_name=model)
     for name, value in document.items():
         values = value if type(value) is list else [] if value is None else [value]

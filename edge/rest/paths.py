@@ -36,18 +36,7 @@ _CUDA: Final = "/v2/cudasharedmemory"
 
 
 class RestApi:
-    """Answers the protocol over HTTP with the same methods as gRPC.
-
-    Args:
-        service: answers inference requests.
-        metadata: describes the server and its models.
-        extensions: model control, shared memory and settings.
-        access: the tokens; None allows everyone everything.
-        max_message_bytes: the limit for a body.
-
-    Attributes:
-        application: the ASGI application.
-    """
+    """Answers the protocol over HTTP with the same methods as gRPC. Without ``access``, everyone may do everything."""
 
     def __init__(
         self,

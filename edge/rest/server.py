@@ -26,10 +26,6 @@ _BACKLOG: Final = 1024
 class RestServer:
     """The HTTP endpoint of the protocol. It is created, used and drained inside one running event loop.
 
-    Args:
-        api: answers the requests.
-        certificates: for TLS; None serves plain text.
-
     Attributes:
         port: the port number; 0 until the server listens.
     """

@@ -32,13 +32,10 @@ def port_is_taken(host: str, port: int, reason: str) -> UsageError:
 
 
 class Endpoint:
-    """All services and their health; with tokens, every call is authorized.
+    """All services and their health. Without ``access``, every caller may do everything.
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.
-        inference: implements the inference service.
-        telemetry: implements the telemetry service.
-        access: the tokens; None allows everyone everything.
 
     Attributes:
         port: the port number; 0 until the server listens.

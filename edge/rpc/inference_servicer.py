@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from inspect import isawaitable
 from typing import Any, TypeAlias
 
 import grpc
@@ -25,11 +26,12 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 def _unary(respond: Callable[[Any, Any], Any]) -> Callable[[Any, Any, _Context], Awaitable[Any]]:
-    """Make an RPC of a function from the servicer and the request to the response."""
+    """Make an RPC of a function from the servicer and the request to the response, or to an awaitable of it."""
 
     @wraps(respond)
     async def method(self: Any, request: Any, context: _Context) -> Any:
-        return respond(self, request)
+        response = respond(self, request)
+        return await response if isawaitable(response) else response
 
     return method
 
@@ -38,10 +40,6 @@ class InferenceServicer:
     """``inference.GRPCInferenceService``.
 
     Args:
-        service: answers inference requests.
-        metadata: describes the server and its models.
-        streams: answers streams.
-        extensions: answers Triton's extensions.
         access: checked again for each request of a stream; None allows everyone everything.
     """
 
@@ -73,17 +71,13 @@ class InferenceServicer:
     CudaSharedMemoryRegister = _unary(lambda self, _: self._extensions.refuse_cuda_shared_memory())
     CudaSharedMemoryUnregister = _unary(lambda self, _: pb.CudaSharedMemoryUnregisterResponse())
     TraceSetting = _unary(lambda self, request: self._extensions.trace_setting(request))
+    RepositoryModelLoad = _unary(lambda self, request: self._extensions.load_model(request))
+    RepositoryModelUnload = _unary(lambda self, request: self._extensions.unload_model(request))
     LogSettings = _unary(lambda self, request: self._extensions.log_settings(request))
 
     async def RepositoryIndex(self, request: Any, context: _Context) -> pb.RepositoryIndexResponse:
         await self._extensions.list_unloaded(request.repository_name)
         return self._metadata.repository_index(request)
-
-    async def RepositoryModelLoad(self, request: Any, context: _Context) -> pb.RepositoryModelLoadResponse:
-        return await self._extensions.load_model(request)
-
-    async def RepositoryModelUnload(self, request: Any, context: _Context) -> pb.RepositoryModelUnloadResponse:
-        return await self._extensions.unload_model(request)
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: _Context) -> pb.ModelInferResponse:
         self._introduce(context)
@@ -99,7 +93,6 @@ class InferenceServicer:
 
         Args:
             request: the client's message; None if it does not parse.
-            context: the context of the call.
             end: receives the response or the status, once, possibly before this returns.
 
         Returns:

@@ -24,7 +24,6 @@ class TelemetryServicer:
     """``fewheads.telemetry.v1.Telemetry``.
 
     Args:
-        telemetry: takes the readings.
         access: checked again before each further reading of a watch; None allows everyone everything.
     """
 

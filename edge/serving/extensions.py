@@ -22,6 +22,8 @@ _NOT_TRACED: Final[dict[str, tuple[str, ...]]] = {
     "trace_mode": ("triton",),
 }
 _TRACED: Final = {"trace_level": ("TIMESTAMPS",), "trace_mode": ("opentelemetry",)}
+#: The field of a log setting by the type of its value.
+_SETTING_FIELDS: Final = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 
 def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[str, ...]:
@@ -31,16 +33,7 @@ def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[s
 
 
 class Extensions:
-    """Answers the RPCs of the extensions.
-
-    Args:
-        repository: the models.
-        control: loads and unloads them.
-        shared_memory: the registered regions; None if the server does not allow shared memory.
-        logs: the log.
-        allow_log_settings: whether clients may change it.
-        traces: the collector; None without tracing.
-    """
+    """Answers the RPCs of the extensions. Those of shared memory raise Unsupported if the server does not allow it."""
 
     def __init__(
         self,
@@ -112,7 +105,6 @@ class Extensions:
 
         Raises:
             NotFound: there is no region of that name.
-            Unsupported: the server does not allow shared memory.
         """
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._allowed().regions(request.name):
@@ -124,32 +116,19 @@ class Extensions:
     def register_shared_memory(
         self, request: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Register a region.
-
-        Raises:
-            RequestError: as :meth:`edge.serving.shared_memory.SharedMemory.register`.
-            Unsupported: the server does not allow shared memory.
-        """
+        """Register a region. Errors are those of :meth:`edge.serving.shared_memory.SharedMemory.register`."""
         self._allowed().register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def unregister_shared_memory(
         self, request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Unregister a region, or all of them without a name. An unknown one is no error.
-
-        Raises:
-            Unsupported: the server does not allow shared memory.
-        """
+        """Unregister a region, or all of them without a name. An unknown one is no error."""
         self._allowed().unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def refuse_cuda_shared_memory(self) -> NoReturn:
-        """Refuse a region in GPU memory.
-
-        Raises:
-            Unsupported: always.
-        """
+        """Raise Unsupported for a region in GPU memory."""
         expected = "system shared memory: a Jetson, where CPU and GPU share theirs, has no CUDA IPC"
         fix = "Register a POSIX shared memory object with SystemSharedMemoryRegister."
         raise Unsupported("shared memory", given=Literally("a CUDA IPC handle"), expected=expected, fix=fix)
@@ -191,14 +170,7 @@ class Extensions:
         self._logs.change({name: _value(setting) for name, setting in request.settings.items()})
         response = pb.LogSettingsResponse()
         for name, value in self._logs.settings.items():
-            kind = (
-                "bool_param"
-                if isinstance(value, bool)
-                else "uint32_param"
-                if isinstance(value, int)
-                else "string_param"
-            )
-            setattr(response.settings[name], kind, value)
+            setattr(response.settings[name], _SETTING_FIELDS[type(value)], value)
         return response
 
     def _allowed(self) -> SharedMemory:

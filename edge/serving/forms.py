@@ -36,11 +36,7 @@ class Form(NamedTuple):
     """An accepted request without its id and values.
 
     Attributes:
-        tensors: its inputs, in the request's order.
-        output_names: the outputs to send.
-        rows: rows of its batch.
         size: what the time of its run grows with.
-        size_bytes: size of its inputs.
         shapes: the key that requests of one run share.
     """
 
@@ -105,8 +101,6 @@ def tensors_of(
     """Return how to read the inputs of further requests of a form; None if each of them needs validation.
 
     Args:
-        request: without its raw contents.
-        contents: the raw contents.
         inputs: inputs of the graph, decoded and preprocessed.
     """
     if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != inputs.keys():

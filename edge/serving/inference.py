@@ -42,12 +42,8 @@ class InferenceService:
     """Answers inference requests. It belongs to the event loop in which it is created.
 
     Args:
-        repository: the models.
-        scheduler: runs them.
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         shared_memory: the registered regions; None if the server does not allow shared memory.
-        limit: the rate limit of each caller; None sets none.
-        traces: the collector; None without tracing.
     """
 
     def __init__(
@@ -84,11 +80,7 @@ class InferenceService:
         return self._traces is not None
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
-        """Answer one request. Cancelling this cancels the request.
-
-        Args:
-            request: the client's message; this removes parts of it.
-            deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
+        """Answer one request; the arguments are those of :meth:`start`. Cancelling this cancels the request.
 
         Raises:
             RequestError: the request failed, and is counted.
@@ -192,9 +184,7 @@ class InferenceService:
     ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
         """Validate a request of an unknown form, and cache the form if it determines everything but the values.
 
-        Returns:
-            The form, the inputs of the graph, and the shared memory of its outputs. The caller gives back the use of
-            the model.
+        This takes a use of the model, which the caller gives back.
         """
         entry, model = self._repository.ready(request.model_name, request.model_version)
         if not model.use.take():
@@ -218,11 +208,7 @@ class InferenceService:
         return form, inputs, windows
 
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
-        """Set a call's deadline: the client's, or the server's time limit if that is earlier.
-
-        Returns:
-            The time limit in seconds if the server must enforce it; None if the client ends the call.
-        """
+        """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
         call.deadline = deadline
         limit = call.parameters.timeout_seconds
         if limit is None:

@@ -19,10 +19,6 @@ class Metadata:
     """Answers the RPCs that describe the server and its models.
 
     Args:
-        repository: the models.
-        scheduler: where they compute.
-        health: the state of the server and of each model.
-        strict_readiness: whether the server is ready only if every bundle is.
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         extensions: names of enabled protocol extensions, in addition to :data:`EXTENSIONS`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
+from edge.datatypes import Array, datatype_of
 from edge.errors import Literally, RunnerError
 from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
@@ -33,10 +33,6 @@ class ResponseBuilder:
         """Return the response, its outputs in the order of ``names``.
 
         Args:
-            model: the model that answered.
-            answer: the answer of the job.
-            names: the outputs to send.
-            request_id: the client's.
             tier: the tier that answered, for the log.
             windows: the shared memory of the outputs that go there, by name.
 
@@ -76,12 +72,8 @@ def encode_outputs(
     """
     for name in names:
         array = outputs[name]
-        datatype = DATATYPES.get(array.dtype)
-        if datatype:
-            raw = array.astype(WIRE_TYPES[datatype], copy=False).tobytes()
-        else:  # text, or of another byte order
-            datatype = datatype_of(array)
-            raw = to_raw(array, datatype)
+        datatype = datatype_of(array)
+        raw = to_raw(array, datatype)
         tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         window = windows.get(name) if windows else None
         if window:

@@ -36,7 +36,6 @@ class Region:
     """A part of a shared memory object. Its file is closed once neither the registry nor a window refers to it.
 
     Attributes:
-        name: the name in requests.
         key: the name of the object.
         offset: the start in the object, in bytes.
         byte_size: the size of the part.
@@ -115,7 +114,6 @@ class SharedMemory:
     Args:
         max_bytes: the limit for all regions together.
         max_tensor_bytes: the limit for one tensor.
-        directory: where the objects are.
     """
 
     def __init__(self, max_bytes: int, max_tensor_bytes: int, directory: Path = DIRECTORY) -> None:
@@ -128,10 +126,8 @@ class SharedMemory:
         """Register a part of a shared memory object as a region.
 
         Args:
-            name: the name in requests.
             key: the object's name, with or without its leading slash.
             offset: the start in bytes; it needs no alignment.
-            byte_size: the size in bytes.
 
         Raises:
             InvalidRequest: a name is invalid or reserved, the key is no shared memory object, or the part exceeds it.
@@ -186,9 +182,7 @@ class SharedMemory:
         """Return the part of a region for one tensor.
 
         Args:
-            name: of the region.
             offset: the start in the region, in bytes.
-            byte_size: the size in bytes.
             subject: the tensor's name in error messages.
             write: whether the tensor is an output.
 

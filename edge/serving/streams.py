@@ -61,8 +61,6 @@ class Streams:
         An error affects only its own request and is returned in the response to it.
 
         Args:
-            read: returns the next request.
-            write: sends a response.
             deadline: of the whole stream, in ``time.monotonic()`` seconds; None without one.
 
         Raises:

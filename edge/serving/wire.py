@@ -39,9 +39,6 @@ def decode_inputs(
     The model checks which inputs are required, and the limits of batch and profile.
 
     Args:
-        request: the client's message.
-        raw: its raw contents.
-        specs: the model's inputs.
         shared_memory: the registered regions; None if the server does not allow shared memory.
 
     Raises:

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
-from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
@@ -29,30 +29,17 @@ from tests.support.in_process import serving_here
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
-from tests.support.sample_requests import changed, expression, good, parameter, shaped, typed
+from tests.support.sample_requests import changed, expression, good, in_region, parameter, shaped, typed
 from tests.support.secured_servers import bearer, tokens_file
 from tests.support.server_models import write_echo_bundle
 
 
-class Checks:
-    """Counts validations."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def decode(self, *arguments: Any) -> dict[str, Array]:
-        self.count += 1
-        return decode_inputs(*arguments)
-
-
-decode_inputs = inference.decode_inputs
-
-
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
-    checks = Checks()
-    monkeypatch.setattr(inference, "decode_inputs", checks.decode)
-    return checks
+def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Counts validations."""
+    spy = Mock(wraps=inference.decode_inputs)
+    monkeypatch.setattr(inference, "decode_inputs", spy)
+    return spy
 
 
 @pytest.fixture
@@ -74,34 +61,32 @@ def value(response: pb.ModelInferResponse) -> float:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
-async def test_known_form_gets_the_same_response(running: Running, checks: Checks, rows: int) -> None:
+async def test_known_form_gets_the_same_response(running: Running, checks: Mock, rows: int) -> None:
     request = good(rows)
     request.id = "seven"
     first = await running.infer(request)
     assert await running.infer(request) == first
     assert (first.id, list(first.outputs[0].shape)) == ("seven", [rows, 1])
-    assert checks.count == 1
+    assert checks.call_count == 1
     now = running.counted()
     assert (now.success, now.inference_count, now.execution_count) == (2, 2 * rows, 2)
 
 
-async def test_id_and_values_are_not_part_of_the_form(running: Running, checks: Checks) -> None:
+async def test_id_and_values_are_not_part_of_the_form(running: Running, checks: Mock) -> None:
     for text, expected in (("3 + 4", 7), ("3 - 4", -1), ("1 + 2 + 3", 6)):
         request = of_text(text)
         request.id = text
         answer = await running.infer(request)
         assert (answer.id, value(answer)) == (text, expected)
-    assert checks.count == 1
+    assert checks.call_count == 1
 
 
 @pytest.mark.parametrize("contents", [[b""], [bytes(8)], [bytes(120)], [bytes(60)] * 2, []], ids=len)
 async def test_raw_contents_of_another_size_are_refused(running: Running, contents: list[bytes]) -> None:
-    def replace(request: pb.ModelInferRequest) -> None:
-        del request.raw_input_contents[:]
-        request.raw_input_contents.extend(contents)
-
+    other = good()
+    other.raw_input_contents[:] = contents
     await running.infer(good())
-    for request in [changed(replace), good(65), shaped(2, 15), changed(lambda r: r.outputs.add(name="zz"))] * 2:
+    for request in [other, good(65), shaped(2, 15), changed(lambda r: r.outputs.add(name="zz"))] * 2:
         with pytest.raises(InvalidRequest):
             await running.infer(request)
     assert value(await running.infer(good())) == 9
@@ -128,11 +113,9 @@ def texts(*elements: bytes) -> bytes:
 
 
 def typed_values(*values: float) -> pb.ModelInferRequest:
-    def replace(request: pb.ModelInferRequest) -> None:
-        del request.inputs[0].contents.fp32_contents[:]
-        request.inputs[0].contents.fp32_contents.extend(values)
-
-    return changed(replace, typed)
+    request = typed()
+    request.inputs[0].contents.fp32_contents[:] = values
+    return request
 
 
 def number(value: float) -> bytes:
@@ -170,7 +153,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_values_that_need_validation_are_validated_each_time(tmp_path: Path, checks: Checks, case: Case) -> None:
+async def test_values_that_need_validation_are_validated_each_time(tmp_path: Path, checks: Mock, case: Case) -> None:
     async with running_service(tmp_path, case.write) as running:
         for request, expected in case.steps:
             if isinstance(expected, bytes):
@@ -178,7 +161,7 @@ async def test_values_that_need_validation_are_validated_each_time(tmp_path: Pat
             else:
                 with pytest.raises(expected):
                     await running.infer(request)
-        assert checks.count == len(case.steps)
+        assert checks.call_count == len(case.steps)
 
 
 @pytest.fixture
@@ -189,14 +172,8 @@ def region() -> Iterator[Path]:
     path.unlink()
 
 
-def in_region(tensor: Any, offset: int, byte_size: int) -> None:
-    tensor.parameters["shared_memory_region"].string_param = "region"
-    tensor.parameters["shared_memory_offset"].int64_param = offset
-    tensor.parameters["shared_memory_byte_size"].int64_param = byte_size
-
-
 @pytest.mark.parametrize("side", ["input", "output"])
-async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Checks, region: Path, side: str) -> None:
+async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Mock, region: Path, side: str) -> None:
     memory = SharedMemory(10_000, 10_000)
     memory.register("region", f"/{region.name}", 0, 64)
     async with running_service(tmp_path, shared_memory=memory) as running:
@@ -205,16 +182,16 @@ async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Checks, r
             if side == "input":
                 with open(region, "r+b") as file:
                     file.write(request.raw_input_contents.pop())
-                in_region(request.inputs[0], 0, 60)
+                in_region(request.inputs[0], "region", 60, 0)
                 assert value(await running.infer(request)) == expected
             else:
-                in_region(request.outputs.add(name="value"), 60, 4)
+                in_region(request.outputs.add(name="value"), "region", 4, 60)
                 assert (await running.infer(request)).raw_output_contents == [b""]
                 assert region.read_bytes()[60:] == number(expected)
         memory.unregister("region")
         with pytest.raises(NotFound, match="region"):
             await running.infer(request)
-    assert checks.count == (4 if side == "input" else 3)  # the region of an output is looked up before the inputs
+    assert checks.call_count == (4 if side == "input" else 3)  # the region of an output is looked up before the inputs
 
 
 def test_form_needs_raw_contents_of_all_inputs() -> None:
@@ -229,14 +206,14 @@ def test_form_needs_raw_contents_of_all_inputs() -> None:
     assert [(tensor.name, tensor.shape, tensor.size_bytes) for tensor in read] == [("a", (1,), 4), ("b", (1,), 8)]
 
 
-async def test_order_of_parameters_is_not_part_of_the_form(running: Running, checks: Checks) -> None:
+async def test_order_of_parameters_is_not_part_of_the_form(running: Running, checks: Mock) -> None:
     names = [f"p{number}" for number in range(20)]
     for order in (names, names[::-1]):
         request = good()
         for name in order:
             request.parameters[name].bool_param = True
         assert value(await running.infer(request)) == 9
-    assert checks.count == 1
+    assert checks.call_count == 1
 
 
 async def test_parameters_are_part_of_the_form(running: Running) -> None:
@@ -246,7 +223,7 @@ async def test_parameters_are_part_of_the_form(running: Running) -> None:
         assert "request_ns" in (await running.infer(timings)).parameters
 
 
-async def test_known_form_keeps_its_timeout(running: Running, checks: Checks) -> None:
+async def test_known_form_keeps_its_timeout(running: Running, checks: Mock) -> None:
     patient, hasty = good(), parameter("timeout", int64_param=100_000)
     for request in (patient, parameter("timeout", int64_param=60_000_000)):
         await running.infer(request)
@@ -257,10 +234,10 @@ async def test_known_form_keeps_its_timeout(running: Running, checks: Checks) ->
                 await running.infer(hasty)
         assert not waiting.done()
     assert value(await waiting) == 9
-    assert checks.count == 3
+    assert checks.call_count == 3
 
 
-async def test_tier_is_part_of_the_form(tmp_path: Path, checks: Checks) -> None:
+async def test_tier_is_part_of_the_form(tmp_path: Path, checks: Mock) -> None:
     text = "fine fine bad"  # of which the lean tier knows the last word alone
     ids = np.array([[text_model.WORDS.index(word) for word in text.split()]], np.int64)
 
@@ -283,7 +260,7 @@ async def test_tier_is_part_of_the_form(tmp_path: Path, checks: Checks) -> None:
                 assert logits.tolist() == text_model.logits(text, tier).tolist()
             with pytest.raises(InvalidRequest, match="got 'zz'"):
                 await running.infer(tokens("zz"))
-        assert checks.count == 3
+        assert checks.call_count == 3
         assert running.counted("sentiment").failures == {"InvalidRequest": 3}
         assert await running.at_rest("sentiment")
 
@@ -321,7 +298,7 @@ async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None
     assert value(await running.infer(good())) == 9
 
 
-async def test_rate_limit_counts_known_forms(tmp_path: Path, checks: Checks) -> None:
+async def test_rate_limit_counts_known_forms(tmp_path: Path, checks: Mock) -> None:
     limit = RateLimit(parse_rate("1:2"), clock=lambda: 0.0)
     async with running_service(tmp_path, limit=limit) as running:
         for caller in ("camera", "robot"):
@@ -330,7 +307,7 @@ async def test_rate_limit_counts_known_forms(tmp_path: Path, checks: Checks) -> 
                 await running.infer(good())
             with pytest.raises(Overloaded, match="requests of this client"):
                 await running.infer(good())
-    assert (checks.count, limit.refused) == (1, 2)
+    assert (checks.call_count, limit.refused) == (1, 2)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -346,17 +323,17 @@ async def test_known_form_needs_a_token(tmp_path: Path, transport: str) -> None:
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_number_of_forms_is_limited(running: Running, checks: Checks) -> None:
+async def test_number_of_forms_is_limited(running: Running, checks: Mock) -> None:
     sizes = []
     for number_ in range(300):
         await running.infer(parameter(f"p{number_}", bool_param=True))
         sizes.append(len(running.service._forms._forms))
     assert sizes == [*range(1, 257), *range(1, 45)]
     assert value(await running.infer(parameter(f"p{number_}", bool_param=True))) == 9  # the last one is kept
-    assert checks.count == 300
+    assert checks.call_count == 300
 
 
-async def test_size_of_a_form_is_limited(running: Running, checks: Checks) -> None:
+async def test_size_of_a_form_is_limited(running: Running, checks: Mock) -> None:
     def of_bytes(count: int) -> pb.ModelInferRequest:
         request = parameter("note", string_param="")
         key = len(forms.take_apart(parameter("note", string_param="x" * 3000))[2]) - 3000
@@ -365,7 +342,7 @@ async def test_size_of_a_form_is_limited(running: Running, checks: Checks) -> No
         return request
 
     for count, checked in ((4096, 1), (4097, 2)):
-        before = checks.count
+        before = checks.call_count
         for _ in range(2):
             assert value(await running.infer(of_bytes(count))) == 9
-        assert checks.count - before == checked
+        assert checks.call_count - before == checked

@@ -45,11 +45,6 @@ def packed(data: bytes) -> bytes:
     return b"\1" + prefix(data)[1:] + data
 
 
-def in_pieces(client: RawClient) -> None:
-    client.send(client.head(1, "Echo"), *(DataFrame(1, MESSAGE[at : at + 1]) for at in range(len(MESSAGE))))
-    client.send(DataFrame(1, b""), DataFrame(1, b"", flags=["END_STREAM"]))
-
-
 def with_trailers(client: RawClient) -> None:
     block = client.encoder.encode([("x-checksum", "1")])
     client.send(client.head(1, "Echo"), DataFrame(1, MESSAGE))
@@ -58,7 +53,6 @@ def with_trailers(client: RawClient) -> None:
 
 VALID: dict[str, Say] = {
     "plain": sends(MESSAGE),
-    "in single bytes": in_pieces,
     "with trailers": with_trailers,
     "without te": sends(MESSAGE, te=None),
     "application/grpc+proto": sends(MESSAGE, content_type="application/grpc+proto"),

@@ -7,8 +7,10 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,11 +20,10 @@ from edge.errors import DeadlineExceeded, InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Computed, Options, Program
 from edge.repository.loader import ServingOptions
-from edge.security.rate import RateLimit, parse_rate
 from edge.serving import inference
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import WAIT, occupied
-from tests.support.sample_requests import good, parameter, shaped
+from tests.support.sample_requests import good, parameter, shaped, text
 from tests.support.text_model import write_sentiment_bundle
 
 CALLS, CANCELLED = 6, 2
@@ -33,6 +34,10 @@ NINE = np.float32(9).tobytes()
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     async with running_service(tmp_path, target="simulated:20", device_bound=True) as running:
         yield running
+
+
+def write_sentiment(repository: Path) -> None:
+    write_sentiment_bundle(repository / "sentiment")
 
 
 class Failing(Program):
@@ -93,39 +98,33 @@ async def while_running(running: Running) -> list[asyncio.Task[pb.ModelInferResp
     return calls
 
 
-def while_delivered(*, first: bool) -> Callable[[Running], Any]:
+async def while_delivered(running: Running, *, first: bool) -> list[asyncio.Task[pb.ModelInferResponse]]:
     """Cancel in the turn of the event loop that delivers the answers, before or after them."""
+    loop = asyncio.get_running_loop()
+    schedule = loop.call_soon_threadsafe
 
-    async def cancel(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
-        loop = asyncio.get_running_loop()
-        schedule = loop.call_soon_threadsafe
+    def with_cancel(deliver: Callable[[], None], *arguments: Any, **options: Any) -> asyncio.Handle:
+        def turn() -> None:
+            steps: list[Callable[[], object]] = [lambda: deliver(*arguments), lambda: calls[CANCELLED].cancel()]
+            for step in reversed(steps) if first else steps:
+                step()
 
-        def with_cancel(deliver: Callable[[], None], *arguments: Any, **options: Any) -> asyncio.Handle:
-            def turn() -> None:
-                if first:
-                    calls[CANCELLED].cancel()
-                deliver(*arguments)
-                if not first:
-                    calls[CANCELLED].cancel()
+        ours = getattr(deliver, "__self__", None) is running.service
+        return schedule(turn, **options) if ours else schedule(deliver, *arguments, **options)
 
-            ours = getattr(deliver, "__self__", None) is running.service
-            return schedule(turn, **options) if ours else schedule(deliver, *arguments, **options)
-
-        with pytest.MonkeyPatch.context() as patch:
-            with occupied(running.scheduler):
-                calls = await queued(running)
-                patch.setattr(loop, "call_soon_threadsafe", with_cancel)
-            await asyncio.wait(calls, timeout=10)
-        return calls
-
-    return cancel
+    with pytest.MonkeyPatch.context() as patch:
+        with occupied(running.scheduler):
+            calls = await queued(running)
+            patch.setattr(loop, "call_soon_threadsafe", with_cancel)
+        await asyncio.wait(calls, timeout=10)
+    return calls
 
 
 STAGES = {
     "queued": while_queued,
     "running": while_running,
-    "just before delivery": while_delivered(first=True),
-    "just after delivery": while_delivered(first=False),
+    "just before delivery": partial(while_delivered, first=True),
+    "just after delivery": partial(while_delivered, first=False),
 }
 
 
@@ -295,31 +294,14 @@ async def test_late_return_of_an_expired_call_is_reported(
 
 
 async def test_policy_and_cascade_choose_tiers(tmp_path: Path) -> None:
-    def text(*texts: bytes, **parameters: str) -> pb.ModelInferRequest:
-        request = pb.ModelInferRequest(model_name="sentiment")
-        request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1]).contents.bytes_contents.extend(texts)
-        for name, value in parameters.items():
-            request.parameters[name].string_param = value
-        return request
-
-    def write(repository: Path) -> None:
-        write_sentiment_bundle(repository / "sentiment")
-
-    async with running_service(tmp_path, write, serving=ServingOptions(policy="load")) as running:
+    async with running_service(tmp_path, write_sentiment, serving=ServingOptions(policy="load")) as running:
         for request, tier, reason in (
-            (text(b"good"), "full", "full"),
-            (text(b"good", tier="lean"), "lean", "requested"),
-            (text(b"good good", b"fine fine bad", policy="router"), "lean,full", "router"),
+            (text("good"), "full", "full"),
+            (text("good", tier="lean"), "lean", "requested"),
+            (text("good good", "fine fine bad", policy="router"), "lean,full", "router"),
         ):
             parameters = (await running.infer(request)).parameters
             assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, reason)
-
-
-async def test_limited_and_traced_follow_the_options(tmp_path: Path, running: Running) -> None:
-    assert (running.service.limited, running.service.traced) == (False, False)
-    limit = RateLimit(parse_rate("1:2"))
-    async with running_service(tmp_path / "limited", limit=limit, traces=object()) as other:
-        assert (other.service.limited, other.service.traced) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -347,11 +329,8 @@ async def test_runs_that_end_together_wake_the_event_loop_once(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
-    wakes: list[Any] = []
-    schedule = loop.call_soon_threadsafe
-    monkeypatch.setattr(
-        loop, "call_soon_threadsafe", lambda call, *rest, **how: (wakes.append(call), schedule(call, *rest, **how))
-    )
+    spy = Mock(wraps=loop.call_soon_threadsafe)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", spy)
     replies: list[Any] = []
     for count in (1, 2):
         assert running.service.start(good(), None, replies.append)
@@ -359,7 +338,7 @@ async def test_runs_that_end_together_wake_the_event_loop_once(
             time.sleep(0.001)
     assert await running.at_rest()
     assert len(replies) == 2
-    assert len([wake for wake in wakes if getattr(wake, "__self__", None) is running.service]) == 1
+    assert [getattr(call.args[0], "__self__", None) for call in spy.call_args_list].count(running.service) == 1
 
 
 async def test_warning_of_nonfinite_outputs_names_the_only_tier(
@@ -372,17 +351,14 @@ async def test_warning_of_nonfinite_outputs_names_the_only_tier(
 
 
 async def test_deadline_policy_uses_the_time_left(tmp_path: Path, clock: Clock) -> None:
-    def write(repository: Path) -> None:
-        write_sentiment_bundle(repository / "sentiment")
-
-    request = pb.ModelInferRequest(model_name="sentiment")
-    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"good")
     options = ServingOptions(policy="deadline")
-    async with running_service(tmp_path, write, target="simulated:50", device_bound=True, serving=options) as running:
+    async with running_service(
+        tmp_path, write_sentiment, target="simulated:50", device_bound=True, serving=options
+    ) as running:
         for tier, seconds in (("full", 0.05), ("lean", 0.001)):
             running.model("sentiment").executors[tier].latency.observe(1, seconds)
         for left_seconds, reason in ((30, "full"), (0.03, "deadline")):
             deadline = time.monotonic() + 60
             clock.now = deadline - left_seconds
-            answer = await running.infer(request, deadline)
+            answer = await running.infer(text("good"), deadline)
             assert answer.parameters["tier_reason"].string_param == reason

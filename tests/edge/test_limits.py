@@ -8,7 +8,6 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +19,6 @@ from tests.support.http2_client import OPENING, Subject, serving
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 PING, GOAWAY = 6, 7
-TOO_MANY_PINGS = b"too_many_pings"
 
 
 @asynccontextmanager
@@ -31,12 +29,8 @@ async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
             yield port
         return
 
-    async def answer(request: bytes, context: Any) -> bytes:
-        return request
-
     server = grpc.aio.server(options=limits.options())
-    methods = {"Echo": grpc.unary_unary_rpc_method_handler(answer)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", methods),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", Subject().methods()),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

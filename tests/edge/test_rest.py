@@ -55,16 +55,20 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def head(length: int | str, *headers: str) -> bytes:
+def head(length: int | str, *headers: str, path: str = INFER) -> bytes:
     """The head of an inference request."""
-    lines = [f"POST {INFER} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]
+    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]
     return "\r\n".join(lines).encode()
+
+
+def connect(url: str) -> socket.socket:
+    host, _, port = url.partition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
 
 
 def send(url: str, *parts: bytes) -> tuple[int, bytes]:
     """Send bytes, and return status and body of the response."""
-    host, _, port = url.partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with connect(url) as connection:
         for part in parts:
             connection.sendall(part)
         with closing(http.client.HTTPResponse(connection)) as response:
@@ -75,10 +79,8 @@ def send(url: str, *parts: bytes) -> tuple[int, bytes]:
 def test_port_is_optional_and_its_own() -> None:
     with running_server([]) as ready:
         assert ready.http_port is None
-        with (
-            pytest.raises(ServerError, match=f"--http-port {ready.grpc_port}"),
-            running_server([], arguments=[f"--http-port={ready.grpc_port}"]),
-        ):
+        option, port = "--http-port", ready.grpc_port
+        with pytest.raises(ServerError, match=f"{option} {port}"), running_server([], arguments=[f"{option}={port}"]):
             pass
 
 
@@ -127,10 +129,9 @@ def test_responses_do_not_wait_for_acknowledgements(http_url: str) -> None:
 
 
 def test_too_large_head_is_refused(strict: str) -> None:
-    host, _, port = strict.partition(":")
     for start in (b"GET / HTTP/1.1\r\nX: ", b"GET /"):
         sent = 0
-        with socket.create_connection((host, int(port)), timeout=10) as connection, suppress(ConnectionError):
+        with connect(strict) as connection, suppress(ConnectionError):
             connection.sendall(start)
             while sent < 2**22:
                 connection.sendall(b"x" * 2**14)
@@ -150,14 +151,10 @@ def test_tokens(strict: str, tokens: dict[str, str]) -> None:
     wrong = ask(strict, INFER, b"{", headers=bearer("fewheads_wrong"))
     assert (wrong.status, "fewheads_wrong" in wrong.error) == (401, False)
     assert ask(strict, INFER, GOOD, headers=bearer(tokens["asker"])).json["outputs"][0]["data"] == [9.0]
-    for path, token, status in (
-        (INFER, "keeper", 403),
-        (f"/v2/repository/models/{ORACLE}/unload", "asker", 403),
-        (f"/v2/repository/models/{ORACLE}/unload", "keeper", 501),
-        ("/v2/logging", "asker", 403),
-    ):
-        heard = ask(strict, path, {}, headers=bearer(tokens[token]))
-        assert heard.status == status, path
+    unload = f"/v2/repository/models/{ORACLE}/unload"
+    rows = ((INFER, "keeper", 403), (unload, "asker", 403), (unload, "keeper", 501), ("/v2/logging", "asker", 403))
+    for path, token, status in rows:
+        assert ask(strict, path, {}, headers=bearer(tokens[token])).status == status, path
 
 
 def test_full_queue_returns_retry_after(strict: str, tokens: dict[str, str], take: Callable[[float], int]) -> None:
@@ -220,10 +217,9 @@ def test_disconnecting_cancels_the_request(
     before, failed = dropped(), failures(stub)
     ahead = stub.ModelInfer.future(busy_message(take(0.8))) if place == "queued" else None
     time.sleep(0.1)
-    host, _, port = http_url.partition(":")
     body = b'{"inputs":[{"name":"steps","datatype":"INT64","shape":[1],"data":[%d]}]}' % take(0.8)
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST {BUSY} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    with connect(http_url) as connection:
+        connection.sendall(head(len(body), path=BUSY) + body)
         time.sleep(0.2)
         assert failures(stub) == failed
     assert wait_until(lambda: dropped() == before + 1, 0.5)
@@ -237,9 +233,8 @@ def test_disconnecting_cancels_the_request(
 def test_disconnecting_within_the_body_counts_nothing(http_url: str, channel: grpc.Channel) -> None:
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
     before = failures(stub)
-    host, _, port = http_url.partition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST {BUSY} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode() + b"{")
+    with connect(http_url) as connection:
+        connection.sendall(head(1000, path=BUSY) + b"{")
     assert ask(http_url, BUSY, busy(3)).status == 200
     assert failures(stub) == before
 
@@ -264,9 +259,8 @@ def test_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[floa
 
 
 def _refuses(url: str) -> bool:
-    host, _, port = url.partition(":")
     try:
-        socket.create_connection((host, int(port))).close()
+        connect(url).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -276,10 +270,8 @@ def test_drain_ends_in_time(bundles: list[Path], tmp_path: Path) -> None:
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     arguments = ["--http-port=0", "--drain-seconds=0.2"]
     with running_server(only, cache=tmp_path, arguments=arguments) as ready:
-        host, port = "127.0.0.1", ready.http_port
-        assert port
-        slow = socket.create_connection((host, port))
-        slow.sendall(f"POST {BUSY} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n".encode())
+        slow = connect(f"127.0.0.1:{ready.http_port}")
+        slow.sendall(head(1000, path=BUSY))
         time.sleep(0.1)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3

@@ -14,14 +14,12 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, shared_memory, triton_to_np_dtype
 
-from edge.bundles.expression import evaluate, tokenize
+from edge.bundles.expression import tokenize
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.launch import running_server, serving
 from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
+from tests.support.sample_requests import TEXTS, TRUTH, column, triton_input
 from tests.support.server_models import echo_input, echo_output
-
-TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
-TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 
 
 @pytest.fixture
@@ -31,24 +29,22 @@ def client(http_url: str) -> Iterator[Any]:
 
 
 def text_input(module: Any = triton, **how: bool) -> Any:
-    tensor = module.InferInput("expression", [len(TEXTS), 1], "BYTES")
-    return tensor.set_data_from_numpy(np.array([[text.encode()] for text in TEXTS], np.object_), **how)
+    return triton_input("expression", column(*TEXTS), module, **how)
 
 
 def token_input(module: Any = triton, **how: bool) -> Any:
-    return module.InferInput("x", [len(TEXTS), 15], "FP32").set_data_from_numpy(tokenize(TEXTS), **how)
+    return triton_input("x", tokenize(TEXTS), module, **how)
 
 
 def test_server_and_models(client: Any) -> None:
     assert client.is_server_live()
     assert not client.is_server_ready()  # one bundle of the repository is broken, and readiness is strict
     assert client.get_server_metadata()["name"] == "fewheads"
-    assert [client.is_model_ready(*model) for model in ((ORACLE,), (ORACLE, "1"), (ORACLE, "2"), ("broken",))] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    models = ((ORACLE,), (ORACLE, "1"), (ORACLE, "2"), ("broken",))
+    assert [client.is_model_ready(*model) for model in models] == [True, True, False, False]
+    index = {(model["name"], model["version"]): model for model in client.get_model_repository_index()}
+    assert index[ORACLE, "1"]["state"] == "READY"
+    assert "model.onnx" in index["broken", ""]["reason"]
 
 
 @pytest.mark.parametrize("call", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
@@ -67,12 +63,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return "" if str(value) in ("0", "False") else str(value)
-
-
-def test_repository_index(client: Any) -> None:
-    models = {(model["name"], model["version"]): model for model in client.get_model_repository_index()}
-    assert models[ORACLE, "1"]["state"] == "READY"
-    assert "model.onnx" in models["broken", ""]["reason"]
 
 
 @pytest.mark.parametrize("tensor", [text_input, token_input])
@@ -106,8 +96,7 @@ def test_the_same_bits_as_over_grpc(client: Any, url: str, datatype: str, binary
     sent = awkward(datatype)
 
     def ask(module: Any, channel: Any, **how: bool) -> Array:
-        tensor = module.InferInput(echo_input(datatype), [len(sent)], datatype)
-        tensor.set_data_from_numpy(sent, **how)
+        tensor = triton_input(echo_input(datatype), sent, module, **how)
         wanted = [module.InferRequestedOutput(echo_output(datatype), **how)]
         received: Array = channel.infer(f"echo-{datatype.lower()}", [tensor], outputs=wanted).as_numpy(
             echo_output(datatype)
@@ -151,10 +140,8 @@ def test_errors_equal_those_of_grpc(client: Any, url: str) -> None:
     said = []
     with triton_grpc.InferenceServerClient(url) as other:
         for module, channel in ((triton_grpc, other), (triton, client)):
-            tensor = module.InferInput("x", [1, 14], "FP32")
-            tensor.set_data_from_numpy(np.zeros((1, 14), np.float32))
             with pytest.raises(InferenceServerException) as caught:
-                channel.infer(ORACLE, [tensor])
+                channel.infer(ORACLE, [triton_input("x", np.zeros((1, 14), np.float32), module)])
             said.append(caught.value)
     assert said[0].message() == said[1].message()
     assert [error.status() for error in said] == ["StatusCode.INVALID_ARGUMENT", "400"]

@@ -121,10 +121,7 @@ def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPCo
         send(f"/v2/models/{model}/infer", written + tail, str(len(written)) if announced else None)
 
     @profile(examples)
-    @given(
-        mutated(SEEDS),
-        st.none() | st.integers(0, 300).map(str) | st.text(max_size=0),
-    )
+    @given(mutated(SEEDS), st.none() | st.integers(0, 300).map(str) | st.text(max_size=0))
     def mutated_ones(body: bytes, length: str | None) -> None:
         send(INFER, body, length)
 

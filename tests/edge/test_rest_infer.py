@@ -61,10 +61,8 @@ def test_text_travels_as_json(texts: list[str]) -> None:
 
 @pytest.mark.parametrize("datatype", NUMPY_TYPES)
 def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
-    array: Array = np.array([0, 1, 1, 0])
-    array = array.astype(NUMPY_TYPES[datatype])
-    if datatype == "BYTES":
-        array = np.array([b"", b"\xff\0", b"1", b""], np.object_)
+    texts = np.array([b"", b"\xff\0", b"1", b""], np.object_)
+    array: Array = texts if datatype == "BYTES" else np.array([0, 1, 1, 0]).astype(NUMPY_TYPES[datatype])
     raw = to_raw(array, datatype)
     items = [
         {"name": name, "datatype": datatype, "shape": [4], "parameters": {"binary_data_size": len(raw)}}

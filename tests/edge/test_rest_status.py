@@ -43,6 +43,8 @@ def infer(case: str, status: int, body: Any, text: str = "", path: str = INFER) 
     return Row(case, status, path, body, text, headers)
 
 
+SHARED = "/v2/systemsharedmemory"
+REGISTER = f"{SHARED}/region/a/register"
 ROWS = [
     infer("a good request", 200, good(), '"data":[9.0]'),
     infer("a good request, nested", 200, changed(data=TOKENS.tolist())),
@@ -142,24 +144,12 @@ ROWS = [
         {"inputs": [{**without("data")["inputs"][0], "parameters": {"shared_memory_region": "a"}}]},
         "--allow-shared-memory",
     ),
-    Row("shared memory status", 501, "/v2/systemsharedmemory/status", None, "--allow-shared-memory"),
-    Row("a region's status", 501, "/v2/systemsharedmemory/region/a/status", None, "--allow-shared-memory"),
-    Row(
-        "register",
-        501,
-        "/v2/systemsharedmemory/region/a/register",
-        {"key": "/a", "offset": 0, "byte_size": 1},
-        "--allow-shared-memory",
-    ),
-    Row("register without a key", 400, "/v2/systemsharedmemory/region/a/register", {"byte_size": 1}, "key of body"),
-    Row(
-        "register a negative size",
-        400,
-        "/v2/systemsharedmemory/region/a/register",
-        {"key": "/a", "byte_size": -1},
-        "byte_size of body",
-    ),
-    Row("unregister", 501, "/v2/systemsharedmemory/unregister", {}, "--allow-shared-memory"),
+    Row("shared memory status", 501, f"{SHARED}/status", None, "--allow-shared-memory"),
+    Row("a region's status", 501, f"{SHARED}/region/a/status", None, "--allow-shared-memory"),
+    Row("register", 501, REGISTER, {"key": "/a", "offset": 0, "byte_size": 1}, "--allow-shared-memory"),
+    Row("register without a key", 400, REGISTER, {"byte_size": 1}, "key of body"),
+    Row("register a negative size", 400, REGISTER, {"key": "/a", "byte_size": -1}, "byte_size of body"),
+    Row("unregister", 501, f"{SHARED}/unregister", {}, "--allow-shared-memory"),
     Row("CUDA status", 200, "/v2/cudasharedmemory/status", None, "[]"),
     Row("CUDA unregister", 200, "/v2/cudasharedmemory/unregister", {}),
     Row("CUDA unregister one", 200, "/v2/cudasharedmemory/region/a/unregister", {}),
@@ -214,12 +204,7 @@ def test_request_gets_its_status(http_url: str, row: Row) -> None:
 
 
 def test_fp16_is_refused_as_json_before_it_is_computed(http_url: str) -> None:
-    item = {
-        "name": echo_input("FP16"),
-        "datatype": "FP16",
-        "shape": [2],
-        "parameters": {"binary_data_size": 4},
-    }
+    item = {"name": echo_input("FP16"), "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}}
 
     def send(outputs: list[dict[str, Any]], **values: Any) -> Any:
         written = json.dumps({"inputs": [item], "outputs": outputs, "parameters": values}).encode()
@@ -263,7 +248,5 @@ async def test_error_gets_its_status(kind: type[errors.RequestError], status: in
 
     request = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "client": None})
     response = await endpoints.endpoint(fail, "/rpc")(request)
-    assert (response.status_code, json.loads(response.body)) == (
-        status,
-        {"error": "subject: got 1, expected 2. Send 2."},
-    )
+    body = {"error": "subject: got 1, expected 2. Send 2."}
+    assert (response.status_code, json.loads(response.body)) == (status, body)

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from edge.bundles.expression import tokenize
 from edge.datatypes import Array
-from edge.errors import AlreadyThere, InvalidRequest, Overloaded, RequestError
+from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
@@ -29,6 +29,7 @@ from edge.serving.shared_memory import MAX_REGIONS, SharedMemory
 from tests.support.busy_model import busy
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE
+from tests.support.sample_requests import in_region, triton_input
 
 TEXTS = ["3 - -4 + 2", "-5 + 1"]
 TRUTH = np.array([[9], [-4]], np.float32)
@@ -57,23 +58,29 @@ def key(name: str) -> str:
     return f"/fewheads-test-{os.getpid()}-{name}"
 
 
+def put(client: triton.InferenceServerClient, *names: str, size: int = SIZE) -> None:
+    for name in names:
+        client.register_system_shared_memory(name, key(name), size)
+
+
 @contextmanager
-def memory(name: str, size: int = SIZE) -> Iterator[Any]:
-    """A shared memory object of the stock client."""
-    handle = shm.create_shared_memory_region(name, key(name), size, create_only=True)
+def memory(client: triton.InferenceServerClient, *names: str, size: int = SIZE) -> Iterator[list[Any]]:
+    """Registered shared memory objects of the stock client; the one named "in" holds the tokens of TEXTS."""
+    handles = [shm.create_shared_memory_region(name, key(name), size, create_only=True) for name in names]
     try:
-        yield handle
+        for name, handle in zip(names, handles, strict=True):
+            if name == "in":
+                shm.set_shared_memory_region(handle, [tokenize(TEXTS)])
+        put(client, *names, size=size)
+        yield handles
     finally:
-        shm.destroy_shared_memory_region(handle)
+        for handle in handles:
+            shm.destroy_shared_memory_region(handle)
 
 
-def put(client: triton.InferenceServerClient, name: str, size: int = SIZE, offset: int = 0) -> None:
-    client.register_system_shared_memory(name, key(name), size, offset)
-
-
-def token_input(region: str, offset: int = 0, rows: int = 2) -> triton.InferInput:
-    tensor = triton.InferInput("x", [rows, 15], "FP32")
-    tensor.set_shared_memory(region, rows * 60, offset)
+def token_input(region: str, offset: int = 0) -> triton.InferInput:
+    tensor = triton.InferInput("x", [2, 15], "FP32")
+    tensor.set_shared_memory(region, 120, offset)
     return tensor
 
 
@@ -85,10 +92,8 @@ def value_output(region: str, size: int = 8, offset: int = 0) -> triton.InferReq
 
 def test_inputs_and_outputs_of_the_stock_client(client: triton.InferenceServerClient) -> None:
     assert "system_shared_memory" in client.get_server_metadata().extensions
-    with memory("in") as inputs, memory("out") as outputs:
+    with memory(client, "in", "out") as (inputs, outputs):
         shm.set_shared_memory_region(inputs, [tokenize(TEXTS)], offset=64)
-        put(client, "in")
-        put(client, "out")
         result = client.infer(ORACLE, [token_input("in", 64)], outputs=[value_output("out", 16, 100)])
         np.testing.assert_array_equal(shm.get_contents_as_numpy(outputs, np.float32, [2, 1], 100), TRUTH)
         response = result.get_response()
@@ -101,24 +106,24 @@ def test_inputs_and_outputs_of_the_stock_client(client: triton.InferenceServerCl
         # One of the two in the message, as it likes.
         plain = client.infer(ORACLE, [token_input("in", 64)])
         np.testing.assert_array_equal(plain.as_numpy("value"), TRUTH)
-        sent = triton.InferInput("x", [2, 15], "FP32").set_data_from_numpy(tokenize(TEXTS[::-1]))
-        client.infer(ORACLE, [sent], outputs=[value_output("out")])
+        client.infer(ORACLE, [triton_input("x", tokenize(TEXTS[::-1]))], outputs=[value_output("out")])
         np.testing.assert_array_equal(shm.get_contents_as_numpy(outputs, np.float32, [2, 1]), TRUTH[::-1])
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BOOL"])
-def test_every_kind_of_datatype(client: triton.InferenceServerClient, datatype: str) -> None:
-    values: dict[str, Array] = {
-        "FP32": np.arange(5, dtype=np.float32),
-        "BYTES": np.array([b"", b"a\0b", "é".encode(), b"x" * 100, b"1"], np.object_),
-        "BOOL": np.array([True, False, True, True, False]),
-    }
-    sent = values[datatype]
+@pytest.mark.parametrize(
+    ("datatype", "sent"),
+    [
+        ("FP32", np.arange(5, dtype=np.float32)),
+        ("BYTES", np.array([b"", b"a\0b", "é".encode(), b"x" * 100, b"1"], np.object_)),
+        ("BOOL", np.array([True, False, True, True, False])),
+    ],
+    ids=["FP32", "BYTES", "BOOL"],
+)
+def test_every_kind_of_datatype(client: triton.InferenceServerClient, datatype: str, sent: Array) -> None:
     data = serialize_byte_tensor(sent).item() if datatype == "BYTES" else sent.tobytes()
     name = datatype.lower()
-    with memory("both") as both:
+    with memory(client, "both") as (both,):
         both._mpsm_handle.buf[: len(data)] = data
-        put(client, "both")
         tensor = triton.InferInput(f"in_{name}", [5], datatype)
         tensor.set_shared_memory("both", len(data))
         output = triton.InferRequestedOutput(f"out_{name}")
@@ -130,10 +135,7 @@ def test_every_kind_of_datatype(client: triton.InferenceServerClient, datatype: 
 
 def test_streams_use_shared_memory(client: triton.InferenceServerClient) -> None:
     answers: list[Any] = []
-    with memory("in") as inputs, memory("out") as outputs:
-        shm.set_shared_memory_region(inputs, [tokenize(TEXTS)])
-        put(client, "in")
-        put(client, "out")
+    with memory(client, "in", "out") as (_, outputs):
         client.start_stream(lambda result, error: answers.append((result, error)))
         client.async_stream_infer(ORACLE, [token_input("in")], outputs=[value_output("out")])
         client.async_stream_infer(ORACLE, [token_input("zz")])
@@ -143,31 +145,26 @@ def test_streams_use_shared_memory(client: triton.InferenceServerClient) -> None
     assert "'zz'" in str(answers[1][1])
 
 
-def refusal(client: triton.InferenceServerClient, **change: Any) -> pytest.ExceptionInfo[InferenceServerException]:
+def refusal(client: triton.InferenceServerClient, x: Any = None, value: Any = None) -> str:
     with pytest.raises(InferenceServerException) as caught:
-        client.infer(
-            ORACLE, [change.get("x") or token_input("in")], outputs=[change.get("value") or value_output("in")]
-        )
-    return caught
+        client.infer(ORACLE, [x or token_input("in")], outputs=[value or value_output("in")])
+    return str(caught.value)
 
 
 def test_incomplete_parameters_are_refused(client: triton.InferenceServerClient) -> None:
-    with memory("in") as inputs:
-        shm.set_shared_memory_region(inputs, [tokenize(TEXTS)])
-        put(client, "in")
+    with memory(client, "in"):
         for name in ("shared_memory_region", "shared_memory_byte_size"):
             half = token_input("in")
             del half._input.parameters[name]
-            assert f"{name} as nothing" in str(refusal(client, x=half).value)
+            assert f"{name} as nothing" in refusal(client, x=half)
         text = token_input("in")
         text._input.parameters["shared_memory_offset"].string_param = "0"
-        assert "shared_memory_offset as string_param" in str(refusal(client, x=text).value)
+        assert "shared_memory_offset as string_param" in refusal(client, x=text)
         np.testing.assert_array_equal(client.infer(ORACLE, [token_input("in")]).as_numpy("value"), TRUTH)
 
 
 def test_limit_for_messages_applies_to_tensors(client: triton.InferenceServerClient) -> None:
-    with memory("large", 2**18):
-        put(client, "large", 2**18)
+    with memory(client, "large", size=2**18):
         tensor = triton.InferInput("in_fp32", [2**16], "FP32")
         tensor.set_shared_memory("large", 2**18)
         with pytest.raises(InferenceServerException, match="at most 100000"):
@@ -175,36 +172,27 @@ def test_limit_for_messages_applies_to_tensors(client: triton.InferenceServerCli
 
 
 def test_shrunk_object_fails_only_its_requests(client: triton.InferenceServerClient) -> None:
-    with memory("in") as inputs, memory("out"):
-        shm.set_shared_memory_region(inputs, [tokenize(TEXTS)])
-        put(client, "in")
-        put(client, "out")
+    with memory(client, "in", "out"):
         os.truncate(f"/dev/shm{key('out')}", 4)
-        assert "an object of 4 bytes" in str(refusal(client, value=value_output("out")).value)
+        assert "an object of 4 bytes" in refusal(client, value=value_output("out"))
         assert os.path.getsize(f"/dev/shm{key('out')}") == 4
         os.truncate(f"/dev/shm{key('in')}", 100)
-        assert "got 100 bytes in the object, expected 120" in str(refusal(client).value)
+        assert "got 100 bytes in the object, expected 120" in refusal(client)
         os.truncate(f"/dev/shm{key('in')}", 0)
-        assert "got 0 bytes in the object" in str(refusal(client).value)
+        assert "got 0 bytes in the object" in refusal(client)
     assert client.is_server_live()
 
 
 def test_object_can_be_unlinked_and_unregistered_during_a_request(client: triton.InferenceServerClient) -> None:
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
-    with memory("in") as inputs, memory("out") as outputs:
+    with memory(client, "in", "out") as (inputs, outputs):
         inputs._mpsm_handle.buf[:8] = np.int64(300).tobytes()
-        put(client, "in")
-        put(client, "out")
         flying = []
         for _ in range(2):
             request = busy(300)
             del request.raw_input_contents[:]
-            request.inputs[0].parameters["shared_memory_region"].string_param = "in"
-            request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
-            output = request.outputs.add(name="done")
-            output.parameters["shared_memory_region"].string_param = "out"
-            output.parameters["shared_memory_byte_size"].int64_param = 8
-            output.parameters["shared_memory_offset"].int64_param = 8 * len(flying)
+            in_region(request.inputs[0], "in", 8)
+            in_region(request.outputs.add(name="done"), "out", 8, 8 * len(flying))
             flying.append(stub.ModelInfer.future(request))
         assert wait_until(lambda: client.get_inference_statistics("busy").model_stats[0].execution_count > 0)
         client.unregister_system_shared_memory()
@@ -218,26 +206,20 @@ def test_object_can_be_unlinked_and_unregistered_during_a_request(client: triton
 
 def test_no_memory_or_file_leaks(client: triton.InferenceServerClient, allowing: Ready) -> None:
     process = psutil.Process(allowing.process_id)
-
-    def mapped() -> int:
-        return sum("fewheads-test" in line.path for line in process.memory_maps(grouped=False))
-
-    with memory("in") as inputs, memory("out"):
-        shm.set_shared_memory_region(inputs, [tokenize(TEXTS)])
+    with memory(client, "in", "out"):
 
         def turn() -> None:
-            put(client, "in")
-            put(client, "out")
             client.infer(ORACLE, [token_input("in")], outputs=[value_output("out")])
             refusal(client, value=value_output("out", 1))
             client.unregister_system_shared_memory()
+            put(client, "in", "out")
 
         turn()  # the client is connected from now on
         files, memory_before = process.num_fds(), process.memory_info().rss
         for _ in range(100):
             turn()
         assert process.num_fds() == files
-        assert mapped() == 0
+        assert not [line.path for line in process.memory_maps(grouped=False) if "fewheads-test" in line.path]
         assert process.memory_info().rss - memory_before < 4 * 2**20
 
 
@@ -277,19 +259,16 @@ def test_invalid_keys_are_refused(registry: SharedMemory, directory: Path, bad: 
     assert not registry.regions()
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256])
-def test_invalid_names_are_refused(registry: SharedMemory, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="1 to 255 bytes"):
-        registry.register(name, "object", 0, 1)
-
-
-def test_other_names_are_accepted(registry: SharedMemory) -> None:
+def test_names_have_1_to_255_bytes(registry: SharedMemory) -> None:
+    for name in ("", "x" * 256):
+        with pytest.raises(InvalidRequest, match="1 to 255 bytes"):
+            registry.register(name, "object", 0, 1)
     for name in ("../../etc", "x" * 255, " ", "a\nb"):
         registry.register(name, "/object", 0, 1)
     assert len(registry.regions()) == 4
 
 
-@given(offset=st.integers(0, 2**64 - 1), size=st.integers(0, 2**64 - 1))
+@given(offset=st.integers(0, 2**64 - 1) | st.integers(0, 110), size=st.integers(0, 2**64 - 1) | st.integers(0, 110))
 @settings(deadline=None)
 def test_region_must_be_inside_its_object(tmp_path_factory: pytest.TempPathFactory, offset: int, size: int) -> None:
     directory = tmp_path_factory.mktemp("shm")
@@ -355,6 +334,7 @@ def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
         registry.register(str(number), "object", 0, 1)
     with pytest.raises(Overloaded, match="at most 256"):
         registry.register("one more", "object", 0, 1)
+    registry.unregister("zz")
     registry.unregister("7")
     registry.register("one more", "object", 0, 1)
 
@@ -363,8 +343,9 @@ def test_unused_files_are_closed(registry: SharedMemory) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for number in range(10):
         registry.register(str(number), "object", 0, SIZE)
-    for wrong in ({"offset": SIZE}, {"key": "zz"}, {"name": "1"}):
-        with pytest.raises(RequestError):
+    rows = (({"offset": SIZE}, InvalidRequest), ({"key": "zz"}, NotFound), ({"name": "1"}, AlreadyThere))
+    for wrong, error in rows:
+        with pytest.raises(error):
             registry.register(**{"name": "x", "key": "object", "offset": 0, "byte_size": 1, **wrong})  # type: ignore[arg-type]
     assert len(os.listdir("/proc/self/fd")) == before + 10
     window = registry.window("3", 0, 4, "t", write=False)
@@ -382,12 +363,3 @@ def test_read_only_object_takes_no_outputs(registry: SharedMemory, directory: Pa
     assert registry.window("a", 0, 4, "t", write=False).read() == bytes(range(4))
     with pytest.raises(InvalidRequest, match="may only read"):
         registry.window("a", 0, 4, "t", write=True)
-
-
-def test_name_can_be_registered_once(registry: SharedMemory) -> None:
-    registry.register("a", "object", 0, 1)
-    with pytest.raises(AlreadyThere, match="region 'a'"):
-        registry.register("a", "object", 0, 1)
-    registry.unregister("zz")
-    registry.unregister("a")
-    registry.register("a", "object", 0, 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.instruments.histogram import BUCKETS_NS, Histogram
-from edge.instruments.metrics import METRICS, Answered, RequestMetric
+from edge.instruments.metrics import METRICS, RequestMetric
 from edge.instruments.snapshot import STAGES, Snapshot, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
 from tests.support.metrics import CountedRequest
@@ -49,25 +50,16 @@ def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations: list[int], p
     rank = -(-len(durations) * percent // 100)
     true = int(np.partition(durations, rank - 1)[rank - 1])
     low, high = bucket_of(true)
-    assert low <= observed(durations).percentile(percent) <= high
-
-
-@given(DURATIONS)
-@settings(deadline=None)
-def test_percentiles_grow(durations: list[int]) -> None:
     histogram = observed(durations)
-    found = [histogram.percentile(percent) for percent in (0, 1, 25, 50, 75, 99, 100)]
-    assert found == sorted(found)
+    assert low <= histogram.percentile(percent) <= high
+    assert histogram.percentile(percent - 1) <= histogram.percentile(percent)
 
 
-def test_percentiles_are_interpolated() -> None:
+def test_percentiles_are_interpolated_and_end_at_the_last_bound() -> None:
     histogram = observed([60_000] * 100)
     low, high = bucket_of(60_000)
     assert histogram.percentile(50) == round((low + high) / 2)
     assert histogram.percentile(100) == high
-
-
-def test_durations_beyond_the_last_bucket_count_as_its_bound() -> None:
     histogram = observed([10**12, 10**15])
     assert histogram.counts[-1] == 2
     assert histogram.percentile(99) == BUCKETS_NS[-1]
@@ -147,12 +139,10 @@ def test_names_end_with_unit_and_kind() -> None:
             assert bool(metric.labels) == bool(metric.label), metric.name
 
 
-def reason_of(request: Answered) -> tuple[str, ...]:
-    return (request.tier_reason,)
-
-
 def test_request_metric_is_a_sum_by_labels_or_a_histogram() -> None:
-    tokens = RequestMetric("tokens", "", lambda request: request.size, labels=("reason",), label=reason_of)
+    tokens = RequestMetric(
+        "tokens", "", lambda request: request.size, labels=("reason",), label=lambda request: (request.tier_reason,)
+    )
     rows = RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))
     statistics = ModelStatistics((tokens, rows))
     assert statistics.snapshot().counted == {"tokens": {}, "rows": {}}
@@ -200,15 +190,6 @@ def test_snapshot_is_independent() -> None:
     assert not [one for one, other in zip(numbers(statistics.snapshot()), before, strict=True) if one == other]
 
 
-@pytest.fixture
-def _eager_switches() -> Iterator[None]:
-    """Switch threads as often as Python can."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
 def test_runs_by_tier() -> None:
     statistics = ModelStatistics()
     statistics.executed(3, 100, tier="full", requests=2, size=3 * 16)
@@ -220,8 +201,9 @@ def test_runs_by_tier() -> None:
     assert statistics.execution_count == 3
 
 
-@pytest.mark.usefixtures("_eager_switches")
-def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
+def test_threads_lose_no_count_and_snapshots_are_consistent(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # switch threads as often as Python can
     statistics = ModelStatistics()
     threads, each = 8, 500
     torn: list[str] = []
@@ -244,15 +226,11 @@ def test_threads_lose_no_count_and_snapshots_are_consistent() -> None:
             if now.stages["request"].total != 3 * now.success or now.fail_ns != 2 * now.fail:
                 torn.append(str(now))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    workers = [threading.Thread(target=count, args=(rows,)) for rows in range(1, threads + 1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    done.set()
-    watcher.join()
+    with ThreadPoolExecutor(threads + 1) as pool:
+        watcher = pool.submit(watch)
+        wait([pool.submit(count, rows) for rows in range(1, threads + 1)])
+        done.set()
+    watcher.result()
     assert not torn
     now = statistics.snapshot()
     assert (now.success, now.fail) == (threads * each, threads * each)

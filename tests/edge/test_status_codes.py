@@ -8,16 +8,7 @@ import grpc
 import pytest
 
 from edge.pb import inference_pb2 as pb
-from tests.support.sample_requests import (
-    LOAD,
-    REGION,
-    UNLOAD,
-    changed,
-    expression,
-    good,
-    log_setting,
-    parameter,
-)
+from tests.support.sample_requests import LOAD, REGION, UNLOAD, changed, expression, good, log_setting, parameter
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

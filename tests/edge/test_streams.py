@@ -28,7 +28,7 @@ from tests.support.busy_model import busy, failures
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE
 from tests.support.open_stream import Sender
-from tests.support.sample_requests import expression
+from tests.support.sample_requests import column, expression, triton_input
 from tests.support.server_models import ECHO_MAX
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
@@ -48,12 +48,6 @@ def value_of(response: pb.ModelStreamInferResponse) -> float:
     return float(np.frombuffer(response.infer_response.raw_output_contents[0], np.float32)[0])
 
 
-def triton_input(text: str) -> triton.InferInput:
-    tensor = triton.InferInput("expression", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
-    return tensor
-
-
 def test_blocking_stock_client(url: str, server: Ready) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with triton.InferenceServerClient(url) as client:
@@ -61,7 +55,10 @@ def test_blocking_stock_client(url: str, server: Ready) -> None:
         for number in range(60):
             text = "1 +" if number == 30 else f"{number} - 1"
             client.async_stream_infer(
-                ORACLE, [triton_input(text)], request_id=str(number), enable_empty_final_response=number % 2 == 0
+                ORACLE,
+                [triton_input("expression", column(text))],
+                request_id=str(number),
+                enable_empty_final_response=number % 2 == 0,
             )
         received = [answers.get(timeout=20) for _ in range(60)]
         client.stop_stream()
@@ -80,7 +77,11 @@ async def test_asyncio_stock_client(url: str) -> None:
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for number in range(20):
             name = "zz" if number == 5 else ORACLE
-            yield {"model_name": name, "inputs": [triton_input(f"{number} + 1")], "request_id": str(number)}
+            yield {
+                "model_name": name,
+                "inputs": [triton_input("expression", column(f"{number} + 1"))],
+                "request_id": str(number),
+            }
 
     async with triton_aio.InferenceServerClient(url) as client:
         received = [answer async for answer in client.stream_infer(requests())]

@@ -1,69 +1,61 @@
-"""Text models: logits and labels of each tier, the cascade, and manifests."""
+"""Models of texts and of pairs of texts: outputs, tiers, cascade, errors and command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.manifest import CascadeProgram, Manifest
+from edge.cli.infer import infer
+from edge.cli.info import info
 from edge.datatypes import Array
-from edge.errors import GoldenError
+from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.programs.cascade import margins
-from edge.repository.control import ModelControl
-from edge.repository.loader import Loader
 from edge.repository.model import Model
-from edge.repository.repository import Repository
 from edge.runtimes.build import load_runner
-from edge.scheduling.scheduler import Scheduler
 from tests.support import text_model
-from tests.support.text_model import (
-    LABELS,
-    TEXTS,
-    TIERS,
-    golden,
-    logits,
-    manifest,
-    model,
-    tokenizer_json,
-)
+from tests.support.inference_service import running_service
+from tests.support.sample_requests import column, triton_input
+from tests.support.text_model import LABELS, TEXTS, TIERS, logits, manifest, model, write_sentiment_bundle
+from tests.support.text_pair_model import INPUTS, NAME, PAIRS, scores, write_pair_bundle
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
-    directory = tmp_path_factory.mktemp("text")
-    text_model.write_sentiment_bundle(directory / "sentiment")
-    serving = running_server([directory / "sentiment"], cache=directory / "cache")
-    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with a model for pairs and one for single texts."""
+    directory = tmp_path_factory.mktemp("pairs")
+    write_pair_bundle(directory / NAME)
+    write_sentiment_bundle(directory / "sentiment")
+    with running_server([directory / NAME, directory / "sentiment"], cache=directory / "cache") as ready:
+        yield f"127.0.0.1:{ready.grpc_port}"
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(url) as client:
         yield client
 
 
 def text(*texts: str | bytes) -> triton.InferInput:
-    encoded = [t.encode() if isinstance(t, str) else t for t in texts]
-    tensor = triton.InferInput("text", [len(texts), 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[t] for t in encoded], np.object_))
-    return tensor
-
-
-def tokens(name: str, values: Array) -> triton.InferInput:
-    tensor = triton.InferInput(name, list(values.shape), "INT64")
-    tensor.set_data_from_numpy(values)
-    return tensor
+    return triton_input("text", column(*texts))
 
 
 @pytest.mark.parametrize("tier", [None, *TIERS])
 def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier: str | None) -> None:
-    parameters = {"tier": tier} if tier else None
+    long = client.infer("sentiment", [text("good " * 20)], parameters=(parameters := {"tier": tier} if tier else None))
+    assert long.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]  # the text is cut
     result = client.infer("sentiment", [text(*TEXTS)], parameters=parameters)
     expected = np.stack([logits(t, tier or "full") for t in TEXTS])
     np.testing.assert_array_equal(result.as_numpy("logits"), expected)
@@ -77,6 +69,8 @@ def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client: triton.
         result = client.infer("sentiment", [text(*texts)], parameters={"tier": "auto"})
         return result.as_numpy("label")[:, 0].tolist(), result.get_response().parameters["tier"].string_param
 
+    with pytest.raises(InferenceServerException, match="one of full, lean, auto"):
+        client.infer("sentiment", [text("good")], parameters={"tier": "huge"})
     # The margin of one word is tanh(1/2) = 0.46, below the manifest's 0.5; that of two is tanh(1) = 0.76.
     assert infer("good good") == ([b"positive"], "lean")
     assert infer("good") == ([b"positive"], "full")
@@ -87,8 +81,9 @@ def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client: triton.
 
 
 def test_cascade_can_be_the_default(tmp_path: Path) -> None:
-    changed, files = _with(lambda m: msgspec.structs.replace(m, program=_cascade(default=True)))
-    bundle = write_bundle(tmp_path / "b", changed, files)
+    program = msgspec.structs.replace(manifest().program, default=True)
+    changed = msgspec.structs.replace(manifest(), program=program)
+    bundle = write_bundle(tmp_path / "b", changed, text_model.files())
     loaded = {tier: load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
     model = Model(bundle, loaded, load_memory_bytes=0)
     assert (model.selector.policy, model.full_tier) == ("router", "full")
@@ -98,70 +93,10 @@ def test_cascade_can_be_the_default(tmp_path: Path) -> None:
 @given(st.lists(st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_margins_are_those_of_the_probabilities(rows: list[list[float]]) -> None:
     logits = np.array(rows, np.float32)
-    probabilities = softmax(logits.astype(np.float64))
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
     two = np.sort(probabilities, axis=1)[:, -2:]
     np.testing.assert_allclose(margins(logits), two[:, 1] - two[:, 0], atol=1e-6)
-
-
-def softmax(logits: Array) -> Array:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-def test_long_text_is_cut(client: triton.InferenceServerClient) -> None:
-    result = client.infer("sentiment", [text(" ".join(["good"] * 20))])
-    assert result.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]
-
-
-def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
-    metadata = client.get_model_metadata("sentiment")
-    assert [t.name for t in metadata.inputs] == ["text", "input_ids", "attention_mask"]
-    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
-        ("logits", "FP32", [-1, 2]),
-        ("label", "BYTES", [-1, 1]),
-    ]
-    assert all(tensor.optional for tensor in client.get_model_config("sentiment").config.input)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "parameters", "message"),
-    [
-        ([text("good")], {"tier": "huge"}, "one of full, lean, auto"),
-        ([text(b"\xff")], None, "UTF-8"),
-        ([text("x" * 201)], None, "201 bytes"),
-        ([text("good"), tokens("input_ids", np.ones((1, 2), np.int64))], None, "stands for"),
-        ([tokens("input_ids", np.ones((1, 2), np.int64))], None, "'attention_mask'"),
-        (
-            [tokens("input_ids", np.ones((1, 17), np.int64)), tokens("attention_mask", np.ones((1, 17), np.int64))],
-            None,
-            "16",
-        ),
-        ([text(*["good"] * 9)], None, "at most 8"),
-        ([text("")], None, "shape"),
-    ],
-)
-def test_bad_requests(
-    client: triton.InferenceServerClient,
-    inputs: list[triton.InferInput],
-    parameters: dict[str, str] | None,
-    message: str,
-) -> None:
-    with pytest.raises(InferenceServerException, match=message) as caught:
-        client.infer("sentiment", inputs, parameters=parameters)
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-
-
-def _with(change: Callable[[Manifest], Manifest], **files: bytes) -> tuple[Manifest, dict[str, bytes]]:
-    contents = {"tokenizer.json": tokenizer_json()}
-    for tier in TIERS:
-        contents |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
-    return change(manifest()), contents | {name.replace("__", "."): data for name, data in files.items()}
-
-
-def _cascade(**fields: object) -> CascadeProgram:
-    program = manifest().program
-    assert program
-    return msgspec.structs.replace(program, **fields)
 
 
 class ReadingBundle(Bundle):
@@ -175,21 +110,194 @@ class ReadingBundle(Bundle):
 
 
 async def test_tiers_share_one_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text_model.write_sentiment_bundle(tmp_path / "models" / "sentiment")
     monkeypatch.setattr("edge.repository.repository.Bundle", ReadingBundle)
-    device = Scheduler(max_queue_size=1)
-    repository = Repository(tmp_path / "models", Loader(device, "onnxruntime", tmp_path / "cache"))
-    control = ModelControl(repository, "none")
-    await control.start()
-    assert all(entry.state == "READY" for entry in repository)
+    async with running_service(
+        tmp_path, lambda repository: write_sentiment_bundle(repository / "sentiment")
+    ) as running:
+        assert all(entry.state == "READY" for entry in running.repository)
     assert sorted(ReadingBundle.read_files) == ["full.onnx", "lean.onnx", "tokenizer.json"]
-    await control.close()
-    device.close()
 
 
 def test_each_tier_has_its_own_golden_set(tmp_path: Path) -> None:
-    swapped, files = _with(lambda m: m, lean__onnx=model("full"))
-    bundle = write_bundle(tmp_path / "b", swapped, files)
+    bundle = write_bundle(tmp_path / "b", manifest(), text_model.files() | {"lean.onnx": model("full")})
     load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="full")
     with pytest.raises(GoldenError, match=r"lean\.onnx"):
         load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="lean")
+
+
+# Pairs of texts
+
+
+def pairs(*pairs: tuple[str | bytes, str | bytes]) -> list[triton.InferInput]:
+    first, second = zip(*pairs, strict=True)
+    return [text(*first), triton_input("text_pair", column(*second))]
+
+
+def tokens(**arrays: Array) -> list[triton.InferInput]:
+    return [triton_input(name, values) for name, values in arrays.items()]
+
+
+def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> None:
+    result = client.infer(NAME, pairs(*PAIRS))
+    assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
+    for output in ("logits", "score"):
+        np.testing.assert_array_equal(result.as_numpy(output), scores(PAIRS))
+    assert result.as_numpy("score").dtype == np.float32
+
+
+def test_order_of_the_texts_matters(client: triton.InferenceServerClient) -> None:
+    turned = [(second, first) for first, second in PAIRS]
+    np.testing.assert_array_equal(client.infer(NAME, pairs(*turned)).as_numpy("score"), -scores(PAIRS))
+    # The order of the tensors in a request does not.
+    np.testing.assert_array_equal(client.infer(NAME, pairs(*PAIRS)[::-1]).as_numpy("score"), scores(PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        # 12 tokens, 3 of which frame the texts.
+        ("good " * 20, "good bad", (7, 2)),
+        ("good bad", "good " * 20, (2, 7)),
+        ("good " * 20, "good " * 19, (5, 4)),
+    ],
+)
+def test_longer_text_is_cut_first(
+    client: triton.InferenceServerClient, first: str, second: str, kept: tuple[int, int]
+) -> None:
+    left = " ".join(first.split()[: kept[0]]), " ".join(second.split()[: kept[1]])
+    np.testing.assert_array_equal(client.infer(NAME, pairs((first, second))).as_numpy("score"), scores([left]))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs"),
+    [
+        (
+            "sentiment",
+            ("text", "input_ids", "attention_mask"),
+            [("logits", "FP32", [-1, 2]), ("label", "BYTES", [-1, 1])],
+        ),
+        (NAME, ("text", "text_pair", *INPUTS), [("logits", "FP32", [-1, 1]), ("score", "FP32", [-1, 1])]),
+    ],
+)
+def test_metadata_and_config(client: triton.InferenceServerClient, name: str, inputs: Any, outputs: Any) -> None:
+    metadata = client.get_model_metadata(name)
+    described = [("BYTES", [-1, 1]) if each.startswith("text") else ("INT64", [-1, -1]) for each in inputs]
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
+        (each, *description) for each, description in zip(inputs, described, strict=True)
+    ]
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == outputs
+    assert all(tensor.optional for tensor in client.get_model_config(name).config.input)
+
+
+ONES = np.ones((1, 2), np.int64)
+OUTSIDE = np.ones((1, 13), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (
+            NAME,
+            [text("good")],
+            "inputs of 'better': got only 'text', expected 'text' and 'text_pair'. "
+            "This model reads them together; add 'text_pair'.",
+        ),
+        (NAME, [triton_input("text_pair", column("good"))], "got only 'text_pair', expected 'text' and 'text_pair'."),
+        (
+            "sentiment",
+            pairs(("good", "bad")),
+            "input name: got 'text_pair', expected one of ['attention_mask', 'input_ids', 'text']. ModelMetadata",
+        ),
+        (
+            NAME,
+            [text("good", "bad"), triton_input("text_pair", column("a", "b", "c"))],
+            "batch of 'better': got {'text': 2, 'text_pair': 3}, expected the same first dimension everywhere. "
+            "Send as many rows each.",
+        ),
+        (
+            NAME,
+            pairs(("good", b"\xff")),
+            r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8.",
+        ),
+        (NAME, pairs((b"\xff", "good")), "text in input 'text': got"),
+        (
+            NAME,
+            pairs(("good", "x" * 201)),
+            "text in input 'text_pair': got 201 bytes, expected at most 200. Shorten the text.",
+        ),
+        (NAME, pairs(*[("good", "bad")] * 9), "got 9 rows, expected at most 8"),
+        (
+            NAME,
+            [*pairs(("good", "bad")), *tokens(token_type_ids=ONES)],
+            "got 'text' and 'token_type_ids', expected one of them. 'text' stands for 'token_type_ids'.",
+        ),
+        (
+            NAME,
+            tokens(input_ids=ONES, attention_mask=ONES),
+            "expected 'token_type_ids' (or 'text' and 'text_pair'). Add it.",
+        ),
+        (
+            NAME,
+            tokens(input_ids=OUTSIDE, attention_mask=OUTSIDE, token_type_ids=OUTSIDE),
+            "got [1, 13], expected between [1, 1] and [8, 12].",
+        ),
+        ("sentiment", [text("good"), *tokens(input_ids=ONES)], "'text' stands for 'input_ids'."),
+        ("sentiment", tokens(input_ids=ONES), "'attention_mask'"),
+        ("sentiment", [text("")], "shape"),
+    ],
+)
+def test_bad_requests(
+    client: triton.InferenceServerClient, model: str, inputs: list[triton.InferInput], message: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(model, inputs)
+    assert message in caught.value.message()
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+# From the command line
+
+
+def invoke(*arguments: object) -> str:
+    command = infer if arguments[0] == "infer" else info
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments[1:]], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_infer_command_sends_pairs(url: str) -> None:
+    arguments = ("infer", "--url", url, NAME, "good good", "--text-pair", "bad", "bad", "--text-pair", "- good")
+    shown = json.loads(invoke(*arguments, "--json"))
+    assert shown["outputs"] == {"logits": [[3], [-2]], "score": [[3], [-2]]}
+    text = invoke(*arguments)
+    for cells in (("text", "text_pair", "logits", "score"), ("good good", "bad", "3"), ("bad", "- good", "-2")):
+        assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((NAME, "good"), "TEXT for better: got 1 TEXT, 0 --text-pair, expected as many of both. This model reads two"),
+        ((NAME, "--text-pair=good"), "got 0 TEXT, 1 --text-pair"),
+        ((NAME, "good", "bad", "--text-pair=good"), "got 2 TEXT, 1 --text-pair"),
+        (
+            ("sentiment", "good", "--text-pair=bad"),
+            "--text-pair for sentiment: got 'bad', expected TEXT alone. Leave --text-pair out",
+        ),
+        (("sentiment", "--text-pair=bad"), "--text-pair for sentiment: got 'bad'"),
+    ],
+)
+def test_infer_command_refuses_unpaired_texts(url: str, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        invoke("infer", "--url", url, *arguments)
+    assert message in str(caught.value)
+
+
+def test_info_shows_inputs_and_outputs(tmp_path: Path) -> None:
+    lines = invoke("info", write_pair_bundle(tmp_path / NAME).path).splitlines()
+    for cells in (
+        ("text for inputs", "text_pair", "BYTES", "[-1, 1]"),
+        ("input", "token_type_ids", "INT64", "[-1, -1]"),
+        ("made of outputs", "score", "FP32", "[-1, 1]"),
+    ):
+        assert any(all(cell in line for cell in cells) for line in lines), cells

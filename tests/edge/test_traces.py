@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from edge.launch import running_server
+from tests.support.sample_requests import triton_input
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
@@ -28,16 +29,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def Export(self, request, context):
         for resource in request.resource_spans:
-            assert any(
-                a.key == "service.name" and a.value.string_value == "fewheads" for a in resource.resource.attributes
-            )
+            assert {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"] == "fewheads"
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
         return otlp.ExportTraceServiceResponse()
 
 
 def row(length: int) -> triton.InferInput:
-    return triton.InferInput("x", [1, length], "FP32").set_data_from_numpy(np.ones((1, length), np.float32))
+    return triton_input("x", np.ones((1, length), np.float32))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
@@ -13,13 +12,11 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from edge.bundles.expression import evaluate, tokenize
+from edge.bundles.expression import tokenize
 from tests.support.models import ORACLE, VERSIONED
+from tests.support.sample_requests import TEXTS, TRUTH, column, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
-
-TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
-TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 
 
 @pytest.fixture
@@ -29,12 +26,11 @@ def client(url: str) -> Iterator[triton.InferenceServerClient]:
 
 
 def text_input(*texts: str) -> triton.InferInput:
-    rows = np.array([[text.encode()] for text in texts or TEXTS], np.object_)
-    return triton.InferInput("expression", list(rows.shape), "BYTES").set_data_from_numpy(rows)
+    return triton_input("expression", column(*texts or TEXTS))
 
 
 def token_input() -> triton.InferInput:
-    return triton.InferInput("x", [len(TEXTS), 15], "FP32").set_data_from_numpy(tokenize(TEXTS))
+    return triton_input("x", tokenize(TEXTS))
 
 
 def test_description_of_server_and_models(client: triton.InferenceServerClient) -> None:
@@ -77,15 +73,6 @@ def test_callbacks(client: triton.InferenceServerClient) -> None:
         )
     answers = [done.get(timeout=10) for _ in range(20)]
     assert {result.get_response().id for result, error in answers if error is None} == {str(n) for n in range(20)}
-
-
-def test_each_thread_gets_its_own_response(url: str) -> None:
-    def value(number: int) -> float:
-        with triton.InferenceServerClient(url) as own:
-            return float(own.infer(ORACLE, [text_input(f"{number} - 1")]).as_numpy("value")[0, 0])
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(value, range(100))) == [number - 1.0 for number in range(100)]
 
 
 def test_keep_alive_pings_are_tolerated(url: str) -> None:

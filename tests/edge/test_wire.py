@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
@@ -18,6 +17,7 @@ from edge.errors import InvalidRequest, Unsupported
 from edge.pb import inference_pb2 as pb
 from edge.serving.responses import encode_outputs
 from edge.serving.wire import CONTENTS_FIELDS, decode_inputs, from_raw, requested_outputs, to_raw
+from tests.support.sample_requests import triton_input
 
 NUMERIC = tuple(name for name in NUMPY_TYPES if name != "BYTES")
 SMALL_INTEGERS = ("INT8", "UINT8", "INT16", "UINT16")
@@ -59,10 +59,10 @@ def spec_of(array: Array, name: str = "t") -> TensorSpec:
     return TensorSpec(name, datatype_of(array), (-1,) * array.ndim)
 
 
-def typed_request(array: Array, name: str = "t") -> pb.ModelInferRequest:
+def typed_request(array: Array) -> pb.ModelInferRequest:
     datatype = datatype_of(array)
     request = pb.ModelInferRequest()
-    tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    tensor = request.inputs.add(name="t", datatype=datatype, shape=array.shape)
     getattr(tensor.contents, CONTENTS_FIELDS[datatype]).extend(array.ravel().tolist())
     return request
 
@@ -81,12 +81,6 @@ def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Arra
     return decode_inputs(parsed, parsed.raw_input_contents, {s.name: s for s in specs})
 
 
-@given(ARRAYS)
-@settings(deadline=None, max_examples=100)
-def test_raw_round_trip_in_a_request(array: Array) -> None:
-    assert same(decoded(raw_request(array), spec_of(array))["t"], array)
-
-
 @given(st.one_of([*(numeric_arrays(name) for name in NUMERIC if name != "FP16"), bytes_arrays()]))
 @settings(deadline=None, max_examples=100)
 def test_typed_round_trip(array: Array) -> None:
@@ -96,9 +90,9 @@ def test_typed_round_trip(array: Array) -> None:
     assert same(back, array) or np.array_equal(back, array, equal_nan=True)
 
 
-@given(st.lists(ARRAYS, min_size=2, max_size=4))
-@settings(deadline=None)
-def test_several_inputs_keep_their_names(values: list[Array]) -> None:
+@given(st.lists(ARRAYS, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=100)
+def test_raw_round_trip_of_named_inputs(values: list[Array]) -> None:
     request = pb.ModelInferRequest()
     for index, value in enumerate(values):
         request.MergeFrom(raw_request(value, f"t{index}"))
@@ -111,11 +105,6 @@ def test_every_datatype_is_covered() -> None:
     assert set(CONTENTS_FIELDS) == set(NUMPY_TYPES) - {"FP16"}
     fields = {field.name for field in pb.InferTensorContents.DESCRIPTOR.fields}
     assert set(CONTENTS_FIELDS.values()) == fields
-
-
-def test_text_becomes_utf8() -> None:
-    for array in (np.array(["grün", ""]), np.array(["grün", ""], np.object_)):
-        assert to_raw(array, "BYTES") == struct.pack("<I", 5) + "grün".encode() + struct.pack("<I", 0)
 
 
 # BOOL is left out: flags are normalised, which makes new ones.
@@ -133,26 +122,14 @@ def test_every_byte_but_0_is_true() -> None:
     assert array.view(np.uint8).tolist() == [0, *[1] * 255]
 
 
-@pytest.mark.parametrize("datatype", NUMERIC)
-def test_big_endian_is_sent_little_endian(datatype: str) -> None:
-    little = np.arange(6).astype(NUMPY_TYPES[datatype].newbyteorder("<"))
-    big = little.astype(NUMPY_TYPES[datatype].newbyteorder(">"))
-    assert datatype_of(big) == datatype
-    assert to_raw(big, datatype) == little.tobytes()
-
-
 @pytest.mark.parametrize("datatype", NUMPY_TYPES)
-@pytest.mark.parametrize(
-    "view",
-    [lambda a: a.T, lambda a: a[::-1], lambda a: a[:, ::2], lambda a: np.asfortranarray(a)],
-    ids=["transposed", "reversed", "strided", "column-major"],
-)
-def test_non_contiguous_arrays_are_sent_row_major(datatype: str, view: Callable[[Array], Array]) -> None:
-    if datatype == "BYTES":
-        array = bytes_array([str(number).encode() for number in range(12)], (3, 4))
-    else:
-        array = np.arange(12).astype(NUMPY_TYPES[datatype]).reshape(3, 4)
-    assert same(from_raw(to_raw(view(array), datatype), datatype, view(array).shape, "t"), view(array))
+def test_any_layout_is_sent_row_major_and_little_endian(datatype: str) -> None:
+    texts = bytes_array([str(number).encode() for number in range(12)], (3, 4))
+    array = texts if datatype == "BYTES" else np.arange(12).astype(NUMPY_TYPES[datatype]).reshape(3, 4)
+    big = array.astype(array.dtype.newbyteorder(">"))
+    assert datatype_of(big) == datatype
+    for view in (array.T, array[::-1], array[:, ::2], np.asfortranarray(array), big):
+        assert same(from_raw(to_raw(view, datatype), datatype, view.shape, "t"), view.astype(array.dtype))
 
 
 @pytest.mark.parametrize("datatype", SMALL_INTEGERS)
@@ -194,9 +171,11 @@ def test_raw_bytes_that_are_cut_or_longer_are_refused(array: Array, data: st.Dat
             from_raw(wrong, "BYTES", array.shape, "t")
 
 
-@given(st.binary(max_size=64), st.sampled_from(list(NUMPY_TYPES)), st.lists(st.integers(1, 2**62), max_size=8))
-@settings(deadline=None, max_examples=100)
-def test_any_bytes_are_a_tensor_or_refused(data: bytes, datatype: str, shape: list[int]) -> None:
+@pytest.mark.parametrize("datatype", NUMPY_TYPES)
+@given(st.binary(max_size=64), st.lists(st.integers(1, 2**62), max_size=8))
+@example(b"12345678", [2**62, 2**62])  # more elements than a computer holds
+@settings(deadline=None, max_examples=20)
+def test_any_bytes_are_a_tensor_or_refused(datatype: str, data: bytes, shape: list[int]) -> None:
     try:
         array = from_raw(data, datatype, tuple(shape), "t")
     except InvalidRequest:
@@ -205,16 +184,10 @@ def test_any_bytes_are_a_tensor_or_refused(data: bytes, datatype: str, shape: li
     assert datatype == "BOOL" or to_raw(array, datatype) == data
 
 
-def test_more_elements_than_a_computer_holds_are_refused_at_once() -> None:
-    for datatype in NUMPY_TYPES:
-        with pytest.raises(InvalidRequest):
-            from_raw(b"12345678", datatype, (2**62, 2**62), "t")
-
-
 @given(st.lists(ARRAYS, min_size=1, max_size=4), st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> None:
-    outputs = {f"o{index}": value for index, value in enumerate(values)}
+    outputs = {f"o{index}": value for index, value in enumerate([*values, np.empty((0, 3)), np.empty(0, np.object_)])}
     names = random.sample(list(outputs), random.randint(1, len(outputs)))
     response = pb.ModelInferResponse()
     encode_outputs(response, outputs, names)
@@ -223,13 +196,6 @@ def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> No
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         assert not tensor.HasField("contents")
         assert same(from_raw(raw, tensor.datatype, tuple(tensor.shape), "t"), outputs[tensor.name])
-
-
-def test_empty_outputs_have_a_raw_entry_too() -> None:
-    response = pb.ModelInferResponse()
-    encode_outputs(response, {"none": np.empty((0, 3), np.float32), "text": np.empty(0, np.object_)}, ["none", "text"])
-    assert list(response.raw_output_contents) == [b"", b""]
-    assert list(response.outputs[0].shape) == [0, 3]
 
 
 def test_outputs_are_all_or_those_asked_for() -> None:
@@ -265,18 +231,15 @@ def test_bytes_are_as_triton_writes_and_reads_them(array: Array) -> None:
     arrays.arrays(np.dtype("U5"), SHAPES, elements=st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=5))
 )
 @settings(deadline=None)
-def test_text_is_as_triton_writes_it(array: Array) -> None:
-    assert to_raw(array, "BYTES") == serialize_byte_tensor(array.astype(np.object_)).item()
+def test_text_is_sent_as_utf8_as_triton_writes_it(array: Array) -> None:
+    for texts in (array, array.astype(np.object_)):
+        assert to_raw(texts, "BYTES") == serialize_byte_tensor(array.astype(np.object_)).item()
 
 
 @given(st.one_of([numeric_arrays(name) for name in NUMERIC]))
 @settings(deadline=None)
 def test_requests_are_as_triton_writes_them(array: Array) -> None:
-    from tritonclient.grpc import InferInput
-
-    datatype = datatype_of(array)
-    tensor = InferInput("t", list(array.shape), datatype)
-    tensor.set_data_from_numpy(array)
+    tensor = triton_input("t", array)
     ours = raw_request(array)
     assert tensor._get_content() == ours.raw_input_contents[0]
     assert tensor._get_tensor().SerializeToString() == ours.inputs[0].SerializeToString()

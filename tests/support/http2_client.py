@@ -34,7 +34,7 @@ SECONDS = 10.0
 LARGE = 1_000_000
 
 Fields = list[tuple[str, str]]
-Unary = Callable[[bytes, Any], Awaitable[bytes]]
+End = Callable[[Any], None]
 
 
 def raw(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
@@ -43,50 +43,36 @@ def raw(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 class Subject:
-    """Methods under ``/test.Test/``.
-
-    Args:
-        direct: whether the unary methods are callbacks instead of coroutines.
-
-    Attributes:
-        cancelled: how many handlers were cancelled.
-        running: how many handlers of ``Wait`` run.
-    """
+    """Methods under ``/test.Test/``; the unary ones are callbacks or coroutines. Counts the handlers of ``Wait``."""
 
     def __init__(self, direct: bool = False) -> None:
         self.direct = direct
         self.cancelled = 0
         self.running = 0
 
-    async def echo(self, request: bytes, context: Any) -> bytes:
-        return request
+    def echo(self, request: bytes, context: Any, end: End) -> Any:
+        return asyncio.get_running_loop().call_soon(end, request)
 
-    async def blow(self, request: bytes, context: Any) -> bytes:
-        return bytes(LARGE)
+    def blow(self, request: bytes, context: Any, end: End) -> None:
+        end(bytes(LARGE))
 
-    async def abort(self, request: bytes, context: Any) -> bytes:
-        await context.abort(*self._abortion(request))
-        return b""
+    def abort(self, request: bytes, context: Any, end: End) -> None:
+        end(Status(grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff"))))  # type: ignore[arg-type]
 
-    def _abortion(self, request: bytes) -> Any:
-        return grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff"))
-
-    async def fail(self, request: bytes, context: Any) -> bytes:
+    def fail(self, request: bytes, context: Any, end: End) -> None:
         raise ValueError(request)
 
-    async def metadata(self, request: bytes, context: Any) -> bytes:
-        return repr(dict(context.invocation_metadata())).encode()
+    def metadata(self, request: bytes, context: Any, end: End) -> None:
+        end(repr(dict(context.invocation_metadata())).encode())
 
-    async def wait(self, request: bytes, context: Any) -> bytes:
+    def wait(self, request: bytes, context: Any, end: End) -> Any:
         self.running += 1
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.running -= 1
-        return b""
+        return asyncio.get_running_loop().call_later(60, end, b"")
+
+    def _cancel_wait(self, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        self.cancelled += 1
+        self.running -= 1
 
     async def chat(self, requests: Any, context: Any) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
@@ -96,54 +82,45 @@ class Subject:
         for number in range(int(request)):
             yield b"%d" % number
 
-    def directs(self) -> dict[str, Direct]:
-        """The callbacks that replace the coroutines, by path."""
-        loop = asyncio.get_running_loop()
-
-        def echo(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
-            return loop.call_soon(end, request)
-
-        def blow(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
-            end(bytes(LARGE))
-
-        def abort(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
-            end(Status(*self._abortion(request)))
-
-        def fail(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
-            raise ValueError(request)
-
-        def metadata(request: bytes, context: Any, end: Callable[[Any], None]) -> None:
-            end(repr(dict(context.invocation_metadata())).encode())
-
-        def wait(request: bytes, context: Any, end: Callable[[Any], None]) -> Any:
-            self.running += 1
-            return loop.call_later(60, end, b"")
-
-        def cancel_wait(timer: asyncio.TimerHandle) -> None:
-            timer.cancel()
-            self.cancelled += 1
-            self.running -= 1
-
-        starts: list[Any] = [echo, blow, abort, fail, metadata] if self.direct else []
-        directs = {start.__name__: Direct(start, lambda handle: handle.cancel()) for start in starts}
-        if self.direct:
-            directs["wait"] = Direct(wait, cancel_wait)
-        return {f"/test.Test/{name.title()}": direct for name, direct in directs.items()}
+    def unary(self) -> dict[str, Direct]:
+        """The unary methods as callbacks, by name."""
+        starts: tuple[Any, ...] = (self.echo, self.blow, self.abort, self.fail, self.metadata)
+        found = {start.__name__.title(): Direct(start, lambda handle: handle.cancel()) for start in starts}
+        return {**found, "Wait": Direct(self.wait, self._cancel_wait)}
 
     def methods(self) -> dict[str, Any]:
-        unary = (self.echo, self.blow, self.abort, self.fail, self.metadata, self.wait)
-        return {
-            **{method.__name__.title(): grpc.unary_unary_rpc_method_handler(method) for method in unary},
+        handlers: dict[str, Any] = {
+            **{name: grpc.unary_unary_rpc_method_handler(_coroutine(direct)) for name, direct in self.unary().items()},
             "Chat": grpc.stream_stream_rpc_method_handler(self.chat),
             "Count": grpc.unary_stream_rpc_method_handler(self.count),
         }
+        # Our server needs identity functions where grpcio accepts None.
+        return {
+            name: each._replace(request_deserializer=bytes, response_serializer=bytes)
+            for name, each in handlers.items()
+        }
+
+
+def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
+    async def method(request: bytes, context: Any) -> Any:
+        outcome = asyncio.get_running_loop().create_future()
+        handle = direct.start(request, context, outcome.set_result)
+        try:
+            result = await outcome
+        except asyncio.CancelledError:
+            direct.cancel(handle)
+            raise
+        return await context.abort(*result) if isinstance(result, Status) else result
+
+    return method
 
 
 @asynccontextmanager
 async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
     """Serve on nghttp2, and yield the port."""
-    routes = Routes(by_path=True, direct=subject.directs())
-    routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", _raw(subject.methods())),))
+    directs = subject.unary() if subject.direct else {}
+    routes = Routes(by_path=True, direct={f"/test.Test/{name}": direct for name, direct in directs.items()})
+    routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", subject.methods()),))
     port = Port(routes, limits or Limits())
     try:
         yield await port.open("127.0.0.1", 0)
@@ -168,14 +145,6 @@ async def reached(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(poll(), SECONDS)
-
-
-def _raw(methods: dict[str, Any]) -> dict[str, Any]:
-    """Handlers of raw bytes; our server needs identity functions where grpcio accepts None."""
-    return {
-        name: handler._replace(request_deserializer=bytes, response_serializer=bytes)
-        for name, handler in methods.items()
-    }
 
 
 class Answer:
@@ -203,22 +172,10 @@ class Answer:
 
 
 class RawClient:
-    """A connection for any frames. By itself it only acknowledges SETTINGS and collects responses.
+    """A connection for any frames. By itself it only acknowledges SETTINGS and collects frames and responses."""
 
-    Args:
-        port: the server's port on 127.0.0.1.
-        acknowledges: whether it acknowledges SETTINGS.
-
-    Attributes:
-        answers: the responses, by stream.
-        frames: every frame the server sent.
-        goaway: the error code of the server's GOAWAY.
-        closed: whether the server closed the connection.
-    """
-
-    def __init__(self, port: int, *, acknowledges: bool = True) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._acknowledges = acknowledges
         self.answers: dict[int, Answer] = {}
         self.frames: list[Frame] = []
         self.goaway: int | None = None
@@ -237,10 +194,7 @@ class RawClient:
     ) -> None:
         self._reading.cancel()
         self.writer.close()
-        await asyncio.gather(self._reading, self._hung_up(), return_exceptions=True)
-
-    async def _hung_up(self) -> None:
-        await self.writer.wait_closed()
+        await asyncio.gather(self._reading, self.writer.wait_closed(), return_exceptions=True)
 
     def greet(self, settings: dict[int, int] | None = None) -> RawClient:
         """Send the connection preface."""
@@ -298,11 +252,7 @@ class RawClient:
         await asyncio.wait_for(wait(), SECONDS)
 
     async def settle(self, stream_id: int | None = None) -> None:
-        """Wait until the server has handled everything sent so far, and has ended a stream or the connection.
-
-        Args:
-            stream_id: the stream whose end to wait for; None waits for no stream.
-        """
+        """Wait until the server has handled everything sent so far, and has ended this stream or the connection."""
         if stream_id is not None:
             await self.until(lambda: self.closed or (stream_id in self.answers and self.answers[stream_id].ended))
         for _ in range(2):  # an answer can leave right after the first acknowledgement
@@ -342,7 +292,7 @@ class RawClient:
 
     def _take(self, frame: Frame) -> None:
         self.frames.append(frame)
-        if self._acknowledges and isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
+        if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
             self.send(SettingsFrame(0, flags=["ACK"]))
         if isinstance(frame, GoAwayFrame):
             self.goaway = frame.error_code

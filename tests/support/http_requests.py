@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from edge.bundles.expression import tokenize
@@ -44,13 +45,10 @@ def ask(
 ) -> Heard:
     """Send one request. Bytes are sent as they are, all else as JSON; without a body it is a GET."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(url, timeout=timeout)
-    try:
+    with closing(http.client.HTTPConnection(url, timeout=timeout)) as connection:
         connection.request(method or ("GET" if data is None else "POST"), path, data, dict(headers or {}))
         response = connection.getresponse()
         return Heard(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
-    finally:
-        connection.close()
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: object) -> dict[str, object]:

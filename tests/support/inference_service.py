@@ -21,15 +21,7 @@ from tests.support.models import ORACLE, write_oracle_bundle
 
 
 class Running(NamedTuple):
-    """A service and its parts.
-
-    Attributes:
-        service: answers requests.
-        scheduler: one worker.
-        repository: its models.
-        control: loads and unloads them.
-        directory: their bundles.
-    """
+    """A service, its scheduler with one worker, its models, and the directory of their bundles."""
 
     service: InferenceService
     scheduler: Scheduler
@@ -72,17 +64,7 @@ async def running_service(
     serving: ServingOptions | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
-    """Serve bundles while the block runs.
-
-    Args:
-        directory: for the repository and the cache.
-        write: writes the bundles into the repository.
-        target: the runtime.
-        device_bound: as the scheduler takes it.
-        mode: of the model control.
-        serving: options of the models; None for the defaults.
-        options: of the service.
-    """
+    """Write bundles into a repository below a directory, and serve them while the block runs."""
     scheduler = Scheduler(256, device_bound=device_bound)
     place = directory / "repository"
     place.mkdir(parents=True)

@@ -6,11 +6,18 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from edge.bundles.expression import tokenize
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from edge.bundles.expression import evaluate, tokenize
+from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
 from tests.support.models import ORACLE
 
 TOKENS = tokenize(["3 - -4 + 2"])
+TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
+TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 
 
 def good(rows: int = 1) -> pb.ModelInferRequest:
@@ -18,6 +25,25 @@ def good(rows: int = 1) -> pb.ModelInferRequest:
     request.inputs.add(name="x", datatype="FP32", shape=[rows, 15])
     request.raw_input_contents.append(TOKENS.tobytes() * rows)
     return request
+
+
+def in_region(tensor: Any, name: str, size_bytes: int, offset: int | None = None) -> None:
+    """Put a tensor of a request into a region of shared memory."""
+    tensor.parameters["shared_memory_region"].string_param = name
+    tensor.parameters["shared_memory_byte_size"].int64_param = size_bytes
+    if offset is not None:
+        tensor.parameters["shared_memory_offset"].int64_param = offset
+
+
+def triton_input(name: str, values: Array, module: Any = triton, **how: bool) -> Any:
+    """An input of a stock client, the one over gRPC by default."""
+    tensor = module.InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype))
+    return tensor.set_data_from_numpy(values, **how)
+
+
+def column(*texts: str | bytes) -> Array:
+    """Texts as a batch, [rows, 1]."""
+    return np.array([[text.encode() if isinstance(text, str) else text] for text in texts], np.object_)
 
 
 def typed() -> pb.ModelInferRequest:

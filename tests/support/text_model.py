@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import (
-    CascadeProgram,
-    LabelPostprocess,
-    Manifest,
-    Profile,
-    TokenizerPreprocess,
-)
+from edge.bundles.manifest import CascadeProgram, LabelPostprocess, Manifest, Profile, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of, serialized, tier_of
 
@@ -31,10 +26,14 @@ TEXTS = ("good good bad", "bad", "fine fine bad", "poor poor good", "good")
 MAX_BATCH_SIZE, MAX_LENGTH = 8, 16
 
 
-def tokenizer_json() -> bytes:
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+def tokenizer_of(words: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
-    return tokenizer.to_str().encode()
+    return tokenizer
+
+
+def tokenizer_json() -> bytes:
+    return tokenizer_of(WORDS).to_str().encode()
 
 
 def weights(tier: str) -> Array:
@@ -44,29 +43,35 @@ def weights(tier: str) -> Array:
     return known
 
 
-def model(tier: str) -> bytes:
-    """Embed, mask and sum: ids and mask [batch, tokens] to logits [batch, 2]."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["weights", "input_ids"], ["each"]),
-            helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
-            helper.make_node("Unsqueeze", ["real", "last"], ["column"]),
-            helper.make_node("Mul", ["each", "column"], ["counted"]),
-            helper.make_node("ReduceSum", ["counted", "tokens"], ["logits"], keepdims=0),
-        ],
-        "sentiment",
-        [
-            helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "tokens"])
-            for n in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
-        [
-            numpy_helper.from_array(weights(tier), "weights"),
-            numpy_helper.from_array(np.array([2], np.int64), "last"),
-            numpy_helper.from_array(np.array([1], np.int64), "tokens"),
-        ],
+def model_of(weights: Array, signs: Array | None = None) -> bytes:
+    """Embed, mask, multiply by the sign of the segment if given, and sum: [batch, tokens] to [batch, width]."""
+    inputs = ["input_ids", "attention_mask"]
+    nodes = [
+        helper.make_node("Gather", ["weights", "input_ids"], ["each"]),
+        helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["real", "last"], ["column"]),
+        helper.make_node("Mul", ["each", "column"], ["counted"]),
+    ]
+    constants = {"weights": weights, "last": np.array([2], np.int64), "tokens": np.array([1], np.int64)}
+    if signs is not None:
+        inputs.append("token_type_ids")
+        constants["signs"] = signs
+        nodes.append(helper.make_node("Gather", ["signs", "token_type_ids"], ["sign"]))
+        nodes.append(helper.make_node("Mul", ["counted", "sign"], ["signed"]))
+    nodes.append(helper.make_node("ReduceSum", [nodes[-1].output[0], "tokens"], ["logits"], keepdims=0))
+    return serialized(
+        helper.make_graph(
+            nodes,
+            "words",
+            [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in inputs],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", weights.shape[1]])],
+            [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        )
     )
-    return serialized(graph)
+
+
+def model(tier: str) -> bytes:
+    return model_of(weights(tier))
 
 
 def logits(text: str, tier: str) -> Array:
@@ -74,13 +79,17 @@ def logits(text: str, tier: str) -> Array:
     return np.sum([known[WORDS.index(word) if word in WORDS else 1] for word in text.split()], axis=0)
 
 
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Return ids and mask, [rows, tokens]."""
+    ids, mask = np.zeros((2, len(rows), max(map(len, rows))), np.int64)
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return ids, mask
+
+
 def golden(tier: str) -> Golden:
-    ids = np.zeros((len(TEXTS), max(len(text.split()) for text in TEXTS)), np.int64)
-    mask = np.zeros_like(ids)
-    for row, text in enumerate(TEXTS):
-        words = text.split()
-        ids[row, : len(words)] = [WORDS.index(word) for word in words]
-        mask[row, : len(words)] = 1
+    ids, mask = padded([[WORDS.index(word) for word in text.split()] for text in TEXTS])
     return Golden(
         inputs={"input_ids": ids, "attention_mask": mask},
         outputs={"logits": np.stack([logits(text, tier) for text in TEXTS]).astype(np.float32)},
@@ -113,8 +122,12 @@ def manifest() -> Manifest:
     )
 
 
-def write_sentiment_bundle(directory: Path) -> Bundle:
-    files = {"tokenizer.json": tokenizer_json()}
+def files() -> dict[str, bytes]:
+    found = {"tokenizer.json": tokenizer_json()}
     for tier in TIERS:
-        files |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
-    return write_bundle(directory, manifest(), files)
+        found |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
+    return found
+
+
+def write_sentiment_bundle(directory: Path) -> Bundle:
+    return write_bundle(directory, manifest(), files())

@@ -6,22 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import (
-    Manifest,
-    Profile,
-    ScorePostprocess,
-    TokenizerPreprocess,
-)
+from edge.bundles.manifest import Manifest, Profile, ScorePostprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
-from tests.support.models import manifest_of, serialized
+from tests.support.models import manifest_of
+from tests.support.text_model import model_of, padded, tokenizer_of
 
 NAME = "better"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad")
@@ -34,8 +26,7 @@ MAX_BATCH_SIZE, MAX_LENGTH = 8, 12
 
 def tokenizer_json() -> bytes:
     """Return a tokenizer that frames pairs as BERT does."""
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer = tokenizer_of(WORDS)
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -44,27 +35,7 @@ def tokenizer_json() -> bytes:
 
 def model() -> bytes:
     """Worth of each token, minus where the segment is 1, nothing where the mask is 0: [batch, tokens] to [batch, 1]."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["worth", "input_ids"], ["each"]),
-            helper.make_node("Gather", ["signs", "token_type_ids"], ["sign"]),
-            helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
-            helper.make_node("Unsqueeze", ["real", "last"], ["column"]),
-            helper.make_node("Mul", ["each", "column"], ["counted"]),
-            helper.make_node("Mul", ["counted", "sign"], ["signed"]),
-            helper.make_node("ReduceSum", ["signed", "tokens"], ["logits"], keepdims=0),
-        ],
-        NAME,
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in INPUTS],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1])],
-        [
-            numpy_helper.from_array(WORTH, "worth"),
-            numpy_helper.from_array(np.array([[1], [-1]], np.float32), "signs"),
-            numpy_helper.from_array(np.array([2], np.int64), "last"),
-            numpy_helper.from_array(np.array([1], np.int64), "tokens"),
-        ],
-    )
-    return serialized(graph)
+    return model_of(WORTH, np.array([[1], [-1]], np.float32))
 
 
 def scores(pairs: Sequence[tuple[str, str]]) -> Array:
@@ -78,12 +49,10 @@ def scores(pairs: Sequence[tuple[str, str]]) -> Array:
 
 def golden() -> Golden:
     rows = [[2, *_ids(first), 3, *_ids(second), 3] for first, second in PAIRS]
-    ids, mask, segments = np.zeros((3, len(rows), max(map(len, rows))), np.int64)
+    ids, mask = padded(rows)
+    segments = np.zeros_like(ids)
     for row, (first, _) in enumerate(PAIRS):
-        length = len(rows[row])
-        ids[row, :length] = rows[row]
-        mask[row, :length] = 1
-        segments[row, len(_ids(first)) + 2 : length] = 1
+        segments[row, len(_ids(first)) + 2 : len(rows[row])] = 1
     return Golden(
         inputs=dict(zip(INPUTS, (ids, mask, segments), strict=True)),
         outputs={"logits": scores(PAIRS)},
