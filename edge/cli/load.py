@@ -137,7 +137,7 @@ def _plan(**options: Any) -> Plan:
         "trace": read_trace,
         "texts": read_texts,
         "policies": partial(parse_mix, "--policy"),
-        "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS),
+        "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS, whole=True),
         "deadlines_ms": partial(parse_number_mix, "--deadline-ms", least=1, most=math.inf),
     }
     given = {name: value for name, value in options.items() if value is not None}

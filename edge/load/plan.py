@@ -17,6 +17,7 @@ PATTERNS = POISSON, CONSTANT, BURST = ("poisson", "constant", "burst")
 #: What ends a request at its deadline: the client's gRPC; the server, by the parameter ``timeout``, whose response the
 #: client waits for; or whichever is first.
 ENFORCERS: Final = ("client", "server", "both")
+_MIX_FIX: Final = "Write VALUE, or VALUE=PARTS,VALUE=PARTS, such as 1=1,5=9."
 
 
 class Rate(NamedTuple):
@@ -101,24 +102,24 @@ def parse_mix(option: str, text: str) -> dict[str, float]:
         value, _, part = item.strip().partition("=")
         parts = _number(part or "1")
         if not value or not 0 < parts < math.inf:
-            fix = "Write VALUE, or VALUE=PARTS,VALUE=PARTS, such as 1=1,5=9."
-            raise UsageError(option, given=item, expected="a value and its parts, a number above 0", fix=fix)
+            raise UsageError(option, given=item, expected="a value and its parts, a number above 0", fix=_MIX_FIX)
         mix[value] = mix.get(value, 0.0) + parts
     return mix
 
 
-def parse_number_mix(option: str, text: str, least: float, most: float) -> dict[float, float]:
+def parse_number_mix(option: str, text: str, least: float, most: float, *, whole: bool = False) -> dict[float, float]:
     """Read a mix of numbers.
 
     Raises:
-        UsageError: as :func:`parse_mix`, or a value is not a number from ``least`` to ``most``.
+        UsageError: as :func:`parse_mix`, or a value is not a number, or whole number, from ``least`` to ``most``.
     """
     mix: dict[float, float] = {}
     for value, parts in parse_mix(option, text).items():
         number = _number(value)
-        if not least <= number <= most:
+        if not least <= number <= most or (whole and not number.is_integer()):
             expected = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-            raise UsageError(option, given=value, expected=expected, fix="Change it.")
+            expected = f"a whole number, {expected}" if whole else expected
+            raise UsageError(option, given=value, expected=expected, fix=_MIX_FIX)
         mix[number] = mix.get(number, 0.0) + parts
     return mix
 

@@ -1,12 +1,16 @@
 """Tables, and progress where stderr is not a terminal: a line at every interval, however long a step takes."""
 
+import io
 import re
 import time
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from edge.cli import output
+from edge.cli.build import note_of
+from edge.runtimes.runtime import BuildProgress
 
 
 @pytest.fixture
@@ -45,6 +49,20 @@ def test_no_lines_after_the_end(lines, capsys):
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_long_note_wraps_and_leaves_the_position(monkeypatch):
+    screen = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr(output, "stderr", screen)
+    bar = output.progress()
+    note = note_of(BuildProgress("a long name of a step of a compiler", 0.42, 180.0))
+    bar.add_task("sentiment", total=100, completed=42, note=note)
+    screen.print(bar.get_renderable())
+    text = screen.file.getvalue()
+    assert "42/100" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(text.split()).endswith("3 min left: a long name of a step of a compiler")
+    assert note_of(BuildProgress("step", 0.0)) == "step"
 
 
 def test_table_of_fields(capsys):

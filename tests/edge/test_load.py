@@ -243,10 +243,11 @@ def test_invalid_mixes_are_rejected(text: str) -> None:
 
 
 def test_mixes_of_numbers_have_a_range() -> None:
-    assert parse_number_mix("--priority", "1, 10=2.5,1=3", 1, 10) == {1: 4, 10: 2.5}
-    for text, expected in (("0", "1 to 10"), ("11", "1 to 10"), ("soon", "1 to 10")):
-        with pytest.raises(UsageError, match=f"--priority: got '{text}', expected {expected}"):
-            parse_number_mix("--priority", text, 1, 10)
+    assert parse_number_mix("--priority", "1, 10=2.5,1=3", 1, 10, whole=True) == {1: 4, 10: 2.5}
+    assert parse_number_mix("--deadline-ms", "1.5", 1, 10) == {1.5: 1}
+    for text in ("0", "11", "soon", "1.5"):
+        with pytest.raises(UsageError, match=f"--priority: got '{text}', expected a whole number, 1 to 10"):
+            parse_number_mix("--priority", text, 1, 10, whole=True)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +299,7 @@ def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
         ),
         (["--rate", "10", "--weights", "1,2"], "--weights: got '1,2', expected 1 numbers above 0"),
         (["--rate", "10", "--url", "127.0.0.1:1", "--server-option=--instances=2"], "expected a server to start"),
-        (["--rate", "10", "--priority", "11"], "--priority: got '11', expected 1 to 10"),
+        (["--rate", "10", "--priority", "1.5"], "--priority: got '1.5', expected a whole number, 1 to 10. Write"),
         (["--rate", "10", "--deadline-ms", "0.5"], "--deadline-ms: got '0.5', expected 1 or more"),
     ],
 )
