@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,8 +109,11 @@ def run_load(
     plan = _plan(**options)
     bundles = {Bundle.open(path): part for path, part in zip(paths, _parts(weights, len(paths)), strict=True)}
     with server_for(list(bundles), url, target, cache, arguments) as address:
-        with _bar(", ".join(bundle.manifest.name for bundle in bundles)) as advanced:
-            result = measure(address, bundles, plan, advanced=advanced)
+        with progress() as bar:
+            task = bar.add_task(", ".join(bundle.manifest.name for bundle in bundles), total=_STEPS, note="")
+            result = measure(
+                address, bundles, plan, advanced=lambda share: bar.update(task, completed=int(share * _STEPS))
+            )
         # Before the server ends, so that the report is there even if that fails.
         if as_json:
             print_json(result)
@@ -157,13 +159,6 @@ def _parts(weights: str | None, count: int) -> list[float]:
         expected = f"{count} numbers above 0, with commas between"
         raise UsageError("--weights", given=weights, expected=expected, fix="Give one for each BUNDLE, in their order.")
     return parts
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[float], None]]:
-    with progress() as bar:
-        task = bar.add_task(name, total=_STEPS, note="")
-        yield lambda share: bar.update(task, completed=int(share * _STEPS))
 
 
 def _show(report: LoadReport) -> None:

@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     A mix maps values to their parts of all requests; an empty one leaves the value to the server.
 
     Attributes:
-        rate: of the arrivals; None with a trace.
+        rate: None with a trace.
         pattern: ``poisson``, with independent exponential gaps; ``constant``; or ``burst``, a Poisson process that
             pauses for the rest of each period.
         burst_period_seconds: time from burst to burst.
@@ -54,19 +54,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         trace: recorded arrivals in place of a pattern, in seconds from the first.
         seed: of arrivals and requests; equal seeds give equal runs.
         seconds: length of the measurement.
-        requests: at most as many; None does not limit them.
+        requests: limit of their number.
         warm_up_seconds: time before the measurement, at the same rate; a trace has none.
-        rows: batch size of each request.
         policies: mix of policies and tiers.
-        priorities: mix of priorities, 1 to 10.
         deadlines_ms: mix of deadlines, which count from when a request is due.
         enforcer: one of :data:`ENFORCERS`.
         texts: lines to send in place of the golden inputs, with a tab between the texts of a pair.
-        channels: number of connections.
         patience_seconds: time after which a response is lost if no deadline of the client ends the request.
         max_outstanding: limit of requests in flight; further ones are not sent, so that memory stays bounded.
         max_lag_ms: limit of the generator's own delay at p99; None is a tenth of the shortest deadline, or 10.
-        credentials: TLS and a token for the server.
     """
 
     rate: Rate | None = None
