@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from edge.__main__ import cli
 from edge.bundles.expression import tokenize
 from edge.launch import running_server
 from edge.pb import inference_pb2, inference_pb2_grpc
-from tests.support.commands import SECONDS, answer, fewheads, mistake, refusal, shown
+from tests.support.commands import SECONDS, answer, closed_address, fewheads, mistake, refusal, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
@@ -248,9 +247,7 @@ def requests_of(url: str) -> int:
 
 
 def test_missing_server_exits_with_6() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"127.0.0.1:{free.getsockname()[1]}"  # bound and not listening: connections are refused
+    with closed_address() as url:
         for arguments in (["infer", ORACLE, "1"], ["info"], ["bench", ORACLE_BUNDLE]):
             line = refusal(fewheads(*arguments, "--url", url), 6)
             assert f"at {url}: got UNAVAILABLE" in line
