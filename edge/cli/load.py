@@ -17,7 +17,6 @@ from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, 
 from edge.scheduling.job import PRIORITY_LEVELS
 
 if TYPE_CHECKING:
-    from edge.load.percentiles import Percentiles
     from edge.load.report import LoadReport
 
 OPEN_LOOP = "Open loop, with --rate or --trace"
@@ -92,13 +91,7 @@ def run_load(
     arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Measure one run and show its report.
-
-    Raises:
-        UsageError: an option is wrong.
-        ServerError: requests were lost.
-        KeyboardInterrupt: the run was interrupted; the report of what was sent has been shown.
-    """
+    """Measure one run and show its report, also after Ctrl-C and if requests were lost, which then raise."""
     from edge.bundles.bundle import Bundle
     from edge.load.bench import server_for
     from edge.load.measure import measure
@@ -166,7 +159,10 @@ def _show(report: LoadReport) -> None:
         report.summary,
         ["group", "requests", *report.outcomes, *map(heading, _LATENCY)],
         [
-            [name, group.requests, *(group.outcomes.get(key, 0) for key in report.outcomes), *_cells(group.latency)]
+            [
+                *(name, group.requests, *(group.outcomes.get(key, 0) for key in report.outcomes)),
+                *(getattr(group.latency, field) if group.latency.count else None for field in _LATENCY),
+            ]
             for name, group in report.named_groups()
         ],
     )
@@ -180,7 +176,3 @@ def _show(report: LoadReport) -> None:
         remark(f"server's resident memory: {before:.1f} MB before, {after:.1f} MB after, {peak:.1f} MB at most")
     for doubt in report.doubts:
         stderr.print(f"[red]not to be trusted:[/red] {doubt}", highlight=False)
-
-
-def _cells(latency: Percentiles) -> list[float | None]:
-    return [getattr(latency, name) if latency.count else None for name in _LATENCY]

@@ -73,8 +73,8 @@ def test_infer_texts(url: str) -> None:
 
 
 def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
-    texts = ("-5 - -6", "-5+6", "-1--2", "- 1", "-1")
-    for words in ([*texts[:3]], ["--json", "--", *texts[:3]]):
+    texts = ("-5 - -6", "-5+6", "-1--2")
+    for words in (texts, ("--json", "--", *texts)):
         found = json.loads(shown("infer", ORACLE, "--url", url, "--json", *words))
         assert found["outputs"] == {"value": [[1]] * 3}
     for text in ("-(1)", "-.5 + h"):  # `-h` in it is not the option
@@ -85,20 +85,17 @@ def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
     assert "model '--tier' at" in mistake("infer", "--url", url, "--", "--tier", "1", code=7)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_infer_rejects_wrong_options() -> None:
+    for words, message in (
         (["--polcy", "deadline"], "No such option '?--polcy'?.*--policy"),
         (["--ulr", "127.0.0.1:1"], "No such option '?--ulr'?.*--url"),
         (["--deadline-ms=0"], "0.0 is not in the range x>0"),
         (["--timeout", "-5 + 3"], "'-5 [+] 3' is not a valid float"),
         (["-x"], "No such option '?-x"),
-    ],
-)
-def test_infer_rejects_wrong_options(words: list[str], message: str) -> None:
-    with pytest.raises(click.UsageError) as caught:
-        cli.main(["infer", ORACLE, "1 + 1", *words], standalone_mode=False)
-    assert re.search(message, caught.value.format_message())
+    ):
+        with pytest.raises(click.UsageError) as caught:
+            cli.main(["infer", ORACLE, "1 + 1", *words], standalone_mode=False)
+        assert re.search(message, caught.value.format_message())
 
 
 def test_infer_chooses_a_tier(tmp_path: Path) -> None:
@@ -145,28 +142,20 @@ def test_infer_tensors_and_versions(url: str, tmp_path: Path) -> None:
     assert "NOT_FOUND" in mistake("infer", "--url", url, "versioned", "1", "--version", "2", code=7)
 
 
-@pytest.mark.parametrize(
-    ("model", "tensor"),
-    [
-        (ORACLE, "x=[[1, 2"),
-        (ORACLE, "x"),
-        (ORACLE, "y=[1]"),
-        (ORACLE, 'x={"a": 1}'),
-        (ORACLE, 'x=["a"]'),
-        (ORACLE, "x=[[1], [1, 2]]"),
-        (ORACLE, "x=" + "[" * 100_000),
-        ("echo-uint8", "in_uint8=[300]"),
-        ("echo-int64", f"in_int64=[{2**70}]"),
-        ("echo-bytes", "in_bytes=[1]"),
-        ("echo-bytes", 'in_bytes=[["a"], ["b", "c"]]'),
-        ("echo-bytes", 'in_bytes=["\\ud800"]'),
-    ],
-    ids=lambda value: value[:40],
-)
-def test_infer_rejects_malformed_tensors(url: str, model: str, tensor: str) -> None:
-    message = mistake("infer", "--url", url, model, "--input", tensor)
-    assert message.startswith("--input")
-    assert len(message) < 1000
+MALFORMED = {
+    ORACLE: ("x=[[1, 2", "x", "y=[1]", 'x={"a": 1}', 'x=["a"]', "x=[[1], [1, 2]]", "x=" + "[" * 100_000),
+    "echo-uint8": ("in_uint8=[300]",),
+    "echo-int64": (f"in_int64=[{2**70}]",),
+    "echo-bytes": ("in_bytes=[1]", 'in_bytes=[["a"], ["b", "c"]]', 'in_bytes=["\\ud800"]'),
+}
+
+
+@pytest.mark.parametrize("model", MALFORMED)
+def test_infer_rejects_malformed_tensors(url: str, model: str) -> None:
+    for tensor in MALFORMED[model]:
+        message = mistake("infer", "--url", url, model, "--input", tensor)
+        assert message.startswith("--input")
+        assert len(message) < 1000
 
 
 def test_infer_rejects_malformed_files(url: str, tmp_path: Path) -> None:
