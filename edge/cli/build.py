@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.options import bundles_argument, cache_option
-from edge.cli.output import json_option, print_json, print_table, progress, stderr
+from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
 from edge.runtimes.tensorrt_package import skips_a_tactic
@@ -67,7 +67,7 @@ def build(
     done = []
     with progress() as bar:
         for path, bundle in zip(bundles, opened, strict=True):
-            stderr.print(f"building {path} for {target}")
+            remark(f"building {path} for {target}")
             task = bar.add_task(path.name, total=None, note="")
 
             def show(position: BuildProgress, task: TaskID = task) -> None:
