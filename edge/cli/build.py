@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.options import bundles_argument, cache_option
-from edge.cli.output import json_option, print_json, print_table, progress, stderr
+from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
 from edge.runtimes.tensorrt_package import skips_a_tactic
@@ -67,12 +67,11 @@ def build(
     done = []
     with progress() as bar:
         for path, bundle in zip(bundles, opened, strict=True):
-            stderr.print(f"building {path} for {target}")
+            remark(f"building {path} for {target}")
             task = bar.add_task(path.name, total=None, note="")
 
             def show(position: BuildProgress, task: TaskID = task) -> None:
-                note = f"{position}: {position.phase}"
-                bar.update(task, completed=round(position.fraction * 100), total=100, note=note)
+                bar.update(task, completed=round(position.fraction * 100), total=100, note=note_of(position))
 
             done.append(build_bundle(bundle, target, cache, tier=tier, options=options, replace=replace, progress=show))
             bar.update(task, completed=100, total=100, note="done")
@@ -82,6 +81,12 @@ def build(
     for one in done:
         record = one.record
         print_table(f"{record.name} {record.version} ({record.tier})", ["build", ""], _rows(one))
+
+
+def note_of(position: BuildProgress) -> str:
+    """Return the time left and the step; the bar itself shows the percentage."""
+    left = str(position).partition(", ")[2]
+    return f"{left}: {position.phase}" if left else position.phase
 
 
 def _rows(built: Built) -> list[tuple[str, str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,32 +29,15 @@ _FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_
 @target_option
 @cache_option
 @json_option
-def goodput(
-    bundle: Path,
-    factor: float,
-    seconds: float,
-    rounds: int,
-    deadline_ms: float | None,
-    policies: tuple[str, ...],
-    target: str,
-    cache: Path | None,
-    as_json: bool,
-) -> None:
+def goodput(bundle: Path, factor: float, rounds: int, policies: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Load a BUNDLE with tiers beyond the capacity of its full tier, and count the responses in time by policy."""
     from edge.load import goodput as measurement
 
     with progress() as bar:
         task = bar.add_task(bundle.name, total=rounds * len(policies), note="")
+        advanced = partial(bar.advance, task)
         report = measurement.goodput(
-            bundle,
-            policies=policies,
-            factor=factor,
-            seconds=seconds,
-            rounds=rounds,
-            deadline_ms=deadline_ms,
-            target=target,
-            cache=cache,
-            advanced=lambda: bar.advance(task),
+            bundle, policies=policies, factor=factor, rounds=rounds, advanced=advanced, **options
         )
     if as_json:
         print_json(report)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, 
 from edge.scheduling.job import PRIORITY_LEVELS
 
 if TYPE_CHECKING:
-    from edge.load.percentiles import Percentiles
     from edge.load.report import LoadReport
 
 OPEN_LOOP = "Open loop, with --rate or --trace"
@@ -93,13 +91,7 @@ def run_load(
     arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Measure one run and show its report.
-
-    Raises:
-        UsageError: an option is wrong.
-        ServerError: requests were lost.
-        KeyboardInterrupt: the run was interrupted; the report of what was sent has been shown.
-    """
+    """Measure one run and show its report, also after Ctrl-C and if requests were lost, which then raise."""
     from edge.bundles.bundle import Bundle
     from edge.load.bench import server_for
     from edge.load.measure import measure
@@ -110,8 +102,11 @@ def run_load(
     plan = _plan(**options)
     bundles = {Bundle.open(path): part for path, part in zip(paths, _parts(weights, len(paths)), strict=True)}
     with server_for(list(bundles), url, target, cache, arguments) as address:
-        with _bar(", ".join(bundle.manifest.name for bundle in bundles)) as advanced:
-            result = measure(address, bundles, plan, advanced=advanced)
+        with progress() as bar:
+            task = bar.add_task(", ".join(bundle.manifest.name for bundle in bundles), total=_STEPS, note="")
+            result = measure(
+                address, bundles, plan, advanced=lambda share: bar.update(task, completed=int(share * _STEPS))
+            )
         # Before the server ends, so that the report is there even if that fails.
         if as_json:
             print_json(result)
@@ -137,7 +132,7 @@ def _plan(**options: Any) -> Plan:
         "trace": read_trace,
         "texts": read_texts,
         "policies": partial(parse_mix, "--policy"),
-        "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS),
+        "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS, whole=True),
         "deadlines_ms": partial(parse_number_mix, "--deadline-ms", least=1, most=math.inf),
     }
     given = {name: value for name, value in options.items() if value is not None}
@@ -159,19 +154,15 @@ def _parts(weights: str | None, count: int) -> list[float]:
     return parts
 
 
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[float], None]]:
-    with progress() as bar:
-        task = bar.add_task(name, total=_STEPS, note="")
-        yield lambda share: bar.update(task, completed=int(share * _STEPS))
-
-
 def _show(report: LoadReport) -> None:
     print_table(
         report.summary,
         ["group", "requests", *report.outcomes, *map(heading, _LATENCY)],
         [
-            [name, group.requests, *(group.outcomes.get(key, 0) for key in report.outcomes), *_cells(group.latency)]
+            [
+                *(name, group.requests, *(group.outcomes.get(key, 0) for key in report.outcomes)),
+                *(getattr(group.latency, field) if group.latency.count else None for field in _LATENCY),
+            ]
             for name, group in report.named_groups()
         ],
     )
@@ -185,7 +176,3 @@ def _show(report: LoadReport) -> None:
         remark(f"server's resident memory: {before:.1f} MB before, {after:.1f} MB after, {peak:.1f} MB at most")
     for doubt in report.doubts:
         stderr.print(f"[red]not to be trusted:[/red] {doubt}", highlight=False)
-
-
-def _cells(latency: Percentiles) -> list[float | None]:
-    return [getattr(latency, name) if latency.count else None for name in _LATENCY]

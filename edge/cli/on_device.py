@@ -43,12 +43,7 @@ def run_on_device(
     idle_requests: int,
     keep_throttled: bool,
 ) -> None:
-    """Measure one run, and show and write its record.
-
-    Raises:
-        UsageError: an option is wrong.
-        FewheadsError: the record must not be published, or a bundle cannot be measured.
-    """
+    """Measure one run, and show and write its record."""
     from edge.load.device_record import Plan
     from edge.load.on_device import measure_on_device
 

@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -56,17 +56,7 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
 @cache_option
 @click.option("--replace", is_flag=True, help="Replace a table with another key at --out.")
 @json_option
-def profile(
-    directory: Path,
-    out: Path,
-    target: str,
-    precision: str | None,
-    lengths: tuple[int, ...],
-    calls: int,
-    cache: Path | None,
-    replace: bool,
-    as_json: bool,
-) -> None:
+def profile(directory: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Build and time every layer of SHAPES, which `fewheads shapes` wrote, and write a latency table.
 
     Each layer is timed in turns with the dense one. `fewheads reduce --latency-table` plans with the table, which is
@@ -88,17 +78,7 @@ def profile(
             note = f"{now.name}, {now.step}{left}" if now.done < now.shapes else ""
             bar.update(task, completed=now.done, total=now.shapes, note=note)
 
-        table = profile_shapes(
-            directory,
-            out,
-            target=target,
-            precision=precision,
-            lengths=lengths,
-            calls=calls,
-            cache=cache,
-            replace=replace,
-            on_progress=on_progress,
-        )
+        table = profile_shapes(directory, out, on_progress=on_progress, **options)
     throttled = sum(timing.throttled for timing in table.timings) + sum(rest.throttled for rest in table.rest)
     if throttled:
         remark(f"{throttled} timings are marked: the device throttled. Cool it, and run the same command again.")

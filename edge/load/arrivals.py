@@ -23,12 +23,8 @@ def due_times(
 ) -> Iterator[float]:
     """Return the endless, ascending times at which requests are due.
 
-    Args:
-        pattern: one of :data:`edge.load.plan.PATTERNS`.
-        rate: requests per second, averaged over whole periods.
-        seed: of the gaps; equal seeds give equal times.
-        burst_period_seconds: length of a period of ``burst``.
-        burst_share: share of a period of ``burst`` in which requests come, at ``rate / burst_share``.
+    Equal seeds give equal times. ``rate`` is in requests per second, averaged over whole periods; within a burst
+    requests come at ``rate / burst_share``.
 
     Raises:
         UsageError: the pattern is unknown, or a number is out of range.

@@ -39,9 +39,7 @@ class BenchReport(msgspec.Struct, frozen=True):
 
     Attributes:
         platform: runtime of the in-process side; empty without one.
-        concurrency: number of clients.
         in_process: of preprocessing and the runner; None without the bundle.
-        served: as clients of the server see it.
         overhead_ratio: of the served median to the in-process one; None without the latter. With several clients it
             includes the time that they wait for each other.
     """
@@ -75,11 +73,7 @@ def bench(
         url: a server; None starts one on a free port.
         requests: total number, after a tenth of them to warm up.
         concurrency: number of clients, each of which waits for its response before the next request.
-        rows: batch size of each request.
         texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
-        target: runtime of the in-process side, and of a server that is started.
-        cache: directory of built models.
-        credentials: TLS and a token for the server at ``url``.
         advanced: called after each round.
 
     Raises:

@@ -32,9 +32,6 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
         board: model, release and power mode; None on a machine that is not a Jetson.
         processors: online processors, such as ``0-5``; None if unknown.
         limits_hertz: clock limits, such as ``gpu-max``, ``emc-max`` and ``cpu0-max``.
-        frequencies_hertz: clocks.
-        temperatures_celsius: thermal zones.
-        power_watts: rails.
         throttling_events: alarms since the boot.
         throttling_levels: active throttling, 0 for none.
         memory_bytes: of the system and the device, such as ``system_available`` and ``device_used``.

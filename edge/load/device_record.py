@@ -70,11 +70,7 @@ class IdleGap(msgspec.Struct, frozen=True):
 class Ratio(msgspec.Struct, frozen=True):
     """Speed-up of a tier: the ratio of the full tier's median latency to its own, as geometric mean over rounds.
 
-    Attributes:
-        tier: the leaner one.
-        full: the full one.
-        low: lower end of the 95 % interval, by resampling the rounds.
-        high: its upper end.
+    ``low`` and ``high`` are the 95 % interval, by resampling the rounds.
     """
 
     model: str
@@ -111,18 +107,9 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, tag=1, tag_field="
 
     Attributes:
         created: when it ended, in UTC.
-        fewheads_version: this release.
-        machine: where it ran.
-        plan: amount of measurements.
-        before: the board at the start.
-        after: the board at the end.
         observed: ranges during the run, by kind and name.
         idle_watts: power of the board with the models loaded and nothing running; None without rails.
-        series: measurements without pauses.
-        idle_gaps: measurements after pauses.
-        ratios: speed-ups of tiers.
         doubts: reasons not to publish the record.
-        publishable: whether there are none.
     """
 
     created: str

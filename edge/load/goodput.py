@@ -31,14 +31,11 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     """Outcomes of all requests of one policy.
 
     Attributes:
-        policy: that the requests name.
-        sent: number of requests.
         in_time: responses within the deadline, as the client saw it.
         refused: rejected at once, with RESOURCE_EXHAUSTED.
         late: the rest, on which the server wasted its work.
         per_second: responses in time for each second of the bursts.
         p50_ms: latency of the responses in time; 0 without any.
-        p99_ms: likewise.
         tiers: responses in time by tier.
         lag_p99_ms: delay of the client; near the deadline, the client is the bottleneck.
     """
@@ -59,12 +56,9 @@ class GoodputReport(msgspec.Struct, frozen=True):
     """Comparison of policies on one server.
 
     Attributes:
-        model: its name.
         capacity_per_second: responses of the full tier to eight clients in a closed loop.
         offered_per_second: rate of requests in the bursts.
-        deadline_ms: of each request.
         seconds: length of all bursts of a policy together.
-        bursts: by policy.
     """
 
     model: str
@@ -90,14 +84,10 @@ def goodput(
     """Start a server, and send it bursts of golden inputs beyond its capacity, by each policy in turn.
 
     Args:
-        path: the bundle.
-        policies: for the requests; see :mod:`edge.scheduling.tier_selection`.
         factor: load, as a multiple of the full tier's capacity.
         seconds: length of each burst.
         rounds: bursts of each policy, in turns, so that other load on the machine affects all policies alike.
         deadline_ms: of each request; None is 20 times the latency of one, at least 50.
-        target: the runtime.
-        cache: directory of built models.
         advanced: called after each burst.
 
     Raises:

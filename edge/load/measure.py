@@ -72,13 +72,9 @@ def capacity(url: str, bundles: Mapping[Bundle, float], plan: Plan, seconds: flo
 def measure(
     url: str, bundles: Mapping[Bundle, float], plan: Plan, *, advanced: Callable[[float], None] = lambda share: None
 ) -> LoadReport:
-    """Send a plan's requests and report their outcomes.
+    """Send a plan's requests for bundles, by the part of each, and report their outcomes.
 
-    Args:
-        url: the server, ``host:port``.
-        bundles: models, and the parts of the requests that each gets.
-        plan: of the run.
-        advanced: receives the elapsed share of the run, 0 to 1.
+    ``advanced`` receives the elapsed share of the run, 0 to 1.
 
     Raises:
         UsageError: the plan does not fit a bundle.

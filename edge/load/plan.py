@@ -17,6 +17,7 @@ PATTERNS = POISSON, CONSTANT, BURST = ("poisson", "constant", "burst")
 #: What ends a request at its deadline: the client's gRPC; the server, by the parameter ``timeout``, whose response the
 #: client waits for; or whichever is first.
 ENFORCERS: Final = ("client", "server", "both")
+_MIX_FIX: Final = "Write VALUE, or VALUE=PARTS,VALUE=PARTS, such as 1=1,5=9."
 
 
 class Rate(NamedTuple):
@@ -45,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     A mix maps values to their parts of all requests; an empty one leaves the value to the server.
 
     Attributes:
-        rate: of the arrivals; None with a trace.
+        rate: None with a trace.
         pattern: ``poisson``, with independent exponential gaps; ``constant``; or ``burst``, a Poisson process that
             pauses for the rest of each period.
         burst_period_seconds: time from burst to burst.
@@ -53,19 +54,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         trace: recorded arrivals in place of a pattern, in seconds from the first.
         seed: of arrivals and requests; equal seeds give equal runs.
         seconds: length of the measurement.
-        requests: at most as many; None does not limit them.
+        requests: limit of their number.
         warm_up_seconds: time before the measurement, at the same rate; a trace has none.
-        rows: batch size of each request.
         policies: mix of policies and tiers.
-        priorities: mix of priorities, 1 to 10.
         deadlines_ms: mix of deadlines, which count from when a request is due.
         enforcer: one of :data:`ENFORCERS`.
         texts: lines to send in place of the golden inputs, with a tab between the texts of a pair.
-        channels: number of connections.
         patience_seconds: time after which a response is lost if no deadline of the client ends the request.
         max_outstanding: limit of requests in flight; further ones are not sent, so that memory stays bounded.
         max_lag_ms: limit of the generator's own delay at p99; None is a tenth of the shortest deadline, or 10.
-        credentials: TLS and a token for the server.
     """
 
     rate: Rate | None = None
@@ -101,24 +98,24 @@ def parse_mix(option: str, text: str) -> dict[str, float]:
         value, _, part = item.strip().partition("=")
         parts = _number(part or "1")
         if not value or not 0 < parts < math.inf:
-            fix = "Write VALUE, or VALUE=PARTS,VALUE=PARTS, such as 1=1,5=9."
-            raise UsageError(option, given=item, expected="a value and its parts, a number above 0", fix=fix)
+            raise UsageError(option, given=item, expected="a value and its parts, a number above 0", fix=_MIX_FIX)
         mix[value] = mix.get(value, 0.0) + parts
     return mix
 
 
-def parse_number_mix(option: str, text: str, least: float, most: float) -> dict[float, float]:
+def parse_number_mix(option: str, text: str, least: float, most: float, *, whole: bool = False) -> dict[float, float]:
     """Read a mix of numbers.
 
     Raises:
-        UsageError: as :func:`parse_mix`, or a value is not a number from ``least`` to ``most``.
+        UsageError: as :func:`parse_mix`, or a value is not a number, or whole number, from ``least`` to ``most``.
     """
     mix: dict[float, float] = {}
     for value, parts in parse_mix(option, text).items():
         number = _number(value)
-        if not least <= number <= most:
+        if not least <= number <= most or (whole and not number.is_integer()):
             expected = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-            raise UsageError(option, given=value, expected=expected, fix="Change it.")
+            expected = f"a whole number, {expected}" if whole else expected
+            raise UsageError(option, given=value, expected=expected, fix=_MIX_FIX)
         mix[number] = mix.get(number, 0.0) + parts
     return mix
 

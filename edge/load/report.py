@@ -39,7 +39,6 @@ class Cause(msgspec.Struct, frozen=True):
     Attributes:
         outcome: one of :data:`edge.load.record.OUTCOMES`.
         cause: the status, and the subject of our server's error, such as ``queue`` or ``deadline``.
-        count: number of requests.
         latency: until the error.
         retry_after_p50_ms: median of the server's hints when to retry; None without any.
     """
@@ -59,7 +58,6 @@ class Point(msgspec.Struct, frozen=True):
         outcomes: of the requests due in it.
         answers_per_second: responses that came in it.
         p50_ms: latency of the responses to requests due in it; None without any.
-        p99_ms: likewise.
     """
 
     at_seconds: float
@@ -86,15 +84,12 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         capacity_per_second: responses to clients in a closed loop before the run; None if not measured.
         seconds: length of the measurement, up to when the last request was due.
         deadlines_ms: from when requests were due; 0 is none.
-        interrupted: whether Ctrl-C ended the run.
         outcomes: number of requests by outcome, which add up to ``requests``.
         in_time_per_second: the goodput.
         warm_up: outcomes of earlier requests, which count for nothing else.
-        latency: of the responses.
         causes: of requests without a response, the most frequent first.
         lag: delay of the generator.
         lag_bound_ms: limit of its p99.
-        doubts: reasons not to trust the numbers.
         interval_seconds: length of each point of the timeline.
         curve: percents, and the latency of the responses in ms at them.
         memory: of the server; None if it reports none.

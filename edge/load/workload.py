@@ -27,7 +27,6 @@ class Kind(NamedTuple):
     """Everything but the inputs of a request.
 
     Attributes:
-        model: its name.
         policy: the requested policy or tier; empty leaves it to the server.
         priority: 1 to 10; 0 leaves it to the server.
         deadline_ms: from when the request is due; 0 for none.

@@ -28,11 +28,7 @@ class Throttling(NamedTuple):
 
 
 class Conditions:
-    """Reads the conditions of a measurement.
-
-    Args:
-        root: the root of the file system, another one in tests.
-    """
+    """Reads the conditions of a measurement below ``root``, which is another directory in tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

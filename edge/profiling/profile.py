@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,16 +56,10 @@ def profile(
     The file is complete after every shape. Its earlier timings are kept, unless the device throttled during them.
 
     Args:
-        directory: from ``fewheads shapes``.
-        out: the table.
-        target: as of :func:`edge.runtimes.table.choose`.
         precision: such as ``fp16`` or ``int8``; None is the runtime's first.
         lengths: tokens; empty for those of the directory.
         calls: number of calls of each model at each length.
-        cache: directory of built models.
         replace: whether to replace a table with another key, or a file that is not a table.
-        conditions: of this machine.
-        on_progress: called at each step.
 
     Raises:
         UsageError: an option does not fit, the table in ``out`` has another key, or the power mode is unknown or
@@ -91,9 +86,9 @@ def profile(
     table = _earlier(out, key, replace)
     # auto would time a shape that this runtime cannot build on another one.
     named = runtime.name if target == "auto" else target
-    with _Run(directory, out, runtime, named, precision, cache, calls, conditions, table, on_progress) as run:
-        run.time(shapes, lengths, dense)
-        return run.table
+    run = _Run(directory, out, runtime, named, precision, cache, calls, conditions, table, on_progress)
+    run.time(shapes, lengths, dense)
+    return run.table
 
 
 @dataclass
@@ -110,17 +105,9 @@ class _Run:
     conditions: Conditions
     table: LatencyTable
     on_progress: Callable[[Progress], None]
-    runners: dict[str, Runner] = field(default_factory=dict)
     done: int = 0
     total: int = 0
     name: str = ""
-
-    def __enter__(self) -> _Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for runner in self.runners.values():
-            runner.close()
 
     def time(self, shapes: ShapeSet, lengths: tuple[int, ...], dense: Bundle) -> None:
         """Time the shapes and lengths that are missing in the table, and write it after each shape."""
@@ -130,31 +117,26 @@ class _Run:
         rest = [n for n in lengths if n not in good_rest]
         work = [shape for shape, tokens in missing.items() if tokens]
         self.total = len(work) + bool(rest)
-        for name in (FLOOR, shapes.dense.name) if self.total else ():
-            self.runners[name] = self._load(name)
-        floor, whole = self.runners.get(FLOOR), self.runners.get(shapes.dense.name)
-        if floor is None or whole is None:
+        if not self.total:
             return
-        layers = {"floor": floor, "dense": whole}
-        for shape in work:
-            other = self._load(shape.name)
-            try:
-                for tokens in missing[shape]:
-                    seconds, throttled = self._seconds(tokens, {**layers, "other": other}, dense)
-                    comparison = compared_above(seconds["floor"], seconds["dense"], seconds["other"])
-                    self._add(Timing(shape, tokens, comparison, throttled))
-            finally:
-                other.close()
-            self._write()
-        if rest:
-            self.runners[REST] = self._load(REST)
-            for tokens in rest:
-                seconds, hot = self._seconds(tokens, layers, dense)
-                own, too_hot = self._seconds(tokens, {REST: self.runners[REST]}, Bundle.open(self.directory / REST))
-                median = float(np.median(own[REST]))
-                dense_layers = median / float(np.median(seconds["dense"] - seconds["floor"]))
-                self._add(Rest(tokens, 1e3 * median, dense_layers, hot or too_hot))
-            self._write()
+        with closing(self._load(FLOOR)) as floor, closing(self._load(shapes.dense.name)) as whole:
+            layers = {"floor": floor, "dense": whole}
+            for shape in work:
+                with closing(self._load(shape.name)) as other:
+                    for tokens in missing[shape]:
+                        seconds, throttled = self._seconds(tokens, {**layers, "other": other}, dense)
+                        comparison = compared_above(seconds["floor"], seconds["dense"], seconds["other"])
+                        self._add(Timing(shape, tokens, comparison, throttled))
+                self._write()
+            if rest:
+                with closing(self._load(REST)) as model:
+                    for tokens in rest:
+                        seconds, hot = self._seconds(tokens, layers, dense)
+                        own, too_hot = self._seconds(tokens, {REST: model}, Bundle.open(self.directory / REST))
+                        median = float(np.median(own[REST]))
+                        dense_layers = median / float(np.median(seconds["dense"] - seconds["floor"]))
+                        self._add(Rest(tokens, 1e3 * median, dense_layers, hot or too_hot))
+                self._write()
 
     def _load(self, name: str) -> Runner:
         """Build a bundle, unless it is in the cache, and load it."""

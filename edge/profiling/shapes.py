@@ -25,7 +25,6 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         model: properties of the model that determine the times: architecture, width, dense layer and embeddings.
-        dense: the layer of the original model.
         shapes: all shapes to time, with the dense one.
         lengths: tokens of the inputs; runtimes tune for their range.
     """

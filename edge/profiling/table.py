@@ -74,11 +74,10 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One shape at one length.
+    """One shape at one length, compared with the dense layer.
 
     Attributes:
         tokens: length of the single input of each call.
-        comparison: with the dense layer.
         throttled: whether the device reported throttling during the calls.
     """
 
@@ -89,14 +88,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embeddings and task head at one length.
-
-    Attributes:
-        tokens: length of the single input of each call.
-        milliseconds: median time of a call.
-        dense_layers: that time in units of a dense layer's.
-        throttled: whether the device reported throttling during the calls.
-    """
+    """Embeddings and task head at one length: the median time of a call, also in units of a dense layer's."""
 
     tokens: int
     milliseconds: float
@@ -107,11 +99,7 @@ class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Latencies of the layers of one kind of model on one device.
 
-    Attributes:
-        key: conditions of the times, by name.
-        timings: of shapes.
-        rest: timings of embeddings and task head.
-        label: ``measured``, or :data:`PREDICTION`.
+    ``key`` holds the conditions of the times, by name.
     """
 
     key: dict[str, str]

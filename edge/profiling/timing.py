@@ -21,12 +21,7 @@ K = TypeVar("K")
 
 
 def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], calls: int) -> dict[K, Array]:
-    """Return the seconds of each runner for the same inputs, call by call, [calls].
-
-    Args:
-        runners: the models to compare.
-        feeds: inputs of every call.
-        calls: number of calls of each, after uncounted ones.
+    """Return the seconds of each runner for the same inputs, call by call, [calls], after uncounted calls.
 
     Raises:
         RunnerError: a runtime failed.

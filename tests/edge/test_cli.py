@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import schema
+from edge.cli import output
+from edge.cli.build import note_of
+from edge.runtimes.runtime import BuildProgress
 from tests.support.commands import SECONDS, answer, fewheads, mistake, python, refusal, shown
 from tests.support.marks import with_rtx
 from tests.support.models import ORACLE_BUNDLE, write_bundle_of_roles
 
 COMMANDS = ("train", "export", "build", "serve", "infer", "bench", "info", "doctor")
 ROOT = Path(__file__).parent.parent.parent
-
-
-def shows(text: str, *cells: str) -> bool:
-    """Return whether one line of a text has all cells."""
-    return any(all(cell in line for cell in cells) for line in text.splitlines())
 
 
 # Help and usage
@@ -128,15 +131,15 @@ def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
 def test_info_shows_bundles(tmp_path: Path) -> None:
     text = shown("info", ORACLE_BUNDLE, write_bundle_of_roles(tmp_path / "oracle").path)
     assert text.startswith(f"calculator-oracle version 1 in {ORACLE_BUNDLE}\n")
-    assert shows(text, "input", "x", "FP32", "[-1, 15]")
-    assert shows(text, "output", "value", "FP32", "[-1, 1]")
-    assert shows(text, "full", "model.onnx")
-    assert shows(text, "output of embed.onnx", "code")
-    assert shows(text, "input of head.onnx", "code", "[-1, 4]")
-    assert shows(text, "full", "head", "tensorrt")
-
-
-def test_info_as_json_is_the_manifest() -> None:
+    for cells in (
+        ("input", "x", "FP32", "[-1, 15]"),
+        ("output", "value", "FP32", "[-1, 1]"),
+        ("full", "model.onnx"),
+        ("output of embed.onnx", "code"),
+        ("input of head.onnx", "code", "[-1, 4]"),
+        ("full", "head", "tensorrt"),
+    ):
+        assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
     found = json.loads(shown("info", ORACLE_BUNDLE, ORACLE_BUNDLE, "--json"))
     manifest = json.loads((ORACLE_BUNDLE / "manifest.json").read_bytes())
     assert found == [manifest, manifest]
@@ -234,3 +237,68 @@ def test_serve_reports_all_wrong_settings_together(tmp_path: Path) -> None:
     assert done.stderr.startswith("fewheads: 4 settings: got ")
     wrong = ["--grpc-port", "--log-level", "--http-port", "--load-model"]
     assert [line.partition(": got ")[0].strip() for line in done.stderr.splitlines()[1:]] == wrong
+
+
+# Tables, and progress where stderr is not a terminal: a line at every interval, however long a step takes
+
+
+@pytest.fixture
+def lines(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
+
+    def printed(needed):
+        """Wait until so many lines were printed, and return them."""
+        found, deadline = [], time.monotonic() + 10
+        while len(found) < needed:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+            found += capsys.readouterr().err.splitlines()
+        return found
+
+    return printed
+
+
+def test_step_without_an_end_prints_lines(lines):
+    with output.progress() as bar:
+        bar.add_task("one", total=None, note="")
+        assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
+
+
+def test_lines_have_the_current_task_its_position_and_its_note(lines):
+    with output.progress() as bar:
+        first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
+        bar.update(first, completed=4)
+        bar.update(second, completed=3, note="nearly")
+        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d", lines(3)[-1])
+
+
+def test_no_lines_after_the_end(lines, capsys):
+    with output.working("work"):
+        lines(1)
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_long_note_wraps_and_leaves_the_position(monkeypatch):
+    screen = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr(output, "stderr", screen)
+    bar = output.progress()
+    note = note_of(BuildProgress("a long name of a step of a compiler", 0.42, 180.0))
+    bar.add_task("sentiment", total=100, completed=42, note=note)
+    screen.print(bar.get_renderable())
+    text = screen.file.getvalue()
+    assert "42/100" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(text.split()).endswith("3 min left: a long name of a step of a compiler")
+    assert note_of(BuildProgress("step", 0.0)) == "step"
+
+
+def test_table_of_fields(capsys):
+    latency = SimpleNamespace(p99_9_ms=1234.4)
+    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]", more=None)]
+    output.print_fields("title", ("latency.p99_9_ms", "tiers", "name", "more"), rows)
+    title, _, heads, _, cells, _ = capsys.readouterr().out.splitlines()
+    assert title == "title"
+    assert re.split(r"\s*[│┃]\s*", heads)[1:-1] == ["p99.9 ms", "tiers", "name", "more"]
+    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == ["1234", "full 1, lean 2", "[red]", ""]

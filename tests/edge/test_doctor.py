@@ -22,7 +22,7 @@ from tests.support.boards import BUDDYINFO, MODELS, SWAPS, in_container, orin_na
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 RELEASE = "etc/nv_tegra_release"
 MOUNT = "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro"
-FOR_36 = "made for L4T 36.4, the host has "
+FOR_36, FOR_39 = "made for L4T 36.4, the host has ", "made for L4T 39.2, the host has "
 NO_SWAP = "Building an engine may run out of memory. On the board: sudo fallocate -l 8G /swapfile && sudo chmod 600"
 NO_DRIVER = "libcuda-that-is-not-there.so.1"
 WITHOUT_DRIVER = (
@@ -114,8 +114,13 @@ SLOW = "no, the GPU is limited to 624.75 MHz"
 FLASH = "Flash the board again as jetson-orin-nano-devkit-super, then sudo nvpmodel -m 2."
 DEVICES = "Start the container with -e NVIDIA_VISIBLE_DEVICES=all and --runtime nvidia."
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+COMPUTE = "Start the container with -e NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+COMPACT = "Memory is fragmented: sync && sudo sysctl vm.drop_caches=3, or restart the board."
+REMOVE = "Remove /usr/local/cuda-13.2/compat from the image: it is for discrete GPUs"
+HIDING = "/usr/local/cuda-13.2/compat has a CUDA driver"
 LESS = "Set NVIDIA_DRIVER_CAPABILITIES=compute,utility: some releases of NVIDIA's runtime fail on "
-COMPAT = {"usr/local/cuda-13.2/compat/libcuda.so.595.71.05": ""}
+COMPAT: dict[str, str | None] = {"usr/local/cuda-13.2/compat/libcuda.so.595.71.05": ""}
+FRAGMENTS = "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 8 0\n"
 SEEN = (RELEASE,)
 CASES = [
     Case("jetpack", "absent", "unknown, L4T unknown", JETPACKS, files={RELEASE: None}),
@@ -133,14 +138,7 @@ CASES = [
     Case("cuda driver", "warning", NO_DRIVER, WITHOUT_DRIVER, mounts=SEEN, environment={CAPABILITIES: ""}),
     Case("cuda driver", "warning", NO_DRIVER, DEVICES, mounts=SEEN, environment={"NVIDIA_VISIBLE_DEVICES": "void"}),
     Case("cuda driver", "warning", NO_DRIVER, DEVICES, mounts=SEEN, environment={"NVIDIA_VISIBLE_DEVICES": ""}),
-    Case(
-        "cuda driver",
-        "warning",
-        NO_DRIVER,
-        "Start the container with -e NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
-        mounts=SEEN,
-        environment={CAPABILITIES: "utility"},
-    ),
+    Case("cuda driver", "warning", NO_DRIVER, COMPUTE, mounts=SEEN, environment={CAPABILITIES: "utility"}),
     Case("cuda driver", "warning", NO_DRIVER, "Install JetPack's driver: sudo apt install nvidia-jetpack."),
     *(
         Case("container", "warning", f"{CAPABILITIES}={all_of_them}", LESS + bad, mounts=SEEN, environment=environment)
@@ -148,31 +146,14 @@ CASES = [
         for environment in ({CAPABILITIES: all_of_them},)
     ),
     Case("container", "ok", "yes", mounts=SEEN, environment=DEFAULT),
-    Case(
-        "cuda-compat",
-        "warning",
-        "/usr/local/cuda-13.2/compat has a CUDA driver",
-        "Remove /usr/local/cuda-13.2/compat from the image: it is for discrete GPUs",
-        jetpack=7,
-        files=COMPAT,
-        mounts=SEEN,
-    ),
+    Case("cuda-compat", "warning", HIDING, REMOVE, 7, COMPAT, SEEN),
     Case("image", "ok", "made for L4T 36.4, the host has L4T 36.5.2", mounts=SEEN, environment=image("r36.4")),
-    Case(
-        "image", "failed", f"{FOR_36}L4T 35.4.1, which is older", JETPACKS, 5, mounts=SEEN, environment=image("r36.4")
-    ),
+    Case("image", "failed", f"{FOR_36}L4T 35.4.1, which is older", JETPACKS, 5, {}, SEEN, image("r36.4")),
     Case("image", "failed", f"{FOR_36}L4T 39.2.1", build("7.2"), 7, mounts=SEEN, environment=image("r36.4")),
-    Case(
-        "image",
-        "failed",
-        "made for L4T 39.2, the host has L4T 36.5.2, which is older",
-        build("6.2"),
-        mounts=SEEN,
-        environment=image("r39.2"),
-    ),
+    Case("image", "failed", f"{FOR_39}L4T 36.5.2, which is older", build("6.2"), 6, {}, SEEN, image("r39.2")),
     # Without the release, the kernel rules images out.
     Case("image", "warning", f"{FOR_36}kernel 5.15.185-tegra", f"{MOUNT}, so", mounts=(), environment=image("r36.4")),
-    Case("image", "failed", "made for L4T 39.2, the host has", build("6.2"), mounts=(), environment=image("r39.2")),
+    Case("image", "failed", FOR_39, build("6.2"), mounts=(), environment=image("r39.2")),
     Case("image", "failed", FOR_36, build("7.2"), 7, mounts=(), environment=image("r36.4")),
     Case("image", "failed", FOR_36, JETPACKS, 5, mounts=(), environment=image("r36.4")),
     Case("super firmware", "warning", SLOW, FLASH, 7, SLOW_GPU | release("R39 (release), REVISION: 2.0")),
@@ -183,13 +164,7 @@ CASES = [
     Case("swap", "warning", "none", NO_SWAP, files=swap("/swapfile file N/A 0 -2")),
     Case("swap", "ok", "file 8192 MiB", files=swap("/swapfile file 8388604 0 -2")),
     Case("swap", "ok", "zram 1 MiB, file 2 MiB", files=swap("/dev/zram0 p 1024 0 5\n/swapfile file 2048 0 -2")),
-    Case(
-        "largest free blocks",
-        "warning",
-        "8 of 2048 KiB",
-        "Memory is fragmented: sync && sudo sysctl vm.drop_caches=3, or restart the board.",
-        files={"proc/buddyinfo": "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 8 0\n"},
-    ),
+    Case("largest free blocks", "warning", "8 of 2048 KiB", COMPACT, files={"proc/buddyinfo": FRAGMENTS}),
     Case("largest free blocks", "ok", "157 of 4096 KiB", files={"proc/buddyinfo": BUDDYINFO}),
 ]
 

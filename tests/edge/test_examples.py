@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.__main__ import cli
-from tests.support.commands import SECONDS, Done
+from tests.support.commands import SECONDS, Done, closed_address
 from tests.support.models import ORACLE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,16 +30,14 @@ CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
 QUESTION = "3 - -4 + 2"
 
 
-def run(*command: object, seconds: float = SECONDS) -> Done[str]:
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=seconds)
+def run(*command: object) -> Done[str]:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=SECONDS)
 
 
 @pytest.fixture
 def closed_url() -> Iterator[str]:
-    """Address without a listener."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    with closed_address() as address:
+        yield address
 
 
 def test_blocking_client(url: str, closed_url: str) -> None:
@@ -54,13 +51,10 @@ def test_blocking_client(url: str, closed_url: str) -> None:
     assert lines[5] == "2 + 2 = 4"
 
 
-def test_asyncio_client(url: str) -> None:
+def test_asyncio_and_stock_clients(url: str) -> None:
     done = run(sys.executable, EXAMPLES / "ask_async.py", ORACLE, url, QUESTION, "1 +", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["3 - -4 + 2 = 9", "1 + = INVALID_ARGUMENT after 1 attempts", "2 = 2"]
-
-
-def test_stock_client(url: str) -> None:
     done = run(sys.executable, EXAMPLES / "ask_tritonclient.py", ORACLE, QUESTION, url)
     assert (done.returncode, done.stdout) == (0, "3 - -4 + 2 = 9\n")
 

@@ -1,9 +1,9 @@
-"""Report of a load run from its rows, and the picture of it."""
+"""Arrivals, options, report and picture of a load run, without a server."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 
 from edge.errors import UsageError
 from edge.load import report
+from edge.load.arrivals import due_times, limited, read_trace
 from edge.load.percentiles import Percentiles
-from edge.load.plan import Plan
-from edge.load.plot import COLORS, check_plot, draw
+from edge.load.plan import PATTERNS, Plan, Rate, parse_mix, parse_number_mix
+from edge.load.plot import COLORS, draw
 from edge.load.record import OUTCOMES, Record
 from edge.load.report import LoadReport, Memory
 from edge.load.workload import Kind
@@ -71,11 +72,9 @@ def test_number_of_causes_is_limited() -> None:
     assert causes["other"] > 1900
 
 
-@pytest.mark.parametrize(
-    ("seconds", "interval"), [(0.5, 0.05), (3, 0.1), (9, 0.2), (20, 1), (600, 1), (601, 10), (86400, 1000)]
-)
-def test_timeline_intervals_suit_the_length(seconds: float, interval: float) -> None:
-    assert report.interval_of(seconds) == interval
+def test_timeline_intervals_suit_the_length() -> None:
+    found = [report.interval_of(seconds) for seconds in (0.5, 3, 9, 20, 600, 601, 86400)]
+    assert found == [0.05, 0.1, 0.2, 1, 1, 10, 1000]
 
 
 def test_timeline_counts_every_request_once() -> None:
@@ -154,8 +153,101 @@ def test_plot_of_a_run_without_responses(tmp_path: Path) -> None:
         draw(empty, Path("/proc/none/x.png"))
 
 
-def test_plot_without_matplotlib_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    message = r"--plot: got no matplotlib, expected matplotlib\. Install it: pip install 'fewheads\[plot\]'"
-    with pytest.raises(UsageError, match=message):
-        check_plot(Path("report.png"))
+# Options and arrivals
+
+
+def test_invalid_rates_and_mixes_are_rejected() -> None:
+    for text in ("fast", "0", "-1", "nanx", "infx", ""):
+        with pytest.raises(UsageError, match=f"--rate: got '{text}', expected a number above 0"):
+            Rate.parse(text)
+    for text in ("=2", "1=0", "1=many", "", "1=inf,2"):
+        with pytest.raises(UsageError, match=r"--policy: got '.*', expected a value and its parts, a number above 0"):
+            parse_mix("--policy", text)
+    assert parse_number_mix("--priority", "1, 10=2.5,1=3", 1, 10, whole=True) == {1: 4, 10: 2.5}
+    assert parse_number_mix("--deadline-ms", "1.5", 1, 10) == {1.5: 1}
+    for text in ("0", "11", "soon", "1.5"):
+        with pytest.raises(UsageError, match=f"--priority: got '{text}', expected a whole number, 1 to 10"):
+            parse_number_mix("--priority", text, 1, 10, whole=True)
+
+
+RATE = 250.0
+
+
+def due(pattern: str, count: int = 20_000, **options: float) -> np.ndarray:
+    return np.fromiter(islice(due_times(pattern, RATE, 7, **options), count), float)
+
+
+def test_poisson_gaps_are_exponential_and_independent() -> None:
+    gaps = np.diff(due("poisson"), prepend=0.0)
+    assert gaps.min() > 0
+    assert gaps.mean() == pytest.approx(1 / RATE, rel=0.02)
+    assert gaps.std() == pytest.approx(1 / RATE, rel=0.03)  # of an exponential distribution the mean
+    assert np.quantile(gaps, 0.5) == pytest.approx(np.log(2) / RATE, rel=0.03)
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.03
+    counts = np.bincount((due("poisson") * 10).astype(int))[:-1]  # in tenths of a second
+    assert counts.mean() == pytest.approx(RATE / 10, rel=0.03)
+    assert counts.var() == pytest.approx(RATE / 10, rel=0.15)  # of a Poisson distribution the mean
+
+
+def test_constant_gaps_are_equal() -> None:
+    assert np.diff(due("constant", 1000)) == pytest.approx(1 / RATE)
+    assert due("constant", 1)[0] == 0
+
+
+def test_bursts_keep_the_mean_rate_and_pause_in_between() -> None:
+    times = due("burst", burst_period_seconds=2.0, burst_share=0.25)
+    assert (np.diff(times) > 0).all()
+    assert (times % 2.0).max() < 0.5
+    assert len(times) / (times[-1] // 2 * 2) == pytest.approx(RATE, rel=0.03)
+    within = np.diff(times)
+    within = within[within < 1.0]
+    assert within.mean() == pytest.approx(1 / (4 * RATE), rel=0.03)
+    assert within.std() == pytest.approx(1 / (4 * RATE), rel=0.05)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_seed_determines_the_times(pattern: str) -> None:
+    def first(seed: int) -> list[float]:
+        return list(islice(due_times(pattern, RATE, seed), 5000))
+
+    assert first(1) == first(1)
+    assert (first(1) == first(2)) == (pattern == "constant")
+
+
+def test_times_are_limited_by_time_and_number() -> None:
+    assert list(limited(due_times("constant", 10.0), 0.35)) == [0.0, 0.1, 0.2, 0.3]
+    assert list(limited(due_times("constant", 10.0), 0.35, 2)) == [0.0, 0.1]
+    assert len(list(limited(due_times("constant", 10.0), float("inf"), 12))) == 12
+
+
+def test_invalid_arrivals_are_rejected() -> None:
+    for arguments, message in (
+        (("sine", 1.0), "one of poisson, constant, burst"),
+        (("poisson", 0.0), "--rate: got 0.0"),
+        (("poisson", float("nan")), "--rate: got nan"),
+        (("poisson", 1.0, 0, -1.0), "--burst-period: got -1.0"),
+        (("poisson", 1.0, 0, 1.0, 1.5), "above 0, at most 1"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            due_times(*arguments)
+
+
+def test_trace_starts_at_zero(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text('100.5\n{"at": 101, "who": "someone"}\n\n101\n103.25\n')
+    assert list(read_trace(tmp_path / "trace")) == [0.0, 0.5, 0.5, 2.75]
+
+
+def test_invalid_traces_are_rejected(tmp_path: Path) -> None:
+    for text, message in (
+        ("", "no times"),
+        ("1\n0.5\n", "line 2: got 0.5, expected 1 or later"),
+        ("soon\n", "line 1: got soon, expected seconds"),
+        ("true\n", "expected seconds"),
+        ('{"when": 1}\n', "expected seconds"),
+        ("1e999\n", "expected seconds"),
+    ):
+        (tmp_path / "trace").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            read_trace(tmp_path / "trace")
+    with pytest.raises(UsageError, match="expected a file to read"):
+        read_trace(tmp_path / "absent")

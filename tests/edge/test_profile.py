@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from edge.cli.profile import profile as profile_command
 from edge.errors import FewheadsError, UsageError
 from edge.profiling import profile as profiling
 from edge.profiling.conditions import Conditions
 from edge.profiling.profile import profile
 from edge.profiling.table import LatencyTable
 from tests.support.boards import MODELS, orin_nano, write
+from tests.support.commands import shown
 from tests.support.layer_shapes import LENGTHS, MODEL, SHAPES, write_layer_shapes
 
 
@@ -33,17 +32,12 @@ def cache(tmp_path_factory):
 def board(tmp_path, monkeypatch):
     """Write the files of an Orin Nano at 15W, and skip the pauses between attempts."""
     monkeypatch.setattr(profiling, "_COOL_DOWN_SECONDS", 0.0)
-    root = orin_nano(tmp_path / "root", 6)
-    return write(
-        root, {"sys/class/thermal/cooling_device3/cur_state": "0\n", "var/lib/nvpmodel/status": "pmode:0000\n"}
-    )
+    quiet = {"sys/class/thermal/cooling_device3/cur_state": "0\n", "var/lib/nvpmodel/status": "pmode:0000\n"}
+    return write(orin_nano(tmp_path / "root", 6), quiet)
 
 
 def run(shapes, out, *arguments):
-    command = [
-        str(argument) for argument in (shapes, "--out", out, "--calls", 5, "--target", "onnxruntime", *arguments)
-    ]
-    return CliRunner().invoke(profile_command, command, catch_exceptions=False)
+    return shown("profile", shapes, "--out", out, "--calls", 5, "--target", "onnxruntime", *arguments)
 
 
 def timed(*arguments, **options):
@@ -56,7 +50,7 @@ def timed(*arguments, **options):
 
 def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path):
     out = tmp_path / "table.json"
-    printed = json.loads(run(shapes, out, "--cache", cache, "--lengths", "8", "--json").stdout)
+    printed = json.loads(run(shapes, out, "--cache", cache, "--lengths", "8", "--json"))
     assert printed == json.loads(out.read_bytes())
     assert printed["label"] == "measured"
     assert {name: printed["key"][name] for name in MODEL} == MODEL
@@ -66,15 +60,11 @@ def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path
     # Only the new length was timed.
     assert {text for _, text in steps} == {"timing 4 tokens"}
     assert {(t.shape, t.tokens) for t in table.timings} == {(shape, n) for shape in SHAPES for n in LENGTHS}
-    before = LatencyTable.read(out)
-    assert before == table
-    for timing in table.timings:
-        assert timing.comparison.milliseconds > 0
-        assert timing.comparison.floor_milliseconds > 0
+    assert LatencyTable.read(out) == table
+    assert all(t.comparison.milliseconds > 0 and t.comparison.floor_milliseconds > 0 for t in table.timings)
     assert [rest.tokens for rest in table.rest] == [8, 4]
-    text = run(shapes, out, "--cache", cache).stdout
-    assert "times faster" in text
-    assert LatencyTable.read(out) == before
+    assert "times faster" in run(shapes, out, "--cache", cache)
+    assert LatencyTable.read(out) == table
 
 
 def test_next_run_completes_the_table_of_a_killed_one(shapes, cache, tmp_path):

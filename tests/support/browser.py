@@ -20,6 +20,7 @@ CHROMIUM = next(
 )
 #: Chromium reads commands from descriptor 3 and writes to 4.
 _START = "import os, sys; os.dup2({read}, 3); os.dup2({write}, 4); os.execv(sys.argv[1], sys.argv[1:])"
+_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 _SECONDS = 60
 
 
@@ -53,11 +54,9 @@ class Browser:
                 return answer["result"]
             self._collect(answer)
 
-    def open(self, url: str, width: int = 1280, height: int = 800, *, dark: bool = False, scale: float = 1) -> None:
+    def open(self, url: str, width: int = 1280, height: int = 800, *, dark: bool = False) -> None:
         """Open a page in a window of a size."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=url)
@@ -76,10 +75,9 @@ class Browser:
             assert time.monotonic() < limit, f"{expression}: {self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write the visible part, or the whole page, as PNG."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
+    def screenshot(self, path: Path) -> None:
+        """Write the visible part as PNG."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _read(self) -> Any:
         message = bytearray()
@@ -103,18 +101,10 @@ def browser() -> Iterator[Browser]:
     assert CHROMIUM is not None
     to_read, commands = os.pipe()
     answers, to_write = os.pipe()
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--hide-scrollbars",
-    ]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         start = [sys.executable, "-c", _START.format(read=to_read, write=to_write), CHROMIUM]
         process = subprocess.Popen(
-            [*start, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            [*start, *_FLAGS, "--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={profile}"],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -45,6 +48,14 @@ def refusal(done: Done[str], code: int) -> str:
     assert ": got " in line
     assert ", expected " in line
     return line
+
+
+@contextmanager
+def closed_address() -> Iterator[str]:
+    """Yield an address that is bound and has no listener: connections are refused."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def shown(*arguments: object) -> str:

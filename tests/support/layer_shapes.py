@@ -6,15 +6,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+import onnx
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.profiling.shapes import ShapeSet
 from edge.profiling.table import Shape
-from tests.support.models import serialized
+from tests.support.models import manifest_of, serialized, tier_of
 
 DIM, LENGTHS = 16, (4, 8)
 SHAPES = (Shape(2, 8, 512), Shape(2, 8, 128), Shape(2, 8, 16))
@@ -35,43 +35,22 @@ def write_layer_shapes(directory: Path) -> Path:
 def _write(path: Path, units: int) -> None:
     weights = np.random.default_rng(0).normal(size=(DIM, units)).astype(np.float32) / units
     x = np.random.default_rng(1).normal(size=(1, LENGTHS[-1], DIM)).astype(np.float32)
-    shape = [1, "tokens", DIM]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "up"], ["hidden"], name="up_product"),
-            helper.make_node("MatMul", ["hidden", "down"], ["y"], name="down_product"),
-        ],
-        path.name,
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
-            helper.make_tensor_value_info("mask", TensorProto.INT64, shape[:2]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [
-            numpy_helper.from_array(array, name)
-            for name, array in (("up", weights), ("down", np.ascontiguousarray(weights.T)))
-        ],
+    graph = onnx.parser.parse_graph(
+        f"{path.name.replace('-', '_')} (float[1, tokens, {DIM}] x, int64[1, tokens] mask) => "
+        f"(float[1, tokens, {DIM}] y) {{ hidden = MatMul(x, up) y = MatMul(hidden, down) }}"
     )
+    for name, array in (("up", weights), ("down", np.ascontiguousarray(weights.T))):
+        graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     low, high = LENGTHS
-    artifact = Artifact(
-        file="model.onnx", runtime="any", precision="fp32", opset=17, tolerance=Tolerance(atol=1e-3, rtol=1e-3)
-    )
-    manifest = Manifest(
-        name=path.name,
-        version=1,
-        description="Two products.",
-        inputs=(TensorSpec("x", "FP32", (1, -1, DIM)), TensorSpec("mask", "INT64", (1, -1))),
-        outputs=(TensorSpec("y", "FP32", (1, -1, DIM)),),
-        max_batch_size=0,
-        profile={
+    manifest = manifest_of(
+        path.name,
+        (TensorSpec("x", "FP32", (1, -1, DIM)), TensorSpec("mask", "INT64", (1, -1))),
+        (TensorSpec("y", "FP32", (1, -1, DIM)),),
+        {
             "x": Profile(min=(1, low, DIM), opt=(1, high, DIM), max=(1, high, DIM)),
             "mask": Profile(min=(1, low), opt=(1, high), max=(1, high)),
         },
-        tiers=(Tier(name="x1", artifacts=(artifact,)),),
-        golden="golden.npz",
-        files={},
-        provenance=Provenance(created="2026-01-01T00:00:00Z", trainer="none: random weights", data="none"),
+        tiers=(tier_of("x1", atol=1e-3, rtol=1e-3),),
     )
-    inputs = {"x": x, "mask": np.ones((1, high), dtype=np.int64)}
-    golden = Golden(inputs, {"y": x @ weights @ weights.T})
+    golden = Golden({"x": x, "mask": np.ones((1, high), dtype=np.int64)}, {"y": x @ weights @ weights.T})
     write_bundle(path, manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
