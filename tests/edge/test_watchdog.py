@@ -40,7 +40,6 @@ FOR_EVER = 10**9
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     directory = tmp_path / "repository"
-    directory.mkdir()
     write_busy_bundle(directory)
     write_oracle_bundle(directory / "oracle", "oracle", 1)
     return directory
