@@ -123,7 +123,5 @@ def _name(run: Run) -> str:
 
 def _broken(entry: Entry) -> str:
     model = entry.model  # read once: it may be unloaded at any moment
-    executors = model.executors.values() if model else ()
-    return "; ".join(
-        f"tier {executor.tier} fails: {executor.failures.broken}" for executor in executors if executor.failures.broken
-    )
+    broken = [(each.tier, each.failures.broken) for each in (model.executors.values() if model else ())]
+    return "; ".join(f"tier {tier} fails: {reason}" for tier, reason in broken if reason)

@@ -103,11 +103,8 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
                 expected="one row for each row of the inputs",
                 fix="The model mixes its rows; serve it with max_batch_size 0.",
             )
-    ends = list(accumulate(rows))
-    return [
-        {name: array[end - count : end] for name, array in outputs.items()}
-        for end, count in zip(ends, rows, strict=True)
-    ]
+    parts = [slice(end - count, end) for end, count in zip(accumulate(rows), rows, strict=True)]
+    return [{name: array[part] for name, array in outputs.items()} for part in parts]
 
 
 def byte_size(inputs: Mapping[str, Array]) -> int:

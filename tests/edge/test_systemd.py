@@ -113,9 +113,6 @@ def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) 
     assert messages.index("READY=1") < stuck < messages.index("STOPPING=1")
 
 
-with_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-
-
 def unit() -> dict[str, str]:
     return dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
 
@@ -134,7 +131,7 @@ def test_unit_agrees_with_the_server() -> None:
     assert seconds(unit()["WatchdogSec"]) > Settings.watchdog_seconds + Settings.stuck_exit_seconds
 
 
-@with_systemd
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit_and_rates_it_hardened(tmp_path: Path) -> None:
     installed = tmp_path / UNIT.name
     text = UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or "")
