@@ -38,8 +38,6 @@ class Runner(Protocol):
     Attributes:
         platform: Triton's name of the runtime, for example ``onnxruntime_onnx`` or ``tensorrt_plan``.
         device: ``CPU`` or ``GPU``.
-        inputs: of the graph.
-        outputs: of the graph.
     """
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, Literally, RunStuck
@@ -41,11 +40,6 @@ class Health:
         self._runs = runs
         self._watchdog_seconds = watchdog_seconds
 
-    @property
-    def lost(self) -> str:
-        """Why the device is lost, so that no run can succeed; empty while it works."""
-        return self._runs.lost
-
     def overdue(self) -> list[Overdue]:
         """Return the stuck runs: those beyond the limit, and ten times the 99th percentile of their tier and size."""
         timed = [Overdue(run, seconds, self._limit(run)) for run, seconds in self._current()]
@@ -53,7 +47,7 @@ class Health:
 
     def server_sound(self) -> bool:
         """Return whether the device works and no run is stuck, whatever the state of single models."""
-        return not self.lost and not self.overdue()
+        return not self._runs.lost and not self.overdue()
 
     def models_ready(self) -> bool:
         """Return whether every wanted model is ready."""
@@ -70,33 +64,26 @@ class Health:
 
     def problems(self) -> list[str]:
         """Return the problems of the server and its models; empty if there are none."""
-        return list(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        if self.lost:
-            yield f"the device is lost: {self.lost}"
-        overdue = self.overdue()
-        yield from map(str, overdue)
+        found = [f"the device is lost: {self._runs.lost}"] if self._runs.lost else []
+        found += map(str, self.overdue())
         for entry in self._repository:
             subject = f"{entry.name}:{entry.version}" if entry.version else entry.path.name
             if entry.wanted and entry.state == "UNAVAILABLE":
-                yield f"{subject} is not served: {entry.reason}"
+                found.append(f"{subject} is not served: {entry.reason}")
             elif entry.state == "READY":
                 if entry.reason and not entry.progress:
-                    yield f"{subject} differs from the repository: {entry.reason}"
+                    found.append(f"{subject} differs from the repository: {entry.reason}")
                 broken = _broken(entry)
                 if broken:
-                    yield f"{subject}: {broken}"
+                    found.append(f"{subject}: {broken}")
+        return found
 
     def failure(self, stuck_exit_seconds: float) -> FewheadsError | None:
-        """Return the error that only a restart of the process cures, if there is one.
-
-        Args:
-            stuck_exit_seconds: time beyond its limit after which a stuck run counts.
-        """
+        """Return an error that only a restart cures, such as a run stuck ``stuck_exit_seconds`` too long."""
         fix = "Start the server again; if it happens again, look at the device."
-        if self.lost:
-            return DeviceFailed("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
+        lost = self._runs.lost
+        if lost:
+            return DeviceFailed("server", given=Literally(lost), expected="a device that computes", fix=fix)
         for overdue in self.overdue():
             limit = overdue.limit + stuck_exit_seconds
             if overdue.seconds > limit:
@@ -121,8 +108,8 @@ class Health:
         return max(self._watchdog_seconds, _TIMES_P99 * usual)
 
     def _model_problem(self, entry: Entry) -> str:
-        if self.lost:
-            return self.lost
+        if self._runs.lost:
+            return self._runs.lost
         overdue = self.overdue()
         if len(overdue) == len(self._runs.now):  # every worker is stuck
             return str(overdue[0])
@@ -136,7 +123,5 @@ def _name(run: Run) -> str:
 
 def _broken(entry: Entry) -> str:
     model = entry.model  # read once: it may be unloaded at any moment
-    executors = model.executors.values() if model else ()
-    return "; ".join(
-        f"tier {executor.tier} fails: {executor.failures.broken}" for executor in executors if executor.failures.broken
-    )
+    broken = [(each.tier, each.failures.broken) for each in (model.executors.values() if model else ())]
+    return "; ".join(f"tier {tier} fails: {reason}" for tier, reason in broken if reason)

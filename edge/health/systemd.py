@@ -21,7 +21,10 @@ class Notifier:
         address = environment.get("NOTIFY_SOCKET", "")
         # An abstract socket begins with NUL, for which systemd writes @ in the environment.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self.watchdog_seconds = _watchdog_seconds(environment) if address else None
+        interval = environment.get("WATCHDOG_USEC", "")
+        own = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = int(interval) if address and own and interval.isascii() and interval.isdecimal() else 0
+        self.watchdog_seconds = microseconds / 1e6 or None
 
     def notify(self, **fields: str | int) -> None:
         """Send assignments, for example ``READY=1``; line feeds in values become spaces."""
@@ -37,12 +40,3 @@ class Notifier:
         except OSError as error:
             log.warning("NOTIFY_SOCKET fails, and no further notification is sent: %s", error)
             self._address = ""
-
-
-def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
-    """Return systemd's watchdog interval; None without one, or if it is another process's."""
-    text = environment.get("WATCHDOG_USEC", "")
-    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None
-    microseconds = int(text) if text.isascii() and text.isdecimal() else 0
-    return microseconds / 1e6 or None

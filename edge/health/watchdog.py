@@ -24,8 +24,7 @@ _REFUSALS_SECONDS = 2.0
 class Watchdog:
     """Reads the health of the server four times a second, and ends the process if only a restart helps.
 
-    Args:
-        stuck_exit_seconds: time beyond its limit after which a stuck run ends the process.
+    That includes a run that is stuck for ``stuck_exit_seconds`` beyond its limit.
     """
 
     def __init__(self, health: Health, stuck_exit_seconds: float) -> None:
@@ -48,20 +47,17 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
-            error = self._failure()
+            error: FewheadsError | None = None
+            try:
+                error = self._health.failure(self._stuck_exit_seconds)
+            except Exception:  # the thread must go on
+                log.exception("the watchdog cannot read the health")
             if isinstance(error, DeviceFailed) and self._stopped.wait(_REFUSALS_SECONDS):
                 return
             if error is None and time.monotonic() > self._end_at:
                 error = self._health.drain_timeout(self._end_after)
             if error:
                 _exit(error)
-
-    def _failure(self) -> FewheadsError | None:
-        try:
-            return self._health.failure(self._stuck_exit_seconds)
-        except Exception:  # the thread must go on
-            log.exception("the watchdog cannot read the health")
-            return None
 
 
 def _exit(error: FewheadsError) -> NoReturn:

@@ -22,7 +22,6 @@ class Cascade(Program):
 
     Args:
         config: the two tiers, the output with the logits, and the margin below which the lean tier is unsure.
-        runners: by tier.
     """
 
     def __init__(self, config: CascadeProgram, runners: Mapping[str, Runner]) -> None:

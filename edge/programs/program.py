@@ -53,11 +53,7 @@ class Program(ABC):
 
 
 class SingleRun(Program):
-    """Runs one tier once: the program of every bundle that names no other.
-
-    Args:
-        runners: by tier.
-    """
+    """Runs one tier once: the program of every bundle that names no other."""
 
     def __init__(self, runners: Mapping[str, Runner]) -> None:
         self._runners = runners

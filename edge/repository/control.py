@@ -32,7 +32,6 @@ class ModelControl:
     """Loads, reloads and unloads models without losing a request.
 
     Args:
-        repository: the models.
         mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
 
     Attributes:
@@ -206,10 +205,8 @@ class ModelControl:
     async def _synchronise(self, name: str, paths: Collection[Path], changed: Collection[Path]) -> dict[str, str]:
         """Make the loaded versions of a model those of its directories; return the reason of each that failed.
 
-        Args:
-            name: of the model, whose lock is held.
-            paths: its directories.
-            changed: those to load again even if they have a model.
+        The caller holds the lock of the name. Of ``paths``, those in ``changed`` are loaded again even if they have a
+        model.
         """
         failures: dict[str, str] = {}
         present: list[Entry] = []

@@ -139,7 +139,5 @@ class Entry:
 
     def _check(self, transition: str, *states: State) -> None:
         if self._state not in states:
-            allowed = ", ".join(states)
-            raise RuntimeError(
-                f"{self.name}:{self.version}: {transition}() is for {allowed}, and this is {self._state}"
-            )
+            entry, allowed = f"{self.name}:{self.version}", ", ".join(states)
+            raise RuntimeError(f"{entry}: {transition}() is for {allowed}, and this is {self._state}")

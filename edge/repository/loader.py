@@ -47,10 +47,8 @@ class Loader:
     same.
 
     Args:
-        device: where models are loaded and run.
         target: the runtime, as ``fewheads build --target`` takes it.
         cache: directory of the models that have been built.
-        options: the options of all models.
         budget: rejects models that do not fit into the memory; None rejects none.
         build: whether to build models that are missing in the cache, for runtimes that need builds.
     """
@@ -164,8 +162,7 @@ class Loader:
         _trim_memory()
 
 
-def _trim_memory() -> None:
-    """Return freed memory to the system. Without this glibc keeps hundreds of megabytes; other C libraries do not."""
+def _trim_memory() -> None:  # otherwise glibc keeps hundreds of megabytes; other C libraries do not
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)

@@ -40,7 +40,6 @@ class Model:
         tiers: the runner and golden report of each tier by name, the full one first.
         file: the ONNX file of the full tier.
         instances: the number of concurrent runs.
-        program: computes its requests.
         executors: the tiers, and the router under ``auto``, as the scheduler sees them.
         selector: chooses among them.
         use: counts the users of the runners.
@@ -176,14 +175,18 @@ class Model:
                 alternative = f" (or {together})" if step and spec.name in step.outputs else ""
                 given = Literally(f"only {sorted(arrays)}")
                 raise self._invalid("inputs", given, f"{spec.name!r}{alternative}", "Add it.")
-            self._check_profile(spec.name, inputs[spec.name].shape)
+            shape, profile = inputs[spec.name].shape, self.manifest.profile.get(spec.name)
+            if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
+                expected = f"between {list(profile.min)} and {list(profile.max)}"
+                raise self._invalid(
+                    f"input {spec.name!r} shape", list(shape), expected, "Shorten or split the request."
+                )
         return Feeds(inputs, rows)
 
     def _rows(self, arrays: Mapping[str, Array]) -> int:
-        """Return the batch size; 1 for models without a batch dimension."""
         limit = self.manifest.max_batch_size
         if not limit or not arrays:
-            return 1
+            return 1  # without a batch dimension
         batches: dict[str, int] = {name: array.shape[0] for name, array in arrays.items()}
         rows = max(batches.values())
         if min(batches.values()) != rows:
@@ -191,12 +194,6 @@ class Model:
         if rows > limit:
             raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")
         return rows
-
-    def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
-        profile = self.manifest.profile.get(name)
-        if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
-            expected = f"between {list(profile.min)} and {list(profile.max)}"
-            raise self._invalid(f"input {name!r} shape", list(shape), expected, "Shorten or split the request.")
 
     def _invalid(self, what: str, given: object, expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"{what} of {self.name!r}", given=given, expected=expected, fix=fix)

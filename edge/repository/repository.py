@@ -69,15 +69,12 @@ class Directory:
 
     def changes(self) -> set[Path]:
         """Return the bundles that have appeared, changed or gone since the last call; all of them at the first."""
-        stamps = self._read_stamps()
+        stamps = {path: _stamp(path) for path in self.bundles()}
         if self._stamps.keys() - stamps.keys():
             time.sleep(_RENAME_SECONDS)
-            stamps = self._read_stamps()
+            stamps = {path: _stamp(path) for path in self.bundles()}
         before, self._stamps = self._stamps, stamps
         return {path for path in {*before, *stamps} if before.get(path) != stamps.get(path)}
-
-    def _read_stamps(self) -> dict[Path, _Stamp]:
-        return {path: _stamp(path) for path in self.bundles()}
 
 
 def name_of(path: Path, key: Key | FewheadsError) -> str:
@@ -103,11 +100,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 class Repository:
-    """The entries of all bundles in a directory. The event loop changes them, any thread may read them.
-
-    Args:
-        directory: every subdirectory whose name does not start with a dot is a bundle, unless this is a bundle itself.
-        loader: loads and closes models.
+    """The entries of all bundles in a :class:`Directory`. The event loop changes them, any thread may read them.
 
     Attributes:
         on_change: called on the event loop after every change of an entry or of the set of entries.
@@ -169,8 +162,7 @@ class Repository:
         """
         entry = self.find(name, version)
         if not entry.wanted:
-            fix = "RepositoryModelLoad loads it."
-            given = Literally("one that is not loaded")
+            given, fix = Literally("one that is not loaded"), "RepositoryModelLoad loads it."
             raise NotFound(f"model {name!r}", given=given, expected="a loaded one", fix=fix)
         model = entry.model
         if model is None:

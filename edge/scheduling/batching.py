@@ -19,7 +19,6 @@ class BatchAssembler:
     """Joins the inputs of requests to one model along their first dimension.
 
     Args:
-        inputs: of the graph.
         padding: padding value of each input, [rows, tokens], that may be padded to a common length. Without any, only
             requests of equal shapes are joined.
         longest: pad every run to the end of its length bucket, at most to this; 0 pads to the longest request.
@@ -90,11 +89,7 @@ class BatchAssembler:
 
 
 def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    """Return each request's part of the outputs of a joined run, as views.
-
-    Args:
-        outputs: of the run, rows first.
-        rows: of each request, in the order in which they were joined.
+    """Return each request's part of the outputs of a joined run, as views; ``rows`` of each, as they were joined.
 
     Raises:
         RunnerError: an output has another number of rows than the inputs had.
@@ -108,11 +103,8 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
                 expected="one row for each row of the inputs",
                 fix="The model mixes its rows; serve it with max_batch_size 0.",
             )
-    ends = list(accumulate(rows))
-    return [
-        {name: array[end - count : end] for name, array in outputs.items()}
-        for end, count in zip(ends, rows, strict=True)
-    ]
+    parts = [slice(end - count, end) for end, count in zip(accumulate(rows), rows, strict=True)]
+    return [{name: array[part] for name, array in outputs.items()} for part in parts]
 
 
 def byte_size(inputs: Mapping[str, Array]) -> int:

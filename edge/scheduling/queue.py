@@ -79,10 +79,6 @@ class _Group:
 class JobQueue:
     """The waiting requests of a server.
 
-    Args:
-        max_jobs: limit on their number.
-        max_bytes: limit on the bytes of their tensors.
-
     Attributes:
         size_bytes: bytes of the tensors that wait now.
         peak_jobs: most requests that have waited at once.
@@ -110,21 +106,14 @@ class JobQueue:
         """The used part of the limits, by requests or bytes, 0 to 1."""
         return max(len(self._jobs) / self.max_jobs, self.size_bytes / self.max_bytes)
 
-    def full(self, job: Job) -> str | None:
-        """Return the limit that a job would exceed, ``requests`` or ``bytes``; None if it fits."""
-        if len(self._jobs) >= self.max_jobs:
-            return "requests"
-        return "bytes" if self.size_bytes + job.size_bytes > self.max_bytes else None
-
     def push(self, job: Job) -> None:
         """Add a job behind those of its priority."""
         self._pushed += 1
         job.order = (job.priority, self._pushed)
         key = job.key
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = _Group(job.executor)
-        group.add(job)
+        if key not in self._groups:
+            self._groups[key] = _Group(job.executor)
+        self._groups[key].add(job)
         self._jobs[job] = key
         self.size_bytes += job.size_bytes
         self.peak_jobs = max(self.peak_jobs, len(self._jobs))
@@ -139,10 +128,10 @@ class JobQueue:
 
     def take(self, now: float) -> list[Job]:
         """Remove and return the next run: of the groups that may run by now, the one whose first job is first."""
-        ready = [(group.jobs[0].order, key) for key, group in self._groups.items() if group.ready_at() <= now]
+        ready = [key for key, group in self._groups.items() if group.ready_at() <= now]
         if not ready:
             return []
-        _, key = min(ready, key=lambda pair: pair[0])
+        key = min(ready, key=lambda key: self._groups[key].jobs[0].order)
         jobs = self._groups[key].next_run()
         self._remove(key, jobs)
         return jobs

@@ -62,7 +62,13 @@ class Runs:
 
         A device that still computes a run computes this one after it.
         """
-        alive = [job for job in jobs if not job.cancelled and self._begins(job)]
+        alive = []
+        for job in jobs:
+            if job.deadline is not None and job.deadline <= time.monotonic() and not job.cancelled:
+                job.expire()
+            elif not job.cancelled:
+                job.started = True
+                alive.append(job)
         if not alive:
             return None
         executor, inputs, size = alive[0].executor, alive[0].inputs, alive[0].size
@@ -133,14 +139,6 @@ class Runs:
         fix = "Use another server; this one ends, so that its supervisor can start it again."
         return ModelNotReady("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
 
-    def _begins(self, job: Job) -> bool:
-        """Mark a job as started; if its deadline has passed, set its error and return False."""
-        if job.deadline is not None and job.deadline <= time.monotonic():
-            job.expire()
-            return False
-        job.started = True
-        return True
-
     def _succeeds(self, flight: Flight, worker: int) -> bool:
         """Wait for a run and settle its jobs; return False if it failed."""
         jobs, executor = flight.jobs, flight.executor
@@ -205,10 +203,5 @@ class Runs:
 
 def nonfinite(outputs: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the names of the outputs that contain a NaN or an infinity; about 2 µs for a small one."""
-    return tuple(
-        [
-            name
-            for name, array in outputs.items()
-            if array.dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size
-        ]
-    )
+    floats = [(name, array) for name, array in outputs.items() if array.dtype.kind == "f"]
+    return tuple([name for name, array in floats if np.count_nonzero(np.isfinite(array)) != array.size])

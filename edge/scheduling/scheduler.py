@@ -54,8 +54,7 @@ class Scheduler:
     """Runs jobs on worker threads.
 
     Args:
-        max_queue_size: limit on the waiting requests.
-        max_queue_bytes: limit on the bytes of their tensors.
+        max_queue_bytes: limit on the bytes of the tensors of the waiting requests.
         instances: number of worker threads; worker 0 owns a GPU.
         admission: whether to reject requests that are predicted to miss their deadline.
         device_bound: whether runners belong to the thread that loads them, as those of a GPU do. Otherwise the
@@ -191,9 +190,7 @@ class Scheduler:
     # With the lock held:
 
     def _enqueue(self, job: Job, now: float) -> None:
-        full = self.queue.full(job)
-        if full or job.deadline is not None:
-            self._admission.check(job, now, full, self._current_runs)
+        self._admission.check(job, now, self._current_runs)
         job.ready_at = now + job.executor.max_delay_seconds
         self.queue.push(job)
         if job.deadline is not None and job.deadline < self._alarm_at:

@@ -64,9 +64,6 @@ class TierExecutor:
     """Computes the requests of one tier. Requests with different executors never share a run.
 
     Args:
-        tier: name of the tier.
-        program: computes the runs.
-        assembler: joins inputs.
         max_rows: limit on the rows of a run; 0 disables batching.
         max_delay_seconds: how long a request that finds the server busy may wait for others to join it.
         preferred_rows: sizes that a run should have; without any, a run takes all that waits.
@@ -106,12 +103,9 @@ class TierExecutor:
         return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
 
     def seconds(self, jobs: int, rows: int, size: int) -> float:
-        """Predict the runs of waiting requests, somewhat on the safe side; 0 while no run is known.
+        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known.
 
-        Args:
-            jobs: their number.
-            rows: their rows in total.
-            size: their elements in total, see :meth:`edge.scheduling.batching.BatchAssembler.size`.
+        The prediction is somewhat on the safe side.
         """
         if not jobs:
             return 0.0
@@ -119,9 +113,8 @@ class TierExecutor:
             return jobs * self._waiting_seconds(size / jobs)
         runs, rest = divmod(rows, self.max_rows)
         each = size / rows
-        return runs * self._waiting_seconds(self.max_rows * each) + (
-            self._waiting_seconds(rest * each) if rest else 0.0
-        )
+        seconds = runs * self._waiting_seconds(self.max_rows * each)
+        return seconds + (self._waiting_seconds(rest * each) if rest else 0.0)
 
     def _waiting_seconds(self, size: float) -> float:
         return self.latency.seconds(round(size), _WAITING_DEVIATIONS) or 0.0

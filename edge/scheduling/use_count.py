@@ -12,9 +12,6 @@ class UseCount:
 
     A user calls :meth:`take` and later :meth:`give_back`, on any threads. To close the model, call :meth:`end`, await
     :meth:`wait_unused`, and then close it on the thread that owns it.
-
-    Attributes:
-        users: number of users at this moment.
     """
 
     def __init__(self) -> None:

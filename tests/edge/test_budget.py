@@ -126,9 +126,7 @@ def test_load_teaches_the_budget(tmp_path: Path, bundle: Bundle) -> None:
 
 
 def test_server_without_room_reports_it_and_keeps_its_models(tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    write_oracle_bundle(repository / "a", "oracle", 1)
+    repository = write_oracle_bundle(tmp_path / "repository" / "a", "oracle", 1).path.parent
     total = {reading.kind: reading.size_bytes for reading in MemorySampler().sample()}["system_total"]
     with served(repository, f"--memory-headroom-bytes={total}", "--model-control=explicit") as server:
         with pytest.raises(grpc.RpcError, match="memory for oracle:1: got ") as caught:

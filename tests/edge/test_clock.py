@@ -31,7 +31,6 @@ def test_clock_is_read_only_for_people_and_certificates() -> None:
 @pytest.mark.parametrize("jump", ["-3600d", "+3600d"])
 def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path: Path, jump: str) -> None:
     repository = tmp_path / "repository"
-    repository.mkdir()
     write_busy_bundle(repository)
     write_oracle_bundle(repository / "oracle", "oracle", 1)
     clock = tmp_path / "clock"

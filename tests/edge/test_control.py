@@ -43,9 +43,7 @@ ALLOWED_GROWTH_BYTES = 6 * 2**20
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    directory = tmp_path / "repository"
-    directory.mkdir()
-    return directory
+    return tmp_path / "repository"
 
 
 class Shared:

@@ -31,10 +31,7 @@ NAME = "oracle"
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    directory = tmp_path / "repository"
-    directory.mkdir()
-    write_oracle_bundle(directory / "oracle", NAME, 1)
-    return directory
+    return write_oracle_bundle(tmp_path / "repository" / "oracle", NAME, 1).path.parent
 
 
 def request(number: float = 1.0) -> pb.ModelInferRequest:

@@ -70,10 +70,7 @@ def test_unknown_sizes_are_interpolated_and_above_all_of_them_extrapolated(size:
 
 def test_sizes_share_a_bucket_within_an_eighth_of_an_octave() -> None:
     learnt = table({1: 0.1, 2: 0.2, 64: 0.4})
-    assert [learnt.usual_seconds(size) is not None for size in (1, 2, 3, 58, 59, 69, 70)] == [
-        *(True, True, False),
-        *(False, True, True, False),
-    ]
+    assert [size for size in (1, 2, 3, 58, 59, 69, 70) if learnt.usual_seconds(size) is not None] == [1, 2, 59, 69]
     assert table({1: 0.1, 16: 0.4, 64: 3.2}).seconds_per_element() == pytest.approx(0.025)
 
 
@@ -164,10 +161,8 @@ def test_estimates_far_below_the_deadline_prove_nothing() -> None:
             correction.answered(2.0, LatencyEstimate(0.0, seconds, 1.0))
         return fresh.factor(2.0), raised.factor(2.0)
 
-    assert [factors(seconds) for seconds in (0.5, 0.49, 0.4, 0.39)] == [
-        *((1.25, 1.5625), (1.0, 1.5625)),
-        *((1.0, 1.5625), (1.0, 1.25)),
-    ]
+    expected = {0.5: (1.25, 1.5625), 0.49: (1.0, 1.5625), 0.4: (1.0, 1.5625), 0.39: (1.0, 1.25)}
+    assert {seconds: factors(seconds) for seconds in expected} == expected
 
 
 def overloaded(correction: LatencyCorrection, seed: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +35,6 @@ from tests.support.models import DATA, oracle_golden, write_oracle_bundle
 from tests.support.text_model import write_sentiment_bundle
 
 
-class Recorder:
-    """Records order and threads of the loads of tiers, and submits a request during each."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.order: list[str] = []
-        self.threads: set[str] = set()
-        self._scheduler = scheduler
-        self._load = loader.load_with
-        self._requests: list[threading.Thread] = []
-
-    def load_with(self, *arguments: Any, tier: str) -> Any:
-        request = threading.Thread(target=self._scheduler.call, args=(lambda: self.order.append("request"),))
-        request.start()
-        time.sleep(0.05)  # lets it reach the queue
-        self._requests.append(request)
-        self.threads.add(threading.current_thread().name)
-        self.order.append(tier)
-        return self._load(*arguments, tier=tier)
-
-    def join(self) -> None:
-        for request in self._requests:
-            request.join()
-
-
 @pytest.fixture(params=[True, False], ids=["device", "processor"])
 def scheduler(request: pytest.FixtureRequest) -> Iterator[Scheduler]:
     scheduler = Scheduler(1, device_bound=request.param)
@@ -68,19 +45,27 @@ def scheduler(request: pytest.FixtureRequest) -> Iterator[Scheduler]:
 def test_requests_run_between_the_loads_of_tiers(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    order: list[str] = []
+    threads: set[str] = set()
+    real = loader.load_with
+
+    def load_with(*arguments: Any, tier: str) -> Any:
+        pool.submit(scheduler.call, lambda: order.append("request"))
+        time.sleep(0.05)  # lets it reach the queue
+        threads.add(threading.current_thread().name)
+        order.append(tier)
+        return real(*arguments, tier=tier)
+
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
-    recorder = Recorder(scheduler)
-    monkeypatch.setattr(loader, "load_with", recorder.load_with)
+    monkeypatch.setattr(loader, "load_with", load_with)
     made = Loader(scheduler, "onnxruntime", tmp_path / "cache")
-    model = made.load_model(bundle)
-    recorder.join()
+    with ThreadPoolExecutor() as pool:
+        model = made.load_model(bundle)
     assert list(model.tiers) == [tier.name for tier in bundle.manifest.tiers]
     if "device" in request.node.name:
-        assert recorder.order == ["full", "request", "lean", "request"]
-        assert recorder.threads == {"device-0"}
+        assert (order, threads) == (["full", "request", "lean", "request"], {"device-0"})
     else:
-        assert recorder.order == ["request", "full", "request", "lean"]
-        assert recorder.threads == {threading.current_thread().name}
+        assert (order, threads) == (["request", "full", "request", "lean"], {threading.current_thread().name})
     made.close(model)
     assert not model.use.take()
 

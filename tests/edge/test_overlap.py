@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -15,29 +16,18 @@ from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import VALUES, WAIT, Awaited, job_of, occupied, output, submitted
 
 
+@dataclass
 class Accelerator(Program):
-    """A device that computes one run after the other by itself; it fails if a row is negative.
+    """A device that computes one run after the other by itself; it fails if a row is negative."""
 
-    Attributes:
-        events: "start" or "end" and the values of the run, in order.
-        most: most runs on the device at once.
-    """
-
-    def __init__(
-        self,
-        fails_at: str = "end",
-        run_seconds: float = 0.02,
-        error: str = "a negative row",
-        start_seconds: float = 0.0,
-    ) -> None:
-        self.events: list[tuple[str, list[float]]] = []
-        self.most = 0
-        self._fails_at = fails_at
-        self._run_seconds = run_seconds
-        self._error = error
-        self._start_seconds = start_seconds
-        self._pending: list[list[float]] = []
-        self._free_at = 0.0
+    fails_at: str = "end"
+    run_seconds: float = 0.02
+    error: str = "a negative row"
+    start_seconds: float = 0.0
+    events: list[tuple[str, list[float]]] = field(default_factory=list)  # "start" or "end", and the values of the run
+    most: int = 0  # runs on the device at once
+    pending: list[list[float]] = field(default_factory=list)
+    free_at: float = 0.0
 
     def compute(self, inputs: Mapping[str, Array], tier: str) -> Computed:
         raise AssertionError("a run that can be started is started")
@@ -46,14 +36,14 @@ class Accelerator(Program):
         rows = inputs["x"]
         values = rows[:, 0].tolist()
         self._check(rows, "start")
-        time.sleep(self._start_seconds)
-        self._free_at = end = max(time.monotonic(), self._free_at) + self._run_seconds
-        self._pending.append(values)
-        self.most = max(self.most, len(self._pending))
+        time.sleep(self.start_seconds)
+        self.free_at = end = max(time.monotonic(), self.free_at) + self.run_seconds
+        self.pending.append(values)
+        self.most = max(self.most, len(self.pending))
         self.events.append(("start", values))
 
         def result() -> Computed:
-            assert self._pending.pop(0) == values, "results are taken in the order of the starts"
+            assert self.pending.pop(0) == values, "results are taken in the order of the starts"
             time.sleep(max(end - time.monotonic(), 0))
             self.events.append(("end", values))
             self._check(rows, "end")
@@ -62,8 +52,8 @@ class Accelerator(Program):
         return result
 
     def _check(self, rows: Array, where: str) -> None:
-        if self._fails_at == where and (rows < 0).any():
-            raise RuntimeError(self._error)
+        if self.fails_at == where and (rows < 0).any():
+            raise RuntimeError(self.error)
 
 
 @pytest.fixture

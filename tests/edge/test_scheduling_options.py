@@ -69,7 +69,6 @@ def test_response_gives_the_tier_and_the_reason(
     [
         ({"policy": "fast"}, "one of pinned, router, deadline, load"),
         ({"policy": 7}, "string_param"),
-        ({"tier": "lean", "policy": "load"}, "Name a tier or a policy"),
         ({"priority": 11}, "1, the highest, to 10"),
     ],
 )

@@ -33,18 +33,15 @@ class Listener:
     def __init__(self, address: str) -> None:
         self.address = address
         self.messages: list[str] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
-        self._socket.setblocking(False)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        self.socket.setblocking(False)
 
     def read(self) -> list[str]:
         with suppress(BlockingIOError):
             while True:
-                self.messages.append(self._socket.recv(65536).decode())
+                self.messages.append(self.socket.recv(65536).decode())
         return self.messages
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -52,7 +49,7 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listene
     abstract = request.param == "abstract"
     listener = Listener(f"@fewheads-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify"))
     yield listener
-    listener.close()
+    listener.socket.close()
 
 
 def test_message_is_one_datagram_of_lines(listener: Listener) -> None:
@@ -61,17 +58,14 @@ def test_message_is_one_datagram_of_lines(listener: Listener) -> None:
     assert listener.read() == ["READY=1\nSTATUS=two lines, é"]
 
 
-def test_nothing_is_sent_without_a_supervisor() -> None:
-    notifier = Notifier({"WATCHDOG_USEC": "1000000"})
-    notifier.notify(READY=1)
-    assert notifier.watchdog_seconds is None
-
-
-def test_missing_socket_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")})
-    for _ in range(3):
-        notifier.notify(READY=1)
-    assert len(caplog.records) == 1
+def test_nothing_is_sent_without_a_supervisor_and_a_missing_socket_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for variables, warnings in (({}, 0), ({"NOTIFY_SOCKET": str(tmp_path / "none")}, 1)):
+        notifier = Notifier(variables)
+        for _ in range(3):
+            notifier.notify(READY=1)
+        assert len(caplog.records) == warnings
 
 
 def test_full_socket_does_not_block(listener: Listener) -> None:
@@ -91,6 +85,7 @@ def test_full_socket_does_not_block(listener: Listener) -> None:
         ({"WATCHDOG_USEC": "-5"}, None),
         ({"WATCHDOG_USEC": "²"}, None),
         ({}, None),
+        ({"WATCHDOG_USEC": "1000000", "NOTIFY_SOCKET": ""}, None),
     ],
 )
 def test_watchdog_interval_comes_from_the_environment(variables: dict[str, str], seconds: float | None) -> None:
@@ -99,9 +94,7 @@ def test_watchdog_interval_comes_from_the_environment(variables: dict[str, str],
 
 @pytest.mark.parametrize("listener", ["abstract"], indirect=True)
 def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    write_oracle_bundle(repository / "oracle", "oracle", 1)
+    repository = write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1).path.parent
     write_busy_bundle(repository)
     variables = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "600000"}
     with served(
@@ -118,9 +111,6 @@ def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) 
     stuck = next(index for index, text in enumerate(messages) if "takes longer than its limit" in text)
     assert messages[stuck + 1] == "STATUS=2 of 2 models ready"  # without a ping in between, so that systemd acts
     assert messages.index("READY=1") < stuck < messages.index("STOPPING=1")
-
-
-with_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 
 
 def unit() -> dict[str, str]:
@@ -141,7 +131,7 @@ def test_unit_agrees_with_the_server() -> None:
     assert seconds(unit()["WatchdogSec"]) > Settings.watchdog_seconds + Settings.stuck_exit_seconds
 
 
-@with_systemd
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit_and_rates_it_hardened(tmp_path: Path) -> None:
     installed = tmp_path / UNIT.name
     text = UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or "")

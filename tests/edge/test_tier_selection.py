@@ -31,18 +31,12 @@ def selector(policy: str, **seconds: float) -> TierSelector:
 
 
 def choose(
-    selector: TierSelector,
-    tier: str | None = None,
-    policy: str | None = None,
-    *,
-    waiting: float = 0.0,
-    left: float | None = None,
-    **moment: Any,
+    selector: TierSelector, tier: str | None = None, policy: str | None = None, *, waiting: float = 0.0, **moment: Any
 ) -> tuple[str, str]:
     def finish(executor: TierExecutor) -> float:
         return waiting + (executor.latency.seconds(1) or 0.0)
 
-    demand = Demand(**{"now": 0.0, "size": 1, "left": left, "finish": finish, "fullness": 0.0, "instances": 1} | moment)
+    demand = Demand(**{"now": 0.0, "size": 1, "left": None, "finish": finish, "fullness": 0.0, "instances": 1} | moment)
     choice = selector.choose(tier, policy, lambda: demand)
     return choice.executor.tier, choice.reason
 
@@ -97,11 +91,7 @@ def test_tiers_are_ordered_by_their_measured_times() -> None:
 @pytest.mark.parametrize(
     ("tier", "policy", "text"),
     [
-        (
-            "huge",
-            None,
-            "'tier' of 'm': got 'huge', expected one of full, half, third, auto. Leave it out for the policy",
-        ),
+        ("huge", None, "'tier' of 'm': got 'huge', expected one of full, half, third, auto. Leave it out for the"),
         ("half", "load", "'tier' of 'm': got 'half', expected auto with the policy load. Name a tier or a policy"),
         (None, "fast", "'policy' of 'm': got 'fast', expected one of pinned, deadline, load. Leave it out for pinned."),
         (None, "router", "got 'router', expected one of pinned, deadline, load"),
@@ -177,16 +167,8 @@ def test_level_steps_at_its_limits() -> None:
     def update(now: float, pressure: float, waiting: float = 0.0) -> int:
         return level.update(now, pressure, waiting, (0.01, 0.01, 0.01, 0.01))
 
-    down = [
-        (0.0, 0.5, 0),
-        (1.0, 0.6, 1),
-        (1.2, 0.9, 1),
-        (1.25, 0.6, 1),
-        (1.45, 0.9, 1),
-        (1.5, 0.59, 1),
-        (1.75, 0.59, 2),
-    ]
-    assert [update(now, pressure) for now, pressure, _ in down] == [expected for *_, expected in down]
+    down = {0.0: 0.5, 1.0: 0.6, 1.2: 0.9, 1.25: 0.6, 1.45: 0.9, 1.5: 0.59, 1.75: 0.59}
+    assert [update(now, pressure) for now, pressure in down.items()] == [0, 1, 1, 1, 1, 1, 2]
     assert [update(now, 0.9, 0.5) for now in (2.0, 2.25, 2.49, 2.5, 3.5, 9.9)] == [2, 2, 2, 3, 3, 3]
     assert [update(now, pressure) for now, pressure in ((10.0, 0.24), (11.0, 0.25), (12.0, 0.2))] == [3, 3, 3]
     assert [update(now, 0.2) for now in (12.9, 13.0, 14.9, 15.0, 17.0)] == [3, 2, 2, 1, 0]

@@ -40,7 +40,6 @@ FOR_EVER = 10**9
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     directory = tmp_path / "repository"
-    directory.mkdir()
     write_busy_bundle(directory)
     write_oracle_bundle(directory / "oracle", "oracle", 1)
     return directory
@@ -98,7 +97,7 @@ def test_sigterm_ends_a_run_that_never_ends(repository: Path) -> None:
         code, log = server.end()
         assert code == 10
         assert 3 < time.monotonic() - begun < 6
-        assert "shutdown: got a run of busy:1 (tier full) since " in log.splitlines()[-1]
+        assert "shutdown: got a run of busy:1 (tier full) after " in log.splitlines()[-1]
         assert "expected an end within 3.2 s" in log.splitlines()[-1]
         assert call.code() is not grpc.StatusCode.OK
 
