@@ -26,8 +26,6 @@ class Answers(Predicted, frozen=True):
     """Answers to questions, and their correctness.
 
     Attributes:
-        questions: ids, [n].
-        texts: the answers, [n].
         exact_match: 0 or 1 for each, from :func:`exact_match`.
         f1: 0 to 1, from :func:`token_f1`.
     """

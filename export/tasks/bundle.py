@@ -80,11 +80,7 @@ def export_classifier(
         artifacts: of :data:`export.exported.RUNTIMES`.
 
     Raises:
-        CheckpointError: a run cannot be read.
-        DataError: the task's data cannot be read.
         UsageError: a run is not a classifier or regression of texts, or the runs are of different tasks.
-        GoldenError: the outputs of an ONNX file differ from torch's.
-        BundleError: the bundle cannot be written.
     """
     sources = [_source(run, tier) for run, tier in zip(runs, tiers, strict=True)]
     first = sources[0]

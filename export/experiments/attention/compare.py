@@ -54,11 +54,6 @@ def settings_of(
         run: of ``fewheads finetune`` with a BERT, on a task with classes or values.
         tokens: in the timed input; None is the median of dev.
         chosen: the other fields of the settings.
-
-    Raises:
-        UsageError: the run is of another kind.
-        CheckpointError: the run is malformed.
-        DataError: the data are missing or malformed.
     """
     found = open_model(run)
     task = task_of(found, run)
@@ -95,7 +90,6 @@ def compare(
     """Train and measure the missing mechanisms, and return the results of all.
 
     Args:
-        mechanisms: ``full`` must be among them, as the baseline of the others.
         directory: has a subdirectory for each seed, and in it one for each mechanism.
         lengths: numbers of tokens for the timing of single shapes; empty for none.
         on_mechanism: called with name and seed before an unfinished mechanism; the function that it returns is called
@@ -104,8 +98,6 @@ def compare(
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
         ReductionError: the model cannot be reduced, or there are too few examples for calibration.
-        CheckpointError: a record is malformed.
-        TrainingError: a loss is not finite.
     """
     if any(mechanism.calibrated for mechanism in mechanisms):  # before the first mechanisms are trained
         check_model(dense)
@@ -145,11 +137,7 @@ def _result(
 
 
 def read_result(directory: Path) -> Result:
-    """Read the results of a finished comparison.
-
-    Raises:
-        UsageError: they are missing or malformed.
-    """
+    """Read the results of a finished comparison."""
     try:
         return msgspec.json.decode((directory / RESULTS).read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError) as error:

@@ -58,12 +58,7 @@ def run_mechanism(
     directory: Path,
     on_step: Callable[[Step], None],
 ) -> None:
-    """Make, train and measure a mechanism, and write its record; an unfinished training resumes.
-
-    Raises:
-        TrainingError: a loss is not finite.
-        CheckpointError: the state of an unfinished training is malformed, or cannot be written.
-    """
+    """Make, train and measure a mechanism, and write its record; an unfinished training resumes."""
     place = place_of(directory, shared.seed, mechanism.name)
     place.parent.mkdir(parents=True, exist_ok=True)
     made = mechanism.make(shared)
