@@ -139,7 +139,11 @@ def export_classifier(
             if labels
             else ScorePostprocess(logits=_LOGITS, output=SCORE)
         ),
-        measures=tuple(measure for source in sources for measure in _measures(source)),
+        measures=tuple(
+            msgspec.structs.replace(measure, split=f"{measure.split}, tier {source.tier}")
+            for source in sources
+            for measure in source.measures
+        ),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(
@@ -188,10 +192,4 @@ def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list
     return [
         Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
         Tier(name=f"{name}-int8", artifacts=tuple(by_precision[True]), golden=golden),
-    ]
-
-
-def _measures(source: _Source) -> list[Measure]:
-    return [
-        msgspec.structs.replace(measure, split=f"{measure.split}, tier {source.tier}") for measure in source.measures
     ]

@@ -116,22 +116,11 @@ def compare(
     if lengths:
         on_mechanism("lengths", 0)
     measured = measure_lengths(config, lengths, settings.calls, directory / "lengths.json") if lengths else ()
-    return _result(task, data, settings, mechanisms, measured, directory)
-
-
-def _result(
-    task: Task,
-    data: Data,
-    settings: Settings,
-    mechanisms: Sequence[Mechanism],
-    lengths: tuple[Length, ...],
-    directory: Path,
-) -> Result:
     names = [name for one in mechanisms for name in ((one.name, one.name + INT8) if one.int8 else (one.name,))]
     places = {name: [place_of(directory, seed, name) for seed in settings.seeds] for name in names}
     rows = tuple(row_of(places[name], places[FULL], task.headline, tuple(data.measured)) for name in names)
     records = tuple(record for name in names for place in places[name] if (record := read_record(place)))
-    result = Result(settings, task.headline, rows, lengths, records)
+    result = Result(settings, task.headline, rows, measured, records)
     write_whole(directory / RESULTS, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 

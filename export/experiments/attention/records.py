@@ -23,8 +23,6 @@ from export.tasks.recipe import Recipe
 from export.tasks.tokens import Batch, Encoded, sorted_batches
 
 _RECORD = "record.json"
-
-
 #: Share of the coordinates of each original head that is left, [layers, H].
 Kept: TypeAlias = tuple[tuple[float, ...], ...]
 _BATCH = 32
