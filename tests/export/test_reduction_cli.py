@@ -20,6 +20,11 @@ from export.tasks.models import open_model, open_tuned
 from tests.support.task_data import invoke
 
 
+@pytest.fixture(autouse=True)
+def _recorded_data_directory(monkeypatch):
+    monkeypatch.delenv("FEWHEADS_DATA", raising=False)
+
+
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     options = ("--data-dir", place, "--calibration", 200, "--tokens", 16, "--target-speedup", 1.05)
     result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--json"))
