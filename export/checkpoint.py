@@ -60,9 +60,6 @@ def save(
 def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) -> tuple[ModuleT, RunConfig, RunMetrics]:
     """Read a run directory.
 
-    Args:
-        models: constructors by the model's name.
-
     Returns:
         The module with its weights, in evaluation mode, the configuration and the metrics.
 

@@ -30,11 +30,7 @@ def to_onnx(
         module: to convert; it is put into evaluation mode.
         inputs: example inputs by their new names, in the order of the module's arguments. A dynamic dimension needs at
             least two items: the exporter takes one for a constant.
-        outputs: names of the outputs.
         dynamic: for each input with dynamic dimensions, dimension to symbolic name.
-
-    Raises:
-        onnx.checker.ValidationError: the exporter wrote an invalid model.
     """
     shapes = tuple(
         {dimension: torch.export.Dim(label) for dimension, label in dynamic.get(name, {}).items()} for name in inputs
@@ -73,7 +69,6 @@ def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subje
 
     Raises:
         GoldenError: a difference exceeds the tolerance.
-        BundleError: ONNX Runtime rejects the model.
     """
     runner = OnnxRuntimeRunner(model, subject=subject)
     try:

@@ -1,12 +1,4 @@
-"""Errors of the workstation, beside those of :mod:`edge.errors`.
-
-- FewheadsError
-  - DataError              a data set is missing or malformed
-  - TrainingError          a training run cannot go on
-  - CheckpointError        a run directory breaks its format, or cannot be read or written
-  - ReductionError         a model cannot be reduced with the given inputs
-  - PlanError              a plan of reduction does not fit, cannot be met, or cannot explain a speed-up
-"""
+"""Errors of the workstation, beside those of :mod:`edge.errors`."""
 
 from __future__ import annotations
 

@@ -21,9 +21,6 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
     Args:
         width: in inches.
         without: alternative to an installation of matplotlib, for the message.
-
-    Raises:
-        UsageError: there is no matplotlib.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,11 +34,7 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
 
 
 def check_plot(path: Path) -> None:
-    """Check before the work that its figure can be drawn in the format of its suffix.
-
-    Raises:
-        UsageError: there is no matplotlib, or the suffix is unknown.
-    """
+    """Check before the work that its figure can be drawn in the format of its suffix."""
     new_figure(1, 1)
     if path.suffix not in _SUFFIXES:
         expected = f"a file that ends in {' or '.join(_SUFFIXES)}"
@@ -49,11 +42,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure whole or not at all; the suffix is the format: ``.png``, ``.svg`` or ``.pdf``.
-
-    Raises:
-        UsageError: the file cannot be written, or not in this format.
-    """
+    """Write a figure whole or not at all; the suffix is the format: ``.png``, ``.svg`` or ``.pdf``."""
     path, data = Path(path), io.BytesIO()
     try:
         figure.savefig(data, dpi=120, format=path.suffix.removeprefix("."))

@@ -38,7 +38,6 @@ def resampled(metric: Callable[..., Array], *arrays: Array, generator: np.random
     """Return a metric of each resample of the items, [:data:`RESAMPLES`].
 
     Args:
-        metric: takes as many arrays [..., n] as there are, and returns [...].
         arrays: [n] each; an item has the same position in all of them.
         generator: see :func:`draws`.
     """

@@ -24,12 +24,6 @@ Inputs = Mapping[str, Path | None]
 def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out: str = "another --out") -> None:
     """Check the path of a new run directory.
 
-    Args:
-        option: that gave the path, for the message.
-        inputs: everything that the command reads.
-        replace: whether an earlier run may be replaced.
-        way_out: other options of the user, for the message.
-
     Raises:
         UsageError: the path overlaps an input, cannot be written, holds an earlier run and ``replace`` is not set, or
             holds something that is not a run.
@@ -38,16 +32,12 @@ def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out
 
 
 def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
-    """Check the path of a new bundle, ``REPOSITORY/NAME-VERSION``.
-
-    Raises:
-        UsageError: as :func:`check_run`.
-    """
+    """Check the path of a new bundle, ``REPOSITORY/NAME-VERSION``."""
     name = path.name.rpartition("-")[0]
     versions = (other.name.rpartition("-")[2] for other in path.parent.glob(f"{name}-*"))
     free = max((int(version) for version in versions if version.isdecimal()), default=0) + 1
     way_out = f"--version {free}, or another --repository"
-    _check_directory("bundle", path, inputs, _is_bundle, "bundle", replace, way_out)
+    _check_directory("bundle", path, inputs, lambda path: (path / MANIFEST_NAME).is_file(), "bundle", replace, way_out)
 
 
 def check_name(option: str, name: str | None) -> str:
@@ -83,8 +73,6 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
     """Check the directory of an experiment, which resumes and never replaces anything.
 
     Args:
-        option: that gave the path, for the message.
-        inputs: everything that the command reads.
         settings: name of the file, or directory, by which the command recognises its own experiment.
 
     Raises:
@@ -94,7 +82,7 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
     _check_apart(option, path, inputs, way_out)
     _check_writable(option, path / settings, way_out)
     if path.is_dir() and any(path.iterdir()) and not any(path.glob(settings)):
-        given, expected = (Literally("a directory with other files"), "an empty path or an earlier experiment")
+        given, expected = Literally("a directory with other files"), "an empty path or an earlier experiment"
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
 
 
@@ -110,10 +98,6 @@ def _check_directory(
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
     if not replace:
         raise _existing(option, path, f"an existing {what}", way_out)
-
-
-def _is_bundle(path: Path) -> bool:
-    return (path / MANIFEST_NAME).is_file()
 
 
 def _check_apart(option: str, path: Path, inputs: Inputs, way_out: str) -> None:

@@ -28,7 +28,6 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The processor that a run was made on.
 
     Attributes:
-        name: as it calls itself.
         features: of AVX2, AVX-512, VNNI, I8MM, BF16 and AMX, those that it has; None where the kernel lists no flags.
     """
 

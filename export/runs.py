@@ -39,9 +39,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Configuration of a run: how to rebuild its model, and the origin of its weights.
 
     Attributes:
-        model: its name.
-        arguments: rebuild the network.
-        provenance: how and when the weights were made.
         data_dir: absolute path of the ``--data-dir`` that the run was trained with; None where it used none.
         speedup: over the model that it was reduced from; None for a model that was never reduced.
         precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
@@ -61,10 +58,6 @@ class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Results of a run.
 
     Attributes:
-        epochs: of training.
-        best_epoch: whose weights were kept.
-        seconds: of the training or reduction.
-        measures: the measured accuracy.
         losses: mean loss of each epoch of a fine-tuning.
         scores: on the hold-out, of each epoch of a fine-tuning.
     """
@@ -86,11 +79,7 @@ def is_run(directory: Path) -> bool:
 
 
 def read_config(directory: str | Path) -> RunConfig:
-    """Read the configuration of a run.
-
-    Raises:
-        CheckpointError: the directory or the file is missing, or the file is malformed.
-    """
+    """Read the configuration of a run."""
     directory = Path(directory)
     if not directory.is_dir():
         given = Literally("a file" if directory.exists() else "nothing there")
@@ -100,11 +89,7 @@ def read_config(directory: str | Path) -> RunConfig:
 
 
 def recorded(directory: str | Path) -> RunConfig | None:
-    """Return the configuration of a run; None for another directory, such as a Hugging Face model.
-
-    Raises:
-        CheckpointError: the configuration is missing or malformed.
-    """
+    """Return the configuration of a run; None for another directory, such as a Hugging Face model."""
     return read_config(directory) if (Path(directory) / WEIGHTS).exists() else None
 
 
@@ -125,11 +110,7 @@ def data_dir_of(config: RunConfig | None, given: Path | None) -> Path:
 
 
 def decode(path: Path, kind: type[StructT]) -> StructT:
-    """Decode one of the JSON files.
-
-    Raises:
-        CheckpointError: it is missing or malformed.
-    """
+    """Decode one of the JSON files."""
     try:
         return msgspec.json.decode(read(path), type=kind)
     except msgspec.DecodeError as error:  # ValidationError is one too
@@ -138,11 +119,7 @@ def decode(path: Path, kind: type[StructT]) -> StructT:
 
 
 def read(path: Path) -> bytes:
-    """Return the contents of a file of a run.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Return the contents of a file of a run."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -23,8 +23,6 @@ class ExportedArtifact(NamedTuple):
     """One ONNX file.
 
     Attributes:
-        artifact: its entry in the manifest.
-        data: its bytes.
         largest_difference: absolute difference of its outputs to torch's over the given inputs.
     """
 
@@ -73,14 +71,12 @@ def export_tier(
         inputs: real inputs by name, at least two rows, with which the files are checked. Token ids, masks and segments
             are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with dynamic N.
         calibration: other real inputs by the same names, for the ranges of INT8.
-        outputs: names of the outputs.
         name: of the tier; the files are named after it.
         dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
 
     Raises:
         GoldenError: the outputs of a file differ from torch's.
-        onnx.checker.ValidationError: a file is no valid ONNX.
     """
     if dynamic is None:
         dynamic = {

@@ -21,9 +21,6 @@ class Target(NamedTuple):
     """A bundle to make.
 
     Attributes:
-        directory: of the bundle.
-        name: of the model.
-        runs: that become its tiers.
         tiers: their names; empty for a calculator, which has one tier.
         data_dir: data directory of fine-tuned runs.
     """
@@ -49,18 +46,16 @@ def targets_of(
 
     Args:
         name: of the bundle of fine-tuned runs; None for calculators.
-        tiers: names of the tiers, or empty for names by speed.
         data_dir: data directory; None for the one that the first run recorded.
 
     Raises:
-        CheckpointError: a run cannot be read.
-        DataError: the recorded data directory is gone.
         UsageError: names and runs do not go together, or a bundle may not be written to its path.
     """
     configs = [_config(run) for run in runs]
     found = data_dir_of(configs[0], data_dir)
     if name is None:
-        targets = [_calculator(run, config, repository, version, tiers, found) for run, config in _pairs(runs, configs)]
+        pairs = zip(runs, configs, strict=True)
+        targets = [_calculator(run, config, repository, version, tiers, found) for run, config in pairs]
     else:
         targets = [_classifier(runs, configs, repository / f"{name}-{version}", name, tiers, found)]
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
@@ -72,10 +67,6 @@ def targets_of(
             raise UsageError(f"bundle {target.directory}", given=given, expected="one run for each bundle", fix=fix)
         check_bundle(target.directory, inputs, replace=replace)
     return targets
-
-
-def _pairs(runs: Sequence[Path], configs: Sequence[RunConfig]) -> list[tuple[Path, RunConfig]]:
-    return list(zip(runs, configs, strict=True))
 
 
 def _config(run: Path) -> RunConfig:
@@ -106,7 +97,7 @@ def _calculator(
 def _classifier(
     runs: Sequence[Path], configs: Sequence[RunConfig], directory: Path, name: str, tiers: Sequence[str], data_dir: Path
 ) -> Target:
-    for run, config in _pairs(runs, configs):
+    for run, config in zip(runs, configs, strict=True):
         if config.model in CALCULATORS:
             expected = f"no name for run {run}, because the bundle of a calculator is named {config.model}"
             raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")

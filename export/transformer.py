@@ -42,13 +42,9 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     Attributes:
         architecture: decides the embeddings and the place of the normalisation.
         dim: d, the width of a token.
-        layers: a shape for each.
         vocab_size: number of tokens; unused for images.
         max_positions: the longest sequence; for images patches and one.
         segments: number of segment embeddings; 0 is none.
-        image_size: pixels of a side.
-        patch_size: pixels of a patch's side.
-        channels: colours.
         norm_eps: of every layer normalisation.
         tanh_gelu: GELU by its tanh approximation, as GPT-2 has it.
     """
@@ -116,7 +112,7 @@ class Layer(nn.Module):
         self.attention_constant = nn.Parameter(torch.zeros(config.dim)) if self.attention is None else None
         self.feed_forward_constant = nn.Parameter(torch.zeros(config.dim)) if self.feed_forward is None else None
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return [N, T, d] for x [N, T, d] and mask [N, T] (1 is a token, 0 padding)."""
         return self.after_feed_forward(self.after_attention(x, mask))
 

@@ -66,9 +66,6 @@ def measured_curve(config: TransformerConfig, tokens: int, *, cache: Path | None
 class Budget(nn.Module):
     """The multipliers, which are part of the model's state, and the loss.
 
-    Args:
-        target: C*, between the cost without heads and 1.
-
     Raises:
         UsageError: the target is outside of that range.
     """

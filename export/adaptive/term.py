@@ -39,7 +39,6 @@ class Target(msgspec.Struct, frozen=True):
     """The Lagrangian of :mod:`export.adaptive.budget`.
 
     Attributes:
-        curve: cost of a layer.
         cost: C*, the target.
         rate: the learning rate of the scorers, in units of the recipe's.
     """

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.expression import TOKENS
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier, Tolerance
@@ -46,9 +46,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
     """Write the bundle of a run to ``repository/<model>-<version>``.
 
     Raises:
-        CheckpointError: the run cannot be read.
         GoldenError: ONNX Runtime's answers differ from torch's by more than the tolerance.
-        BundleError: the bundle cannot be written.
     """
     model, config, _ = load_run(run, MODELS)
     name = config.model
@@ -63,6 +61,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
     runner.close()
     if isinstance(model, Transformer4) and model.adaptive:
         measures += head_use(model, splits)
+    artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=OPSET, tolerance=tolerance)
     manifest = Manifest(
         name=name,
         version=version,
@@ -71,7 +70,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
         outputs=(TensorSpec("value", "FP32", (-1, 1)),),
         max_batch_size=MAX_BATCH_SIZE,
         profile={"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))},
-        tiers=(Tier(name=FULL, artifacts=(_artifact(tolerance),)),),
+        tiers=(Tier(name=FULL, artifacts=(artifact,)),),
         golden="golden.npz",
         files={},
         provenance=config.provenance,
@@ -80,13 +79,9 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
         ),
         measures=measures,
     )
-    files = {"model.onnx": onnx_model, manifest.golden: _golden(model, splits).encode()}
-    written: Bundle = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
+    files = {artifact.file: onnx_model, manifest.golden: _golden(model, splits).encode()}
+    written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(str(written.path), difference, len(onnx_model))
-
-
-def _artifact(tolerance: Tolerance) -> Artifact:
-    return Artifact(file="model.onnx", runtime="any", precision="fp32", opset=OPSET, tolerance=tolerance)
 
 
 def _golden(model: Regressor, splits: Mapping[str, Split]) -> Golden:

@@ -115,12 +115,7 @@ class Gate(Regressor):
 
 
 class EncoderLayer(nn.Module):
-    """A post-LN transformer encoder layer: attention, then two linear layers with a ReLU between.
-
-    Args:
-        num_heads: heads, of width ``dim / num_heads`` each.
-        hidden: the width between the two linear layers.
-    """
+    """A post-LN transformer encoder layer: attention, then two linear layers with a ReLU between."""
 
     def __init__(self, dim: int, num_heads: int, hidden: int, adaptive: AdaptiveMode | None) -> None:
         super().__init__()

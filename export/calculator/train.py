@@ -28,12 +28,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a training.
 
     Attributes:
-        epochs: the maximum.
         peak_learning_rate: after the warm-up.
         patience: epochs without a fall of the validation loss by ``min_delta`` until the training stops.
         min_delta: in units of the loss.
-        batch_size: items per step.
-        betas: of Adam.
         weight_decay: decoupled (AdamW); 0 is plain Adam.
         clip_norm: the largest norm of one tensor's gradient, as Keras' ``clipnorm`` has it; None does not clip.
         warmup_share: the share of all steps in which the learning rate rises from 0.
@@ -202,7 +199,6 @@ def train_run(
 
     Raises:
         TrainingError: the loss is no longer a finite number.
-        CheckpointError: the run directory cannot be written.
     """
     arguments = {"adaptive": adaptive} if adaptive else {}
     model = create(name, seed, **arguments)

@@ -21,12 +21,7 @@ FLOP_PER_CLOCK = {"fp32": 2048.0, "fp16": 16384.0, "int8": 32768.0}
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """A power mode.
-
-    Attributes:
-        gpu_mhz: the GPU's highest clock.
-        memory_mhz: the memory's.
-    """
+    """A power mode."""
 
     gpu_mhz: float
     memory_mhz: float
@@ -58,11 +53,7 @@ DEVICES = {
 
 
 def mode_of(device: str, mode: str) -> Mode:
-    """Return a power mode of a board.
-
-    Raises:
-        UsageError: the board has no such mode.
-    """
+    """Return a power mode of a board."""
     modes = DEVICES[device].modes
     if mode not in modes:
         expected = f"one of {', '.join(modes)}, the modes of {device}"

@@ -25,9 +25,6 @@ class Row(msgspec.Struct, frozen=True):
     """One tier for inputs of one size.
 
     Attributes:
-        tier: its name.
-        precision: of the tier's file.
-        rows: the batch.
         tokens: of each input; None where the model's inputs have a fixed size.
         milliseconds: the latency, predicted or the sum of measured layers.
         prediction: the predicted latency, and its parts.
@@ -51,16 +48,8 @@ class Estimate(msgspec.Struct, frozen=True):
     """Predictions for a bundle on a board.
 
     Attributes:
-        bundle: its directory.
-        device: the board, for people.
-        power_mode: of the board.
-        label: of the rows without another label: a prediction.
-        band: the error band, as a share of each latency.
         bias: the known direction of the error.
-        kernels: how launches were counted.
-        rows: of all tiers and sizes.
         recommended_tier: the tier to take, if its accuracy suffices.
-        recommendation: the reason.
     """
 
     bundle: str
@@ -88,9 +77,6 @@ class MeasuredTable(NamedTuple):
     def read(cls, path: Path, device: str, power_mode: str) -> MeasuredTable:
         """Read a table.
 
-        Args:
-            device: a name in :data:`export.estimate.devices.DEVICES`.
-
         Raises:
             UsageError: it is no table, a prediction itself, or of another runtime, board or power mode.
         """
@@ -106,11 +92,7 @@ class MeasuredTable(NamedTuple):
         return cls(path, table)
 
     def check_model(self, dense: Halves, dim: int) -> None:
-        """Check that the table is of this model.
-
-        Raises:
-            UsageError: the layers of the first tier are not the table's dense layer.
-        """
+        """Check that the table is of this model."""
         shapes = {Shape(*heads, units) for heads, units in zip(dense.attention, dense.feed_forward, strict=False)}
         found = " and ".join(sorted(shape.name for shape in shapes)) or "no layers"
         check_key(
@@ -162,15 +144,12 @@ def estimate_bundle(
     """Predict the latency of each tier of a bundle.
 
     Args:
-        device: a name in :data:`export.estimate.devices.DEVICES`.
         lengths: tokens; empty for 32 and 128, as far as the bundle takes them.
         table: a measured latency table; its times replace the predictions of tiers in its precision for one row.
-        on_tier: called with how many tiers are done, of how many.
 
     Raises:
         UsageError: the mode does not exist, the bundle does not take inputs of a given size, or the table is of another
             model, runtime, board or power mode.
-        BundleError: the bundle is broken, or has no file for TensorRT.
     """
     mode = mode_of(device, power_mode)
     bundle = Bundle.open(path)

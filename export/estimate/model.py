@@ -21,8 +21,6 @@ from export.estimate.operations import Halves, halves_of, work_of
 from export.estimate.roofline import Prediction, predict, usual_kernels
 
 RUNTIME = "tensorrt"
-
-
 #: Ampere, as the Orin's GPU; TensorRT-RTX does not compile for its SM87.
 COMPUTE_CAPABILITY = "SM86"
 _LAYER = re.compile(r"^Name: (.+?), LayerType: (\w+)", re.MULTILINE)

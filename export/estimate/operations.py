@@ -24,7 +24,6 @@ class Work(msgspec.Struct, frozen=True):
         weight_bytes: bytes of all constants that a run reads whole; embeddings, of which it reads a few rows, are not
             among them.
         products: products with weights.
-        attention: softmaxes.
     """
 
     gflop: dict[str, float]
@@ -34,12 +33,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Halves(msgspec.Struct, frozen=True):
-    """The halves of transformer layers that a graph has, in its order.
-
-    Attributes:
-        attention: heads and their width.
-        feed_forward: hidden units.
-    """
+    """The halves of transformer layers that a graph has, in its order."""
 
     attention: tuple[tuple[int, int], ...]
     feed_forward: tuple[int, ...]
@@ -126,11 +120,7 @@ class _Graph:
         self._types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Raises:
-            BundleError: it is not known.
-        """
+        """Return the shape of a tensor."""
         if name in self._constants:
             return tuple(self._constants[name].dims)
         found = self._types.get(name)

@@ -34,13 +34,9 @@ class Prediction(msgspec.Struct, frozen=True):
 
     Attributes:
         milliseconds: of one run on the GPU, without server and network: ``launch_ms`` and the longer of the other two.
-        low_ms: the low end of the error band.
-        high_ms: the high end.
         launch_ms: the least time of all kernels.
-        compute_ms: of the products.
         memory_ms: of reading the weights.
         gflop: 10⁹ operations, all precisions together.
-        kernels: launches of a run.
     """
 
     milliseconds: float

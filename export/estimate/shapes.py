@@ -30,13 +30,7 @@ def estimate_shapes(
     """Predict the table that ``fewheads profile`` measures; its label says that it is a prediction.
 
     Args:
-        device: a name in :data:`export.estimate.devices.DEVICES`.
         lengths: tokens; empty for those of the directory.
-        on_shape: called with how many shapes are done, of how many.
-
-    Raises:
-        UsageError: the directory or an option does not fit.
-        BundleError: a bundle is broken, or has no file for TensorRT.
     """
     mode = mode_of(device, power_mode)
     shapes = ShapeSet.read(directory)

@@ -36,10 +36,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Epochs and examples of a task's training.
 
     Attributes:
-        teacher_epochs: of the first fine-tuning.
-        epochs: of the distillation after it.
         calibration: examples for the reduction: some thousand tokens.
-        limit: most examples to train on; None is all.
     """
 
     teacher_epochs: int
@@ -71,7 +68,6 @@ class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings that the results of a family depend on; other settings need another directory.
 
     Attributes:
-        seed: of heads and orders of examples.
         model: SHA-256 of the Hugging Face directory.
         data: SHA-256 of the task's files.
         machine: from :func:`export.experiments.settings.machine`.
@@ -107,12 +103,7 @@ def settings_of(
     """Return the settings of every family, seed by seed; the data of all tasks are read and checked.
 
     Args:
-        tasks: names in :data:`BUDGETS`.
-        data_dir: contains ``glue/``.
         changes: fields of every task's budget to replace.
-
-    Raises:
-        DataError: the data of a task are missing or malformed.
     """
     start, digests = digest(model, "*.json", "*.safetensors"), {}
     for task in tasks:
@@ -135,12 +126,7 @@ def settings_of(
 
 
 def family_inputs(task: Task, model: Path, data_dir: Path, *, budget: Budget, settings: Settings) -> FamilyInputs:
-    """Read the inputs of a task's families.
-
-    Raises:
-        CheckpointError: the model's tokenizer cannot be read.
-        DataError: the data are missing or malformed.
-    """
+    """Read the inputs of a task's families."""
     reader = load_tokenizer(model)
     data = prepare(task, data_dir, reader, max_length=settings.max_length, limit=budget.limit)
     return FamilyInputs(task, model, reader, data_dir, data)
@@ -157,9 +143,6 @@ def stages(inputs: FamilyInputs, directory: Path, *, seed: int, budget: Budget, 
     """Yield the missing runs of a family, in order; each must be made before the next is taken.
 
     A finished run is left out, and an unfinished one resumes.
-
-    Raises:
-        CheckpointError: the model, or a run, cannot be read.
     """
 
     def tune(name: str, source: Path, epochs: int, teacher: Path | None, watch: Watch) -> None:

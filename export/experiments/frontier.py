@@ -47,7 +47,6 @@ class Point(msgspec.Struct, frozen=True):
         int8_speedup: over the dense INT8 model.
         average: the mean headline metric over the tasks, times 100.
         difference: of the average to the dense FP32 model's, in points.
-        tasks: each task alone.
     """
 
     tier: str
@@ -67,8 +66,6 @@ class Frontier(msgspec.Struct, frozen=True):
 
     Attributes:
         seeds: families of each task.
-        items: of each task.
-        mean_tokens: of an item of each task.
         processors: with their features, on which INT8 speeds depend.
     """
 
@@ -84,10 +81,6 @@ def frontier_of(families: Sequence[MeasuredFamily], out: Path) -> Frontier:
 
     Args:
         families: complete; tasks may differ in their number of seeds.
-        out: directory of the experiment.
-
-    Raises:
-        CheckpointError: the predictions of a family are missing.
     """
     tasks: dict[str, list[MeasuredFamily]] = {}
     for family in families:

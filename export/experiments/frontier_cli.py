@@ -126,16 +126,8 @@ def _family(family: FamilySettings, model: Path, data_dir: Path, directory: Path
 
 
 def _print(found: Frontier) -> None:
-    columns = (
-        "tier",
-        "precision",
-        "speed-up",
-        "at 128 tokens",
-        "over dense INT8",
-        "average",
-        "points",
-        "95 % interval",
-    )
+    speeds = ("speed-up", "at 128 tokens", "over dense INT8")
+    columns = ("tier", "precision", *speeds, "average", "points", "95 % interval")
     rows = [
         (
             point.tier,

@@ -51,7 +51,6 @@ class Measured(msgspec.Struct, frozen=True):
         speedup: the dense FP32 model's time over its time, in neighbouring calls for one item: the median over dev.
         fixed_speedup: the same for :data:`FIXED_TOKENS` tokens.
         median_ms: of an item of dev.
-        file_bytes: of the ONNX file.
     """
 
     tier: str
@@ -68,8 +67,6 @@ class MeasuredFamily(msgspec.Struct, frozen=True):
 
     Attributes:
         dense: the run of the dense model, the better one on the hold-out.
-        items: of dev.
-        mean_tokens: of an item.
         files: dense FP32 first.
         processor: of the measurement; earlier versions did not record it.
     """
@@ -97,11 +94,7 @@ def measure_family(
 ) -> MeasuredFamily:
     """Measure a trained family, and store its predictions, too, for paired comparisons.
 
-    Args:
-        on_item: called with the number of items done, and of all items.
-
     Raises:
-        CheckpointError: a run is missing or malformed.
         PlanError: a tier is faster than the removed multiplications can explain, against the dense model in the same
             precision: the machine was too busy.
     """
@@ -143,11 +136,7 @@ def measure_family(
 
 
 def read_measured(directory: Path) -> MeasuredFamily | None:
-    """Return the measurements of a family; None if there are none.
-
-    Raises:
-        CheckpointError: they are malformed.
-    """
+    """Return the measurements of a family; None if there are none."""
     path = directory / _MEASURED
     try:
         return msgspec.json.decode(path.read_bytes(), type=MeasuredFamily) if path.exists() else None
@@ -164,11 +153,7 @@ def better_dense(task: Task, directory: Path) -> str:
 
 
 def read_answers(directory: Path) -> tuple[dict[tuple[str, str], Array], Array]:
-    """Return the predictions of each tier and precision for dev, [n], and dev's targets, [n].
-
-    Raises:
-        CheckpointError: the family was not measured.
-    """
+    """Return the predictions of each tier and precision for dev, [n], and dev's targets, [n]."""
     path = directory / _ANSWERS
     try:
         with np.load(path, allow_pickle=False) as arrays:

@@ -82,7 +82,6 @@ def export_own(
         UsageError: the file, the name or an option does not fit, or the bundle exists; the message names the option
             that helps.
         GoldenError: repeated runs of the graph give other outputs.
-        BundleError: the bundle cannot be written.
     """
     name = check_name("--name", name)
     target = Path(repository) / f"{name}-{version}"

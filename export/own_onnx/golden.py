@@ -17,8 +17,6 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 #: The tolerance of the golden check as a share of the outputs' spread: other processors round differently.
 _SHARES = {"fp32": 1e-3, "fp16": 0.02, "int8": 0.1}
 _REAL_INPUTS = "Give real inputs with --inputs FILE.npz."
-
-
 SEED = 0
 #: Name of random inputs in the provenance and in the output of the command.
 RANDOM = "random"
@@ -28,11 +26,7 @@ _ROWS = 8
 def random_inputs(
     inputs: Sequence[TensorSpec], profile: Mapping[str, Profile], max_batch_size: int
 ) -> dict[str, Array]:
-    """Return random inputs of the usual shapes, at most 8 rows: normal floats; integers 0 and 1, which index any table.
-
-    Raises:
-        UsageError: an input is text.
-    """
+    """Return random inputs of the usual shapes, at most 8 rows: normal floats; integers 0 and 1, valid in any table."""
     generator = np.random.default_rng(SEED)
     arrays = {}
     for spec in inputs:
@@ -54,7 +48,6 @@ def read_inputs(
     """Return the arrays of an ``.npz``, each under the name of its input.
 
     Args:
-        profile: of each input with a -1.
         max_batch_size: rows of a run at most; more golden rows are run in parts. 0 where there is no batch dimension.
 
     Raises:
@@ -111,9 +104,6 @@ def golden_outputs(
 ) -> dict[str, Array]:
     """Return the outputs for golden inputs.
 
-    Args:
-        max_batch_size: rows of a run at most; 0 where there is no batch dimension.
-
     Raises:
         UsageError: ONNX Runtime fails, an output has other rows than the inputs, or a value is not finite.
     """
@@ -155,11 +145,7 @@ def tolerance_of(golden: Golden, precision: str) -> Tolerance:
 def check_repeatable(
     runner: OnnxRuntimeRunner, golden: Golden, tolerance: Tolerance, max_batch_size: int, path: Path
 ) -> None:
-    """Check that a second run of the graph gives the golden outputs.
-
-    Raises:
-        GoldenError: it does not; the message has the difference.
-    """
+    """Check that a second run of the graph gives the golden outputs."""
     again = golden_outputs(runner, golden.inputs, max_batch_size, path)
     for diff in compare(again, golden, tolerance).outputs:
         if not diff.passed:
@@ -172,11 +158,7 @@ def check_repeatable(
 
 
 def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance: Tolerance, path: Path) -> None:
-    """Check that a row's output does not depend on its neighbours: a server joins the requests of several clients.
-
-    Raises:
-        UsageError: it does; the message has the difference.
-    """
+    """Check that a row's output does not depend on its neighbours: a server joins the requests of several clients."""
     row = {name: array[:1] for name, array in golden.inputs.items()}
     beside = {name: np.concatenate([array, _neighbour(golden.inputs[name])]) for name, array in row.items()}
     joined = {name: output[:1] for name, output in _computed(runner, beside, 0, path).items()}

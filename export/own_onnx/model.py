@@ -24,8 +24,6 @@ class OwnModel(NamedTuple):
     """An ONNX file.
 
     Attributes:
-        path: where it was read.
-        data: its bytes, all weights inside.
         opset: of the ONNX standard.
         precision: the lowest that the graph computes in: ``fp32``, ``fp16`` or ``int8``.
         producer: the program that wrote it, as it names itself.

@@ -74,11 +74,7 @@ def is_own_onnx(runs: Sequence[Path], own: OwnOptions) -> bool:
 
 
 def refuse_tiers(path: Path, tiers: Sequence[str], artifacts: Sequence[str]) -> None:
-    """Refuse the options that only fine-tuned runs have.
-
-    Raises:
-        UsageError: one of them is given with an ONNX file.
-    """
+    """Refuse the options that only fine-tuned runs have."""
     for option, values in (("--tier-name", tiers), ("--artifacts", artifacts)):
         if values:
             expected = f"no such option for {path}, which becomes one tier for every runtime"

@@ -36,9 +36,6 @@ def parse_shapes(given: Sequence[str]) -> Shapes:
 def profiles(inputs: Sequence[TensorSpec], max_batch_size: int, shapes: Mapping[str, Profile]) -> dict[str, Profile]:
     """Return the profile of each input with a -1; the batch alone needs no ``--shape``.
 
-    Args:
-        max_batch_size: rows of a run at most; 0 where there is no batch dimension.
-
     Raises:
         UsageError: a shape is missing, superfluous, or does not fit its input.
     """

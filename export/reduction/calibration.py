@@ -107,9 +107,6 @@ def attention_statistics(
 ) -> tuple[AttentionStatistics, list[Tensor]]:
     """Run a layer's attention over calibration inputs.
 
-    Args:
-        states: input of the layer, [N, T, d] for each batch.
-
     Returns:
         The statistics, and the output of the layer's first half for each batch.
 

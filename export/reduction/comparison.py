@@ -17,10 +17,7 @@ class DevicePlan(msgspec.Struct, frozen=True):
     """The plan for one device.
 
     Attributes:
-        device: its name.
         label: whether its times are measured or predicted.
-        key: of its latency table.
-        layers: the shape of each layer.
         loss: sum of the layers' losses, a divergence of the outputs.
         speedups: of this plan on each device, in the order of the plans.
     """
@@ -34,15 +31,7 @@ class DevicePlan(msgspec.Struct, frozen=True):
 
 
 class PlanComparison(msgspec.Struct, frozen=True):
-    """Plans of one model for the same target on several devices.
-
-    Attributes:
-        run: the model.
-        tokens: in the one input of each call.
-        target_speedup: of the whole model, on each device.
-        dense: the shape that each layer has.
-        plans: one for each device.
-    """
+    """Plans of one model for the same target on several devices."""
 
     run: str
     tokens: int
@@ -66,15 +55,8 @@ def compare_plans(
 
     Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
 
-    Args:
-        source: a run of ``fewheads finetune``.
-
     Raises:
-        UsageError: the source is not a run on a task, or a table does not fit.
-        DataError: the data are missing or malformed.
-        CheckpointError: the source cannot be read.
         ReductionError: the model is reduced already, or there are too few examples.
-        PlanError: no plan is that fast on a device.
     """
     source = Path(source)
     opened = open_source(source, data_dir, examples)

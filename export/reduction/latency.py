@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError, Whole
@@ -29,11 +30,7 @@ from export.transformer import Layer, LayerShape, TransformerConfig
 
 
 def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) -> Comparison:
-    """Time two ONNX models in turns, ``calls`` of each after a warm-up.
-
-    Raises:
-        BundleError: ONNX Runtime rejects a model.
-    """
+    """Time two ONNX models in turns, ``calls`` of each after a warm-up."""
     models = {"dense": dense, "other": other}
     runners = {name: OnnxRuntimeRunner(model, subject="a model to be timed") for name, model in models.items()}
     seconds = times_in_turns(runners, feeds, calls)
@@ -75,7 +72,6 @@ def measure_layers(
         config: of the model; its first layer is the dense one.
         lengths: numbers of tokens; one input at a time.
         cache: a JSON file; one of another machine, version or model is replaced.
-        on_shape: called with the number of shapes done, and of all shapes.
     """
     key = machine_key(config)
     table = _cached(cache, key)
@@ -194,7 +190,7 @@ def model_key(config: TransformerConfig) -> dict[str, str]:
 
 def _block(config: TransformerConfig, shape: LayerShape) -> bytes:
     inputs = {name: torch.from_numpy(array) for name, array in layer_feeds(config, 16).items()}
-    return to_onnx(LayerBlock(Layer(config, shape)), inputs, ["y"], {name: {1: "tokens"} for name in inputs})
+    return to_onnx(Layer(config, shape), inputs, ["y"], {name: {1: "tokens"} for name in inputs})
 
 
 def layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
@@ -205,24 +201,8 @@ def layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
     return {"x": x, "mask": np.ones((1, tokens), dtype=np.int64)}
 
 
-class LayerBlock(nn.Module):
-    """A layer with an optional mask, because images have none."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return [N, T, d]."""
-        output: Tensor = self.layer(x, mask)
-        return output
-
-
 def _cached(cache: Path | None, key: dict[str, str]) -> LatencyTable:
-    if cache is None or not cache.exists():
-        return LatencyTable(key=key)
-    try:
-        table = LatencyTable.read(cache)
-    except UsageError:  # it can be measured again, so a broken one is as good as none
-        return LatencyTable(key=key)
-    return table if table.key == key else LatencyTable(key=key)
+    with suppress(UsageError):  # it can be measured again, so a broken one is as good as none
+        if cache is not None and (table := LatencyTable.read(cache)).key == key:
+            return table
+    return LatencyTable(key=key)

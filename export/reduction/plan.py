@@ -35,8 +35,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         dim: d, the width of a token.
-        dense: the original shape of each layer.
-        layers: the plan of each layer.
     """
 
     dim: int
@@ -98,22 +96,14 @@ def check_speedup(plan: Plan, tokens: int, speedup: float, tolerance: float = TO
 
 
 def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape]) -> Plan:
-    """Return the plan with a shape for each layer of a model.
-
-    Raises:
-        PlanError: it does not fit.
-    """
+    """Return the plan with a shape for each layer of a model."""
     plan = Plan(config.dim, config.layers, tuple(LayerPlan(shape) for shape in shapes))
     check_plan(plan, config, "plan")
     return plan
 
 
 def check_plan(plan: Plan, config: TransformerConfig, subject: str) -> None:
-    """Check that a plan makes the layers of a model smaller.
-
-    Raises:
-        PlanError: it does not; the message has the first field that does not fit.
-    """
+    """Check that a plan makes the layers of a model smaller."""
     if (plan.dim, plan.dense) != (config.dim, config.layers):
         given = Literally("the plan of another model")
         raise PlanError(subject, given=given, expected=f"one for {len(config.layers)} layers of this", fix=_FIX)

@@ -61,7 +61,6 @@ def reduced_layer(
     Args:
         layer: the original, with heads and hidden units; it is not changed.
         plan: its shape; heads and hidden units that it leaves open are chosen here.
-        states: input of the layer, [N, T, d] for each batch.
 
     Returns:
         The new layer, the output of its first half for the states, and the report.
@@ -108,7 +107,6 @@ class ReducedModel(NamedTuple):
     Attributes:
         model: in evaluation mode; its configuration has the new shapes.
         plan: with the heads and hidden units that stay.
-        reports: one for each layer.
         expected_speedup: by the sum of the layers' times, not measured on the whole model.
     """
 
@@ -134,17 +132,13 @@ def reduce_model(
     Args:
         model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Their targets are not read.
-        target_speedup: of the whole model, above 1.
-        grid: options for the shape of a layer.
         times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
         rest: the time of embeddings and task head, in the same unit.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
-        on_progress: called after each layer.
 
     Raises:
         ReductionError: weights are not finite, layers differ or are reduced already, or the calibration set is too
             small.
-        PlanError: no plan is that fast.
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
     check_model(model)

@@ -33,16 +33,10 @@ class Reduced(msgspec.Struct, frozen=True):
     """Result of a reduction.
 
     Attributes:
-        directory: of the new run.
-        tokens: in the timed input.
         expected_speedup: by the sum of the layers' times, on the device of ``latency_key``.
         measured: both models in turns, on ONNX Runtime, one thread.
         bound: the largest speed-up that the removed multiplications allow, without the tolerance of
             :func:`export.reduction.plan.check_speedup`.
-        dense: the original shape of each layer.
-        layers: a report for each.
-        metrics: of the new model before any fine-tuning.
-        latency_key: of the latency table of the plan.
         latency_label: whether that table is measured or a prediction.
     """
 
@@ -62,11 +56,8 @@ class Device(NamedTuple):
     """Times of the parts of a model on a device.
 
     Attributes:
-        name: for people.
         label: ``measured``, or that it is a prediction.
-        key: of the latency table.
         times: of the options of a layer, in units of the dense one.
-        rest: of embeddings and task head, in the same unit.
     """
 
     name: str
@@ -112,16 +103,12 @@ def reduce_run(
     them, and a call with another target reuses them.
 
     Args:
-        source: a run of ``fewheads finetune``.
         directory: path of the new run; an earlier run there is replaced when this one is done.
-        tokens: in the timed input; images have a fixed number.
         examples: of the training set, for calibration.
         table_path: a latency table of the device to plan for; None measures this machine.
 
     Raises:
         UsageError: the source is not a run on a task, or the latency table is of another model or lacks entries.
-        DataError: the data are missing or malformed.
-        CheckpointError: the source cannot be read, or a file cannot be written.
         ReductionError: the model is reduced already, or there are too few examples.
         PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
     """
@@ -193,9 +180,6 @@ def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSour
     """Open a run and check that it can be reduced, before any step that takes minutes.
 
     Raises:
-        UsageError: the source is not a run on a task.
-        DataError: the data are missing or malformed.
-        CheckpointError: the source cannot be read.
         ReductionError: the model is reduced already, or there are too few examples.
     """
     found = open_model(source)

@@ -94,7 +94,6 @@ class LossMeter:
     """Measures the losses of one layer after the other, from the first on.
 
     Args:
-        batches: calibration inputs.
         states: input of the first layer, from :func:`export.reduction.states.embedded`.
     """
 
@@ -166,7 +165,6 @@ def choose_shapes(
 
     Args:
         rest: the time of embeddings and task head, in units of a dense layer, like ``times``.
-        subject: name of the target in errors.
 
     Raises:
         PlanError: no plan is that fast; the message has the fastest one and its speed-up.

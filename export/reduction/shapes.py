@@ -20,7 +20,7 @@ from export.convert import golden_of
 from export.exported import FULL, RUNTIMES
 from export.heads import SequenceClassifier
 from export.provenance import provenance
-from export.reduction.latency import LayerBlock, feeds_of, layer_feeds, model_key, without_layers
+from export.reduction.latency import feeds_of, layer_feeds, model_key, without_layers
 from export.reduction.search import grid_of
 from export.runtimes import export_tier
 from export.tasks.models import open_model
@@ -32,14 +32,7 @@ _LABELS = 2
 
 
 class ShapesWritten(msgspec.Struct, frozen=True):
-    """A directory of shapes that was written.
-
-    Attributes:
-        directory: where.
-        shapes: the number of shapes, the dense one included.
-        lengths: tokens of the inputs that they take.
-        onnx_bytes: size of all ONNX files.
-    """
+    """A directory of shapes that was written."""
 
     directory: str
     shapes: int
@@ -63,12 +56,9 @@ def write_shapes(
         directory: written whole or not at all.
         lengths: tokens, ascending; ignored for images, which have one length.
         runtimes: of :data:`export.exported.RUNTIMES`.
-        on_shape: called with the number of bundles written, and of all bundles.
 
     Raises:
-        CheckpointError: the source is not a model.
         UsageError: the directory exists, a length is beyond the model's, or the disk is full.
-        GoldenError: the outputs of an ONNX file differ from torch's.
     """
     found = open_model(source)
     torch.manual_seed(0)
@@ -90,7 +80,7 @@ def write_shapes(
     try:
         with replaced_directory(directory) as new:
             for done, (shape, name) in enumerate(zip(shapes, names, strict=True)):
-                block = LayerBlock(Layer(config, shape))
+                block = Layer(config, shape)
                 writer.write(new / name.name, block, layer_feeds(config, lengths[-1]), ["y"], int8=True)
                 on_shape(done + 1, total)
             writer.write(new / FLOOR, _Floor(), layer_feeds(config, lengths[-1]), ["y"])

@@ -71,12 +71,7 @@ def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
 def relative_error(
     before: Layer, after: Layer, part: Part, states: Sequence[Tensor], batches: Sequence[Batch]
 ) -> float:
-    """Return the mean squared error of a half's output over the variance of the original's, without the residual.
-
-    Args:
-        part: the half.
-        states: its input, [N, T, d] for each batch.
-    """
+    """Return the mean squared error of a half's output over the variance of the original's, without the residual."""
     count, lost = 0, 0.0
     total, squares = torch.zeros(states[0].shape[-1], dtype=torch.float64), 0.0
     for x, batch in zip(states, batches, strict=True):

@@ -63,11 +63,7 @@ class ReducedFeedForward(NamedTuple):
 
 
 class AttentionReducer:
-    """Makes an attention smaller in several ways; their common part is computed once.
-
-    Args:
-        attention: the original; it is not changed.
-    """
+    """Makes an attention smaller in several ways; their common part is computed once."""
 
     def __init__(
         self, attention: MultiHeadAttention, statistics: AttentionStatistics, method: Method = "calibrated"
@@ -147,11 +143,7 @@ class AttentionReducer:
 
 
 class FeedForwardReducer:
-    """Makes a feed-forward smaller in several ways.
-
-    Args:
-        feed_forward: the original; it is not changed.
-    """
+    """Makes a feed-forward smaller in several ways."""
 
     def __init__(self, feed_forward: FeedForward, statistics: FeedForwardStatistics) -> None:
         self._feed_forward, self._statistics = feed_forward, statistics

@@ -20,8 +20,6 @@ class Judged(msgspec.Struct, frozen=True):
     """A policy at a threshold.
 
     Attributes:
-        policy: its name.
-        threshold: items with a lower score go to the full tier.
         mean_cost: in units of the full tier's mean time.
         accuracy: share of correct items.
         over_static: gain over the mix of both tiers at the same mean cost.

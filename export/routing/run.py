@@ -87,14 +87,9 @@ class SplitReport(msgspec.Struct, frozen=True):
     """All policies on a split.
 
     Attributes:
-        split: its name.
-        items: how many.
-        lean_accuracy: of the lean tier alone.
-        full_accuracy: of the full tier alone.
         differing: share of items that the tiers answer differently.
         costs: mean costs, in units of the full tier's time.
         curves: the accuracy at each of the costs, by the name of the policy or control.
-        policies: in detail.
     """
 
     split: str
@@ -134,8 +129,6 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
 
     Raises:
         UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of one task of GLUE.
-        CheckpointError: a run cannot be read, or lacks predictions of these items.
-        DataError: the task's data cannot be read.
     """
     if not 0 < cost_ratio < 1:
         fix = "Give the inverse of the speed-up that 'fewheads reduce' measured, for example 0.5 for 2 times faster."

@@ -26,8 +26,6 @@ class Answers(Predicted, frozen=True):
     """Answers to questions, and their correctness.
 
     Attributes:
-        questions: ids, [n].
-        texts: the answers, [n].
         exact_match: 0 or 1 for each, from :func:`exact_match`.
         f1: 0 to 1, from :func:`token_f1`.
     """
@@ -51,7 +49,7 @@ class Answers(Predicted, frozen=True):
 
     def score(self, metric: str) -> float:
         """Return the mean of ``exact_match`` or ``f1``, 0 to 1."""
-        return float(self._each(metric).mean())
+        return float(getattr(self, metric).mean())
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
         """Return means with their bootstrap intervals."""
@@ -61,14 +59,10 @@ class Answers(Predicted, frozen=True):
                 split=split,
                 value=self.score(metric),
                 n=len(self.questions),
-                interval=interval(mean, self._each(metric)),
+                interval=interval(mean, getattr(self, metric)),
             )
             for metric in metrics
         )
-
-    def _each(self, metric: str) -> Array:
-        values: Array = getattr(self, metric)
-        return values
 
 
 def extract(

@@ -80,11 +80,7 @@ def export_classifier(
         artifacts: of :data:`export.exported.RUNTIMES`.
 
     Raises:
-        CheckpointError: a run cannot be read.
-        DataError: the task's data cannot be read.
         UsageError: a run is not a classifier or regression of texts, or the runs are of different tasks.
-        GoldenError: the outputs of an ONNX file differ from torch's.
-        BundleError: the bundle cannot be written.
     """
     sources = [_source(run, tier) for run, tier in zip(runs, tiers, strict=True)]
     first = sources[0]
@@ -143,7 +139,11 @@ def export_classifier(
             if labels
             else ScorePostprocess(logits=_LOGITS, output=SCORE)
         ),
-        measures=tuple(measure for source in sources for measure in _measures(source)),
+        measures=tuple(
+            msgspec.structs.replace(measure, split=f"{measure.split}, tier {source.tier}")
+            for source in sources
+            for measure in source.measures
+        ),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(
@@ -192,10 +192,4 @@ def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list
     return [
         Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
         Tier(name=f"{name}-int8", artifacts=tuple(by_precision[True]), golden=golden),
-    ]
-
-
-def _measures(source: _Source) -> list[Measure]:
-    return [
-        msgspec.structs.replace(measure, split=f"{measure.split}, tier {source.tier}") for measure in source.measures
     ]

@@ -32,7 +32,6 @@ def split_holdout(train: Examples, seed: int = 0, share: float = 0.1) -> tuple[E
 
     Args:
         seed: of the split; all compared runs must share it.
-        share: of the training set in the hold-out.
     """
     held = held_out([texts[0] for texts in train.texts], share, seed)
     return train.take(~held), train.take(held)

@@ -93,7 +93,6 @@ def fine_tune(
     """Train a model in place, and leave it in evaluation mode with the weights of its best epoch.
 
     Args:
-        model: with the head of the task.
         seed: of the order of the rows, the only random part.
         evaluate: returns the score on the hold-out, more being better, for the model in evaluation mode.
         teacher: a model with outputs of the same shape, whose outputs and hidden states are imitated.

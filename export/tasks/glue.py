@@ -29,13 +29,9 @@ class GlueTask(TextTask, frozen=True, kw_only=True):
     """A task of GLUE.
 
     Attributes:
-        name: also of its directory.
-        texts: columns of the one or two texts.
-        target: column of the label or score.
         labels: as in the files, in the order of their class numbers; empty for scores from 0 to 5.
         metrics: the official ones, names of :data:`export.tasks.metrics.METRICS`.
         headline: the metric in table 1 of Devlin et al. 2019, "BERT".
-        dev: names of the development splits.
         header: the columns of files without a header; empty if the first line has them.
         skips_short_rows: whether rows that lack columns are left out; the official QQP has some two dozen.
     """
@@ -120,7 +116,6 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     """Read one split of a task.
 
     Args:
-        data_dir: contains ``glue/``.
         split: ``train``, or one of ``task.dev``.
 
     Raises:

@@ -79,9 +79,6 @@ def read_idx(path: Path, *, dimensions: int) -> Array:
 
     The format, from MNIST's page: two zero bytes, a byte for the datatype, one for the number of dimensions, the
     dimensions as big-endian 32-bit numbers, the data.
-
-    Raises:
-        DataError: it is missing or malformed.
     """
     try:
         data = gzip.decompress(path.read_bytes())
@@ -98,11 +95,7 @@ def read_idx(path: Path, *, dimensions: int) -> Array:
 
 
 def digits() -> Images:
-    """Return scikit-learn's 1,797 digits, 8 x 8.
-
-    Raises:
-        DataError: scikit-learn is not installed.
-    """
+    """Return scikit-learn's 1,797 digits, 8 x 8."""
     try:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
@@ -165,11 +158,7 @@ class ImageFolder:
         return taken
 
     def batch(self, rows: Array) -> Batch:
-        """Read images by their indices: pixels [N, 3, size, size].
-
-        Raises:
-            DataError: a file is not an image.
-        """
+        """Read images by their indices: pixels [N, 3, size, size]."""
         pixels = np.stack([self._read(self._paths[row]) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 

@@ -69,11 +69,7 @@ class OpenedModel(msgspec.Struct, frozen=True):
 
 
 def open_model(directory: str | Path) -> OpenedModel:
-    """Read a model from a Hugging Face directory or from a run of ``fewheads finetune``.
-
-    Raises:
-        CheckpointError: it is neither, or malformed.
-    """
+    """Read a model from a Hugging Face directory or from a run of ``fewheads finetune``."""
     if not (Path(directory) / WEIGHTS).exists():
         return OpenedModel(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
@@ -81,11 +77,7 @@ def open_model(directory: str | Path) -> OpenedModel:
 
 
 def open_or_new(source: Source, seed: int) -> OpenedModel:
-    """Return the model of a directory, or a new one of a shape with weights by the seed.
-
-    Raises:
-        CheckpointError: the directory is malformed.
-    """
+    """Return the model of a directory, or a new one of a shape with weights by the seed."""
     if not isinstance(source, TransformerConfig):
         return open_model(source)
     torch.manual_seed(seed)
@@ -98,12 +90,7 @@ def open_or_new(source: Source, seed: int) -> OpenedModel:
 
 
 def open_tuned(directory: str | Path, task: str) -> Head:
-    """Read a model that was fine-tuned on a task.
-
-    Raises:
-        CheckpointError: the directory is not a run.
-        UsageError: the run is on another task, or on none.
-    """
+    """Read a model that was fine-tuned on a task."""
     found = open_model(directory)
     if found.head is None or found.architecture is None or found.architecture.task != task:
         given = found.architecture.task if found.architecture else Literally("a model without a task")

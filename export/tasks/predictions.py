@@ -89,15 +89,7 @@ def read_predictions(run: str | Path, split: str) -> Predictions:
 
 
 def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> PredictedT:
-    """Read the predictions of a run on a split.
-
-    Args:
-        kind: type of the predictions of the run's task.
-        split: ``holdout``, or one of the task's dev splits.
-
-    Raises:
-        CheckpointError: they are missing or malformed.
-    """
+    """Read the predictions of a run on a split."""
     path = Path(run) / PREDICTIONS
     try:
         with np.load(path, allow_pickle=False) as arrays:

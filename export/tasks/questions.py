@@ -63,7 +63,6 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
         """Read the files, hold a tenth of the training articles out, and cut contexts into windows.
 
         Args:
-            data_dir: contains ``squad/``.
             max_length: tokens of a window; neighbours share up to a third of them.
         """
         assert isinstance(reader, Tokenizer)

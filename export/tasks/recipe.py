@@ -28,7 +28,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         epochs: all are run; the best is kept.
-        batch_size: rows per step.
         peak_learning_rate: after the warm-up; then it falls linearly to 0.
         warmup_share: share of the steps in which the learning rate rises from 0.
         weight_decay: decoupled, of matrices only.

@@ -15,11 +15,7 @@ TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD
 
 
 def task_of(found: OpenedModel, directory: object) -> Task:
-    """Return the task that a model was fine-tuned on; ``directory`` is for the message.
-
-    Raises:
-        UsageError: it was not fine-tuned.
-    """
+    """Return the task that a model was fine-tuned on; ``directory`` is for the message."""
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
         given = Literally("a model without a task")

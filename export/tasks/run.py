@@ -73,9 +73,7 @@ def finetune_run(
         teacher: a run on the same task, for distillation.
 
     Raises:
-        CheckpointError: a model cannot be read, or the run cannot be written.
         UsageError: a row is too long for the model, or the teacher is of another task or reads other inputs.
-        TrainingError: the loss is not finite.
     """
     found = open_or_new(source, seed)
     config = found.transformer.config
@@ -140,12 +138,7 @@ def save_run(
     """Measure a model by its predictions and write its run directory.
 
     Args:
-        directory: path of the run; an earlier run there is replaced.
-        reader: a tokenizer is written, too.
         data_dir: recorded unless the task reads no files.
-
-    Raises:
-        CheckpointError: the run cannot be written.
     """
     metrics = RunMetrics(
         sum(parameter.numel() for parameter in model.parameters()),

@@ -68,7 +68,6 @@ class Windows(msgspec.Struct, frozen=True):
     Attributes:
         rows: tokens and segments, and as targets the first and last token of the answer, [n, 2]; 0 and 0, the summary
             token, if the window does not contain all of it.
-        questions: index of the question of each window, [n].
         offsets: first and last character in the context of each token of a window, [T, 2]; -1 outside of the context.
     """
 

@@ -40,9 +40,6 @@ class Data(msgspec.Struct, frozen=True):
     """Data of a task, encoded for a model.
 
     Attributes:
-        labels: of the classes, as in :class:`export.tasks.models.Architecture`.
-        train: for training.
-        holdout: for choices.
         dev: splits for published metrics, by name.
     """
 
@@ -82,18 +79,10 @@ class Task(Protocol):
         Args:
             model: a Hugging Face directory, a run, or None.
             shape: of a new model: those of ``dim``, ``depth`` and ``heads`` that were given.
-
-        Raises:
-            UsageError: the task cannot start from it.
         """
 
     def reader(self, source: Source) -> Reader:
-        """Return the tokenizer or the image shape of a model.
-
-        Raises:
-            CheckpointError: it is missing or malformed.
-            UsageError: the model is of another kind than the task.
-        """
+        """Return the tokenizer or the image shape of a model."""
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
         """Read the data; see :func:`export.tasks.run.prepare`."""

@@ -85,11 +85,7 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
-    """Read the tokenizer of a Hugging Face directory or of a run, without padding or truncation.
-
-    Raises:
-        CheckpointError: it is missing or malformed.
-    """
+    """Read the tokenizer of a Hugging Face directory or of a run, without padding or truncation."""
     path = Path(directory) / TOKENIZER
     fix = "Give a directory of a model as Hugging Face's fast tokenizers save it, or a run of 'fewheads finetune'."
     if not path.is_file():

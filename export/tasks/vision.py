@@ -34,14 +34,7 @@ class _Parts(NamedTuple):
 
 
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Images and their classes.
-
-    Attributes:
-        origin: source of the images.
-        shape: of the images of a new model.
-        patch_size: of a new model, in pixels.
-        read: returns the images of a data directory for a model of some shape.
-    """
+    """Images and their classes."""
 
     name: str
     origin: str
@@ -70,11 +63,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
         return ImageShape(config.image_size, config.channels)
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-        """Read the images and hold a tenth of the training set out, by the hash of their numbers or names.
-
-        Raises:
-            UsageError: the model reads images of another shape.
-        """
+        """Read the images and hold a tenth of the training set out, by the hash of their numbers or names."""
         assert isinstance(reader, ImageShape)
         parts = self.read(data_dir, reader)
         held = held_out(parts.train.keys, _HOLDOUT_SHARE)

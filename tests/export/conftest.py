@@ -3,10 +3,15 @@ import shutil
 import pytest
 import torch
 
+from export.adaptive.budget import CostCurve
 from export.calculator import data
 from export.calculator.train import train_run
+from export.cli import train as train_command
+from export.experiments.attention.records import SharedInputs
+from export.reduction.shapes_cli import shapes
 from export.tasks.cli import finetune
-from tests.support.task_data import invoke, make_transformer, write_model, write_sst2
+from tests.support.reduction_data import inputs, model
+from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,9 +31,27 @@ def runs(tmp_path_factory):
     epochs = {"calculator-gate": 20, "calculator-fnn2": 3}
     for name in ("calculator-oracle", *epochs):
         train_run(name, root / name, seed=0, epochs=epochs.get(name))
-    for mode in ("fixed", "literal"):
-        train_run("calculator-transformer4", root / mode / "calculator-transformer4", seed=0, epochs=1, adaptive=mode)
+    for mode, options in (("fixed", ()), ("literal", ("--loss", "literal"))):
+        invoke(train_command, "calculator-transformer4", "--epochs", 1, "--out", root / mode, *options)
     return root
+
+
+@pytest.fixture(scope="session")
+def train():
+    return encoded(make_sentiment(320))  # 10 batches of 32
+
+
+@pytest.fixture(scope="session")
+def holdout():
+    return encoded(make_sentiment(64, seed=1))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """The inputs of a comparison of attention mechanisms; a layer without attention costs half."""
+    dense = model(heads=4, head_dim=16, ffn_dim=64)
+    curve = CostCurve((0.0, 1.0), (0.5, 1.0))
+    return SharedInputs(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, curve, tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +64,14 @@ def sst2(tmp_path_factory):
     options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32)
     invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options)
     return root
+
+
+@pytest.fixture(scope="session")
+def layer_shapes(sst2, tmp_path_factory):
+    """A directory with the layer shapes of that run, for 8 and 16 tokens and both runtimes."""
+    directory = tmp_path_factory.mktemp("layers") / "shapes"
+    invoke(shapes, sst2 / "SST-2", "--out", directory, "--lengths", "8,16")
+    return directory
 
 
 @pytest.fixture(scope="module")

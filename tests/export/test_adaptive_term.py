@@ -11,19 +11,9 @@ from export.tasks.finetune import fine_tune
 from export.tasks.objectives import outputs_of
 from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
-from tests.support.task_data import accuracy_on, encoded, interrupt_at, make_classifier, make_sentiment, same
+from tests.support.task_data import accuracy_on, interrupt_at, make_classifier, same
 
 RECIPE = Recipe(epochs=2, batch_size=32, peak_learning_rate=2e-3)
-
-
-@pytest.fixture(scope="module")
-def train():
-    return encoded(make_sentiment(320))
-
-
-@pytest.fixture(scope="module")
-def holdout():
-    return encoded(make_sentiment(64, seed=1))
 
 
 @pytest.fixture(scope="module")

@@ -74,17 +74,3 @@ def test_a_difference_beyond_the_tolerance_is_rejected(converted, splits):
     golden = golden_of(create("calculator-fnn2", 1), {"x": splits["val"].tokens}, ["value"])
     with pytest.raises(GoldenError, match="output 'value' on 636 golden rows: got a largest difference of"):
         largest_difference(converted["calculator-fnn2", None][1], golden, CLOSE, "fnn2")
-
-
-class TwoOutputs(nn.Module):
-    def forward(self, a, b):
-        return a + b, a - b
-
-
-def test_several_inputs_and_outputs():
-    a, b = (np.arange(6, dtype=np.float32).reshape(3, 2) * scale for scale in (1.0, 0.5))
-    tensors = {"a": torch.from_numpy(a), "b": torch.from_numpy(b)}
-    data = to_onnx(TwoOutputs(), tensors, ["sum", "difference"], {name: {0: "batch"} for name in tensors})
-    golden = golden_of(TwoOutputs(), {"a": a, "b": b}, ["sum", "difference"])
-    assert list(golden.outputs) == ["sum", "difference"]
-    assert largest_difference(data, golden, EXACT, "two") == 0.0

@@ -22,9 +22,8 @@ from export.heads import SequenceClassifier
 from export.precision import half, static_int8
 from export.reduction.latency import feeds_of
 from export.reduction.plan import macs_per_token
-from export.reduction.shapes import write_shapes
 from export.transformer import LayerShape, Transformer, TransformerConfig
-from tests.support.task_data import invoke, make_transformer, write_model
+from tests.support.task_data import invoke
 
 NANO, SUPER = DEVICES["orin-nano"].modes["15W"], DEVICES["orin-nano-super"].modes["MAXN_SUPER"]
 BASE, TINY = (768, 3072, 12), (192, 768, 12)
@@ -122,16 +121,8 @@ def test_only_layers_with_kernels_are_counted():
     assert parse_layers(log) == ["b_1", "c, d_2"]
 
 
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
-    root = tmp_path_factory.mktemp("estimate")
-    write_model(root / "model", make_transformer())
-    write_shapes(root / "model", root / "shapes", lengths=(8, 16), runtimes=("tensorrt",))
-    return root / "shapes"
-
-
-def test_predictions_are_labelled_as_predictions(shapes, tmp_path):
-    bundle = next(path for path in sorted(shapes.iterdir()) if path.name.startswith("h"))
+def test_predictions_are_labelled_as_predictions(layer_shapes, tmp_path):
+    bundle = next(path for path in sorted(layer_shapes.iterdir()) if path.name.startswith("h"))
     options = ("--mode", "15W", "--lengths", "8,16")
     found = json.loads(invoke(estimate, bundle, *options, "--json"))
     assert found["label"] == PREDICTION
@@ -146,18 +137,18 @@ def test_predictions_are_labelled_as_predictions(shapes, tmp_path):
     assert text.count("not measured on an Orin") == 2
     assert "Error band: 40% either way." in text
     out = tmp_path / "table.json"
-    invoke(estimate, "--shapes", shapes, "--mode", "15W", "--out", out)
+    invoke(estimate, "--shapes", layer_shapes, "--mode", "15W", "--out", out)
     table = LatencyTable.read(out)
     assert (table.label, table.key["power_mode"]) == (PREDICTION, "15W")
     assert {timing.comparison.calls for timing in table.timings} == {0}
 
 
-def test_a_measured_table_replaces_predictions(shapes, tmp_path):
+def test_a_measured_table_replaces_predictions(layer_shapes, tmp_path):
     """Of the bundle of a single layer: the table's dense layer, and what it has of embeddings and head."""
     dense = Shape(2, 16, 64)
-    bundle, out = shapes / dense.name, tmp_path / "measured.json"
+    bundle, out = layer_shapes / dense.name, tmp_path / "measured.json"
     predicted = tmp_path / "predicted.json"
-    invoke(estimate, "--shapes", shapes, "--mode", "15W", "--out", predicted)
+    invoke(estimate, "--shapes", layer_shapes, "--mode", "15W", "--out", predicted)
     seconds = {name: np.full(3, value) for name, value in (("floor", 0.001), ("dense", 0.003), ("other", 0.003))}
     timing = Timing(dense, 16, compared_above(**seconds))
     key = LatencyTable.read(predicted).key
@@ -194,8 +185,8 @@ def test_a_measured_table_replaces_predictions(shapes, tmp_path):
         estimate_bundle(bundle, "orin-nano-super", "15W", table=out)
 
 
-def test_wrong_options_and_foreign_operators_are_rejected(shapes, tmp_path):
-    bundle = shapes / Shape(2, 16, 64).name
+def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes, tmp_path):
+    bundle = layer_shapes / Shape(2, 16, 64).name
     with pytest.raises(UsageError, match=r"--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"):
         invoke(estimate, bundle, "--mode", "7W")
     with pytest.raises(UsageError, match=r"--lengths: got 512, expected 8 to 16"):
@@ -203,7 +194,7 @@ def test_wrong_options_and_foreign_operators_are_rejected(shapes, tmp_path):
     with pytest.raises(UsageError, match=r"--batch: got 8, expected at most 1"):
         invoke(estimate, bundle, "--batch", "8")
     with pytest.raises(UsageError, match=r"--shapes and --out: got one without the other"):
-        invoke(estimate, "--shapes", shapes)
+        invoke(estimate, "--shapes", layer_shapes)
     with pytest.raises(UsageError, match=r"BUNDLE or --shapes: got neither"):
         invoke(estimate)
     node = onnx.helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")

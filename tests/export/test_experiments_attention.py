@@ -8,7 +8,6 @@ import torch
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Tolerance
 from edge.errors import UsageError
-from export.adaptive.budget import CostCurve
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
 from export.convert import largest_difference, to_onnx
@@ -17,31 +16,19 @@ from export.experiments.attention.cli import compare as command
 from export.experiments.attention.compare import RESULTS, read_result
 from export.experiments.attention.lengths import LITERAL, measure_lengths, no_logits_bound
 from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS, random_scores
-from export.experiments.attention.records import Record, SharedInputs, read_record, save_record
+from export.experiments.attention.records import Record, read_record, save_record
 from export.experiments.attention.stopwatch import Speed, multiplications, predict_int8
 from export.experiments.attention.summary import paired, row_of
 from export.intervals import interval
-from export.tasks.cli import finetune
 from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
 from export.tasks.predictions import Predictions, predict
-from tests.support.reduction_data import inputs, model
-from tests.support.task_data import invoke, make_transformer, write_model, write_sst2
+from tests.support.reduction_data import inputs
+from tests.support.task_data import invoke
 
 ALL = MECHANISMS | ABLATIONS
 #: What changes nothing until it is trained.
 EXACT = {"full", "skip", "literal", "fixed", "budget", *ABLATIONS} | {"global"}
-
-
-#: A layer without attention costs half.
-CURVE = CostCurve((0.0, 1.0), (0.5, 1.0))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    dense = model(heads=4, head_dim=16, ffn_dim=64)
-    state = tmp_path_factory.mktemp("state")
-    return SharedInputs(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, CURVE, state)
 
 
 @pytest.fixture(scope="module")
@@ -179,17 +166,6 @@ def test_lengths_are_measured_once(shared, tmp_path):
     assert len(measure_lengths(config, (16,), 2, path)) == 3
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with data and a run on SST-2."""
-    root = tmp_path_factory.mktemp("compare")
-    write_sst2(root)
-    write_model(root / "model", make_transformer(dim=64))
-    options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32, "--epochs", 2)
-    invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options)
-    return root
-
-
 def options_of(place, *names):
     chosen = [part for name in names for part in ("--only", name)]
     return (place / "SST-2", "--data-dir", place, *chosen, "--calls", 2, "--no-lengths", "--out", place / "out")
@@ -252,7 +228,7 @@ def test_a_record_is_read_as_written_and_a_broken_one_is_rejected(tmp_path):
 
 def test_too_few_calibration_examples_are_rejected_before_training(place, tmp_path):
     options = (place / "SST-2", "--only", "ours", "--limit", 4, "--no-plots", "--out", tmp_path / "out")
-    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 128"):
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 64"):
         invoke(command, *options)
     assert not (tmp_path / "out").exists()
 

@@ -10,6 +10,7 @@ from export.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
 from export.huggingface_names import NAMES
 from export.transformer import Transformer
 from tests.support.marks import with_minilm, with_transformers
+from tests.support.task_data import same
 
 LENGTH = 12
 CONFIGS = {
@@ -115,11 +116,6 @@ def test_missing_and_malformed_files(file, data, message, bert):
         (bert / file).write_bytes(data)
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(bert)
-
-
-def same(one, other):
-    other = other.state_dict()
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.state_dict().items())
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import torch
 
 from export.errors import ReductionError
 from export.reduction.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
-from export.reduction.states import embedded, head_gradients, layers_of, recorded, tokens_of
+from export.reduction.states import embedded, head_gradients, layers_of, recorded
 from tests.support.reduction_data import batches, model
 
 
@@ -65,18 +65,11 @@ def test_recorder_leaves_no_hooks():
     assert not linear._forward_hooks
 
 
-def test_tokens_of_everything_without_mask():
-    assert tokens_of(torch.ones(2, 3, 4), None).shape == (6, 4)
-
-
-def test_too_few_tokens_are_counted():
+def test_too_few_tokens_and_inputs_of_another_kind_are_rejected():
     data = batches(rows=3)
     tokens = sum(int(batch.mask.sum()) for batch in data)
     with pytest.raises(ReductionError, match=rf"got {tokens} tokens .* in 3 inputs, expected more than 48"):
         check_calibration(model().transformer, data)
-
-
-def test_inputs_of_another_kind_are_rejected():
     images = [batches()[0]._replace(inputs=torch.zeros(2, 3, 8, 8), mask=None)]
     with pytest.raises(ReductionError, match=r"batch 0: got inputs of shape \[2, 3, 8, 8\], expected token ids"):
         check_calibration(model().transformer, images)

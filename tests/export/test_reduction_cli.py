@@ -14,11 +14,15 @@ from export.errors import DataError, ReductionError
 from export.estimate.cli import estimate
 from export.reduction.cli import reduce
 from export.reduction.plan_cli import plan
-from export.reduction.shapes_cli import shapes
 from export.runs import CONFIG
 from export.tasks.cli import finetune
 from export.tasks.models import open_model, open_tuned
 from tests.support.task_data import invoke
+
+
+@pytest.fixture(autouse=True)
+def _recorded_data_directory(monkeypatch):
+    monkeypatch.delenv("FEWHEADS_DATA", raising=False)
 
 
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
@@ -48,12 +52,6 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     assert small.config.speedup.tokens == 16
 
 
-def test_too_few_examples_are_rejected_before_the_timings(place, tmp_path):
-    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 64"):
-        invoke(reduce, place / "SST-2", "--calibration", 2, "--out", tmp_path / "new")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_resumed_reduction_reports_it_and_prints_lines_when_piped(place, monkeypatch):
     monkeypatch.setattr(output, "LINE_SECONDS", 0.05)
     options = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05, "--out", place / "other")
@@ -64,27 +62,31 @@ def test_a_resumed_reduction_reports_it_and_prints_lines_when_piped(place, monke
     assert len(set(seen)) > 2
 
 
-def test_the_recorded_data_directory_must_exist(place, sst2, tmp_path):
+def test_runs_that_cannot_be_reduced_are_rejected_before_the_timings(place, sst2, tmp_path):
     run = shutil.copytree(place / "SST-2", tmp_path / "SST-2")
     config = json.loads((run / CONFIG).read_text())
     assert config["data_dir"] == str(sst2.resolve())
     (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path / "gone")}))
-    with pytest.raises(DataError, match=r"gone: got nothing there, .*trained with\. Give --data-dir"):
-        invoke(reduce, run, "--out", tmp_path / "new")
-
-
-def test_a_model_without_a_task_is_rejected(place, tmp_path):
-    with pytest.raises(UsageError, match=r"got a model without a task, expected a run on one of SST-2"):
-        invoke(reduce, place / "model", "--data-dir", place, "--out", tmp_path / "new")
+    for arguments, error, message in (
+        ((place / "SST-2", "--calibration", 2), ReductionError, r"set: got \d+ tokens .*expected more than 64"),
+        ((run,), DataError, r"gone: got nothing there, .*trained with\. Give --data-dir"),
+        (
+            (place / "model", "--data-dir", place),
+            UsageError,
+            "got a model without a task, expected a run on one of SST",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            invoke(reduce, *arguments, "--out", tmp_path / "new")
+    assert list(tmp_path.iterdir()) == [run]
 
 
 @pytest.fixture(scope="module")
-def tables(place):
-    """The directory with the shapes of the run's layers, a table measured on ONNX Runtime, and a prediction."""
-    invoke(shapes, place / "SST-2", "--out", place / "shapes", "--lengths", "16")
-    options = ("--target", "onnxruntime", "--calls", 5, "--cache", place / "cache")
-    invoke(profile, place / "shapes", "--out", place / "cpu.json", *options)
-    invoke(estimate, "--shapes", place / "shapes", "--mode", "15W", "--out", place / "orin.json")
+def tables(place, layer_shapes):
+    """The directory with a table of the run's layers, measured on ONNX Runtime, and a prediction."""
+    options = ("--target", "onnxruntime", "--calls", 5, "--lengths", 16, "--cache", place / "cache")
+    invoke(profile, layer_shapes, "--out", place / "cpu.json", *options)
+    invoke(estimate, "--shapes", layer_shapes, "--mode", "15W", "--out", place / "orin.json")
     return place
 
 

@@ -3,15 +3,12 @@ import numpy as np
 import pytest
 import torch
 
-from edge.bundles.manifest import Provenance
-from export.checkpoint import load, save
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
 from export.reduction.search import Grid
-from export.runs import RunConfig, RunMetrics
-from export.transformer import LayerShape, Transformer, TransformerConfig
+from export.transformer import LayerShape, Transformer
 from tests.support.reduction_data import config, inputs, mac_times, model
 from tests.support.task_data import same
 
@@ -22,10 +19,6 @@ TARGET = 1.7
 def reduced(classifier, **options):
     settings = classifier.transformer.config
     return reduce_model(classifier, inputs(), TARGET, grid=GRID, times=mac_times(settings, GRID, 10), **options)
-
-
-def rebuilt(config, labels):
-    return SequenceClassifier(Transformer(msgspec.convert(config, TransformerConfig)), labels)
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +57,6 @@ def test_a_plan_with_its_choices_gives_the_same_model_and_leaves_the_original(re
     with pytest.raises(PlanError, match="the plan of another model"):
         apply_plan(model(layers=2), inputs(), result.plan)
     assert same(again, result.model)
-
-
-def test_reduced_checkpoint_loads_at_its_own_shapes(result, tmp_path):
-    arguments = {"config": msgspec.to_builtins(result.model.transformer.config), "labels": 3}
-    record = Provenance(created="now", trainer="reduction", data="none")
-    save(tmp_path / "run", result.model, RunConfig("classifier", arguments, record), RunMetrics(1, 0, 0, 0.0, ()))
-    loaded, _, _ = load(tmp_path / "run", {"classifier": rebuilt})
-    assert loaded.transformer.config == result.model.transformer.config
-    batch = inputs().batch(np.arange(8))
-    with torch.no_grad():
-        assert torch.equal(loaded(*batch[:3]), result.model(*batch[:3]))
 
 
 class Interrupted(Exception):

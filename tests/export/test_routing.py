@@ -1,5 +1,5 @@
 import json
-import sys
+import shutil
 
 import msgspec
 import numpy as np
@@ -166,9 +166,7 @@ def arguments(place, lean):
 
 def copied(run, to, **splits):
     """Return a copy of a run with other predictions."""
-    to.mkdir()
-    for file in run.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(run, to)
     (to / PREDICTIONS).write_bytes(encode_predictions(splits))
     return to
 
@@ -202,9 +200,8 @@ def test_dev_decides_nothing(place, arguments, tmp_path):
 
 
 def test_the_linear_router_reads_embeddings_without_padding(place, lean):
-    run = lean
-    model = open_tuned(run, "SST-2")
-    rows = encode(load_tokenizer(run), read(TASKS["SST-2"], place, "dev"), 32)
+    model = open_tuned(lean, "SST-2")
+    rows = encode(load_tokenizer(lean), read(TASKS["SST-2"], place, "dev"), 32)
     pooled = pooled_embeddings(model, rows)
     first = rows.batch(np.array([0]))
     expected = model.transformer.embeddings(first.inputs, first.segments)[0].mean(dim=0).detach().numpy()
@@ -212,15 +209,12 @@ def test_the_linear_router_reads_embeddings_without_padding(place, lean):
     assert len(model.transformer.layers) == 1
 
 
-def test_the_plot(arguments, tmp_path, monkeypatch):
+def test_the_plot(arguments, tmp_path):
     pytest.importorskip("matplotlib")
     invoke(command, *arguments, "--plot", tmp_path / "route.png")
     assert (tmp_path / "route.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"route.nonsense: got '.nonsense', expected a file that ends in .png"):
         invoke(command, *arguments, "--plot", tmp_path / "route.nonsense")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match=r"got no matplotlib.*fewheads\[plot\]"):
-        invoke(command, *arguments, "--plot", tmp_path / "other.png")
 
 
 def test_runs_that_cannot_be_routed(place, arguments, tmp_path):

@@ -12,27 +12,9 @@ from export.tasks.finetune import fine_tune
 from export.tasks.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
 from export.tasks.recipe import Distillation, Recipe, learning_rate
 from export.tasks.tokens import Encoded
-from tests.support.task_data import (
-    accuracy_on,
-    encoded,
-    interrupt_at,
-    make_classifier,
-    make_sentiment,
-    make_transformer,
-    same,
-)
+from tests.support.task_data import accuracy_on, interrupt_at, make_classifier, make_transformer, same
 
 RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
-
-
-@pytest.fixture(scope="module")
-def train():
-    return encoded(make_sentiment(320))  # 10 steps an epoch
-
-
-@pytest.fixture(scope="module")
-def holdout():
-    return encoded(make_sentiment(64, seed=1))
 
 
 def tune(model, train, holdout, recipe=RECIPE, **options):

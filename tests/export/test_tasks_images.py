@@ -3,15 +3,10 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from export.errors import DataError
-from export.heads import SequenceClassifier
-from export.tasks.finetune import fine_tune
-from export.tasks.images import ImageFolder, Images, digits, mnist, read_idx, vit
-from export.tasks.recipe import Recipe
-from export.transformer import Transformer
-from tests.support.task_data import accuracy_on, real, write_idx
+from export.tasks.images import ImageFolder, digits, mnist, read_idx
+from tests.support.task_data import real, write_idx
 
 
 def test_the_real_mnist():
@@ -82,18 +77,3 @@ def test_image_folder_without_images_or_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="pip install pillow"):
         ImageFolder(tmp_path, 16)
-
-
-def test_a_small_vit_learns_which_half_is_bright():
-    random = np.random.default_rng(0)
-    targets = random.integers(0, 2, 160)
-    pixels = random.normal(scale=0.3, size=(160, 1, 8, 8)).astype(np.float32)
-    for index, target in enumerate(targets):
-        pixels[index, 0, 4 * target : 4 * target + 4] += 1
-    images = Images(pixels, targets)
-    train, held = images.take(np.arange(128)), images.take(np.arange(128, 160))
-    torch.manual_seed(0)
-    model = SequenceClassifier(Transformer(vit(8, 4, 1, dim=16, depth=2, heads=2)), 2, pooling="summary")
-
-    recipe = Recipe(epochs=8, batch_size=16, peak_learning_rate=5e-3)
-    assert max(fine_tune(model, train, recipe, seed=0, evaluate=accuracy_on(model, held)).scores) == 1.0

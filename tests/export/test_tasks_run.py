@@ -19,6 +19,7 @@ from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import predict, read_predictions
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
+from tests.support.commands import answer, fewheads
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
@@ -57,11 +58,9 @@ def test_the_run_records_and_rebuilds_the_model(place, sst2):
 
 def test_the_installed_command(place, tmp_path):
     arguments = ("finetune", "sst-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--limit", 32)
-    command = [sys.executable, "-W", "error", "-m", "edge", *map(str, (*arguments, "--data-dir", place, "--json"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    done = fewheads(*arguments, "--data-dir", place, "--json", PYTHONWARNINGS="error")
+    result = json.loads(answer(done))
     assert "SST-2: epoch 1: " in done.stderr
-    result = json.loads(done.stdout)
     assert result["runs"] == [str(tmp_path / "SST-2")]
     assert {(m["split"], m["metric"]) for m in result["metrics"]["measures"]} == {
         ("holdout", "accuracy"),
@@ -105,9 +104,12 @@ def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_run_continues_with_its_own_head(place, common, tmp_path):
+def test_a_run_continues_with_its_own_head(place, tmp_path):
     start = place / "SST-2"
-    tune("SST-2", "--model", start, "--out", tmp_path, "--epochs", 1, "--lr", 1e-9, *common[:2], "--max-length", 32)
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-9)
+    table = tune("SST-2", "--model", start, "--out", tmp_path, *options).stdout
+    assert "holdout" in table
+    assert "95 % interval" in table
     after = read_predictions(tmp_path / "SST-2", "dev").logits
     assert np.allclose(after, read_predictions(start, "dev").logits, atol=1e-4)
 
@@ -123,37 +125,22 @@ def test_a_teacher_is_imitated_and_must_be_of_the_same_task(place, common, tmp_p
             open_tuned(wrong, "RTE")
 
 
-def test_the_table(place, tmp_path):
-    arguments = ("--model", place / "model", "--data-dir", place, "--out", tmp_path, "--epochs", 1, "--limit", 16)
-    table = tune("SST-2", *arguments).stdout
-    assert "holdout" in table
-    assert "95 % interval" in table
-
-
-def test_a_file_instead_of_a_task(tmp_path):
+def test_unknown_tasks_and_absent_data_are_rejected(place, tmp_path):
     expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*other files cannot"
     with pytest.raises(UsageError, match=expected):
         tune("my.csv", "--model", tmp_path)
-
-
-def test_data_that_are_absent(place, tmp_path):
     with pytest.raises(DataError, match=r"gluebenchmark\.com/tasks"):
         tune("RTE", "--model", place / "model", "--data-dir", place, "--out", tmp_path)
 
 
 def test_predictions_that_do_not_fit(place, tmp_path):
-    run = place / "SST-2"
-    with pytest.raises(CheckpointError, match="expected predictions on test"):
-        read_predictions(run, "test")
-    with pytest.raises(CheckpointError, match="expected predictions on dev"):
-        read_predictions(tmp_path, "dev")
+    for run, split in ((place / "SST-2", "test"), (tmp_path, "dev")):
+        with pytest.raises(CheckpointError, match=f"expected predictions on {split}"):
+            read_predictions(run, split)
 
 
 def test_a_broken_architecture_is_named(place, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    for file in (place / "SST-2").iterdir():
-        (run / file.name).write_bytes(file.read_bytes())
+    run = shutil.copytree(place / "SST-2", tmp_path / "run")
     config = msgspec.json.decode((run / CONFIG).read_bytes())
     config["arguments"]["transformer"]["dim"] = "wide"
     (run / CONFIG).write_bytes(msgspec.json.encode(config))

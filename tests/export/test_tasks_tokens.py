@@ -18,12 +18,9 @@ def test_pairs_have_segments_and_batches_are_padded_to_their_longest():
     assert batch.segments.tolist()[1] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert batch.inputs[0, 5:].tolist() == [0, 0, 0, 0]
     assert batch.targets.tolist() == [0, 1]
-
-
-def test_single_texts_have_one_segment():
-    rows = encode(make_tokenizer(), Examples((("good film",),), np.array([1])), 64)
-    assert rows.tokens[0].tolist()[0] == 2  # [CLS]
-    assert rows.segments[0].tolist() == [0, 0, 0, 0]
+    single = encode(make_tokenizer(), Examples((("good film",),), np.array([1])), 64)
+    assert single.tokens[0].tolist()[0] == 2  # [CLS]
+    assert single.segments[0].tolist() == [0, 0, 0, 0]
 
 
 def test_truncation_cuts_the_longer_text_and_leaves_no_trace_in_the_tokenizer():

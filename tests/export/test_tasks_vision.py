@@ -5,7 +5,6 @@ import pytest
 
 from edge.errors import UsageError
 from export.errors import DataError
-from export.reduction.cli import reduce
 from export.tasks.cli import finetune
 from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import predict, read_predictions
@@ -13,7 +12,7 @@ from export.tasks.recipe import Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
 from tests.support.marks import with_transformers
-from tests.support.task_data import invoke, make_transformer, real, write_idx, write_model
+from tests.support.task_data import invoke, make_transformer, real, reduce_and_teach, write_idx, write_model
 
 SHAPE = ("--dim", 16, "--depth", 2, "--heads", 2)
 OPTIONS = ("--lr", 1e-2, "--batch", 16)
@@ -127,9 +126,6 @@ def test_data_that_are_no_images(tmp_path):
     write_idx(tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", np.full(20, 10))
     with pytest.raises(DataError, match="got 10, expected labels 0 to 9"):
         prepared(MNIST, tmp_path)
-    pytest.importorskip("PIL.Image", reason="Pillow is absent")
-    with pytest.raises(DataError, match=r"imagenet/train: got no images, expected CLASS/NAME\.jpg"):
-        prepared(IMAGENET, tmp_path)
 
 
 def test_models_that_do_not_see_these_images(place, folders, tmp_path):
@@ -159,16 +155,8 @@ def test_teachers_that_see_something_else(place, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_reduced_and_taught(place, tmp_path):
-    run = place / "MNIST"
-    options = ("--calibration", 100, "--target-speedup", 1.02, "--plot", tmp_path / "small.png")
-    told = json.loads(invoke(reduce, run, "--data-dir", place, *options, "--out", tmp_path / "small", "--json"))
-    assert told["tokens"] == 17
-    assert (tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
-    tuning = ("--data-dir", place, "--epochs", 1, "--teacher", run, *OPTIONS)
-    invoke(finetune, "MNIST", "--model", tmp_path / "small", *tuning, "--out", tmp_path)
-    small = open_tuned(tmp_path / "MNIST", "MNIST").transformer.config
-    assert small == open_tuned(tmp_path / "small", "MNIST").transformer.config
-    assert small.layers != open_model(run).transformer.config.layers
+    calibration = ("--calibration", 100, "--target-speedup", 1.02)
+    assert reduce_and_teach("MNIST", place, tmp_path, *OPTIONS, calibration=calibration)["tokens"] == 17
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What the tests of the tasks share: real data if they are there, and a task that is small enough to learn."""
 
 import gzip
+import json
 import os
 import struct
 from pathlib import Path
@@ -13,7 +14,11 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from export.heads import SequenceClassifier
+from export.huggingface_names import NAMES
+from export.reduction.cli import reduce
+from export.tasks.cli import finetune
 from export.tasks.examples import Examples
+from export.tasks.models import open_tuned
 from export.tasks.predictions import predict
 from export.tasks.tokens import encode
 from export.transformer import LayerShape, Transformer, TransformerConfig
@@ -36,6 +41,20 @@ def invoke(command, *arguments):
     result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return result.stdout
+
+
+def reduce_and_teach(task, data, tmp_path, *options, calibration):
+    """Reduce the run on a task below ``data``, fine-tune the result with it as teacher, and return reduce's output."""
+    run, small = data / task, tmp_path / "small"
+    plot = small.with_suffix(".png")
+    told = invoke(reduce, run, "--data-dir", data, *calibration, "--plot", plot, "--out", small, "--json")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    tuning = ("--data-dir", data, "--epochs", 1, "--teacher", run, *options)
+    invoke(finetune, task, "--model", small, *tuning, "--out", tmp_path)
+    config = open_tuned(tmp_path / task, task).transformer.config
+    assert config == open_tuned(small, task).transformer.config
+    assert config.layers != open_tuned(run, task).transformer.config.layers
+    return json.loads(told)
 
 
 def make_tokenizer():
@@ -144,27 +163,9 @@ def write_model(directory, transformer):
         "hidden_act": "gelu",
     }
     (directory / "config.json").write_bytes(msgspec.json.encode(fields))
-    names = {
-        "embeddings.word": "embeddings.word_embeddings",
-        "embeddings.position": "embeddings.position_embeddings",
-        "embeddings.segment": "embeddings.token_type_embeddings",
-        "embeddings.norm": "embeddings.LayerNorm",
-        ".attention.q_proj": ".attention.self.query",
-        ".attention.k_proj": ".attention.self.key",
-        ".attention.v_proj": ".attention.self.value",
-        ".attention.output_proj": ".attention.output.dense",
-        ".attention_norm": ".attention.output.LayerNorm",
-        ".feed_forward.up": ".intermediate.dense",
-        ".feed_forward.down": ".output.dense",
-        ".feed_forward_norm": ".output.LayerNorm",
-        "layers.": "encoder.layer.",
-    }
-    tensors = {}
-    for name, tensor in transformer.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        tensors[name] = tensor.contiguous()
-    save_file(tensors, directory / "model.safetensors")
+    weights = transformer.state_dict()
+    names = {name: source.name for name, source in NAMES["bert"].sources(weights).items()}
+    save_file({names[name]: tensor.contiguous() for name, tensor in weights.items()}, directory / "model.safetensors")
     make_tokenizer().save(str(directory / "tokenizer.json"))
 
 

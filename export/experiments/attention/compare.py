@@ -54,11 +54,6 @@ def settings_of(
         run: of ``fewheads finetune`` with a BERT, on a task with classes or values.
         tokens: in the timed input; None is the median of dev.
         chosen: the other fields of the settings.
-
-    Raises:
-        UsageError: the run is of another kind.
-        CheckpointError: the run is malformed.
-        DataError: the data are missing or malformed.
     """
     found = open_model(run)
     task = task_of(found, run)
@@ -95,7 +90,6 @@ def compare(
     """Train and measure the missing mechanisms, and return the results of all.
 
     Args:
-        mechanisms: ``full`` must be among them, as the baseline of the others.
         directory: has a subdirectory for each seed, and in it one for each mechanism.
         lengths: numbers of tokens for the timing of single shapes; empty for none.
         on_mechanism: called with name and seed before an unfinished mechanism; the function that it returns is called
@@ -104,8 +98,6 @@ def compare(
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
         ReductionError: the model cannot be reduced, or there are too few examples for calibration.
-        CheckpointError: a record is malformed.
-        TrainingError: a loss is not finite.
     """
     if any(mechanism.calibrated for mechanism in mechanisms):  # before the first mechanisms are trained
         check_model(dense)
@@ -124,32 +116,17 @@ def compare(
     if lengths:
         on_mechanism("lengths", 0)
     measured = measure_lengths(config, lengths, settings.calls, directory / "lengths.json") if lengths else ()
-    return _result(task, data, settings, mechanisms, measured, directory)
-
-
-def _result(
-    task: Task,
-    data: Data,
-    settings: Settings,
-    mechanisms: Sequence[Mechanism],
-    lengths: tuple[Length, ...],
-    directory: Path,
-) -> Result:
     names = [name for one in mechanisms for name in ((one.name, one.name + INT8) if one.int8 else (one.name,))]
     places = {name: [place_of(directory, seed, name) for seed in settings.seeds] for name in names}
     rows = tuple(row_of(places[name], places[FULL], task.headline, tuple(data.measured)) for name in names)
     records = tuple(record for name in names for place in places[name] if (record := read_record(place)))
-    result = Result(settings, task.headline, rows, lengths, records)
+    result = Result(settings, task.headline, rows, measured, records)
     write_whole(directory / RESULTS, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
 
 def read_result(directory: Path) -> Result:
-    """Read the results of a finished comparison.
-
-    Raises:
-        UsageError: they are missing or malformed.
-    """
+    """Read the results of a finished comparison."""
     try:
         return msgspec.json.decode((directory / RESULTS).read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError) as error:

@@ -31,8 +31,6 @@ class Length(msgspec.Struct, frozen=True):
     """One variant at one length.
 
     Attributes:
-        tokens: in the one input.
-        variant: its name.
         ratio: dense time over its time.
         bound: Amdahl's bound: dense multiplications of the layers over its own.
     """
@@ -51,7 +49,6 @@ def measure_lengths(
     Args:
         config: of the model; its first layer has the shape.
         calls: of each model, up to 128 tokens.
-        path: a JSON file with the measurements; it is updated after each length.
     """
     done = list(_read(path))
     for tokens in lengths:

@@ -33,8 +33,6 @@ class Mechanism:
     """A way to save attention.
 
     Attributes:
-        name: in tables and directories.
-        what: a description in a few words.
         make: returns the changed model.
         train: returns the loss beside the task's.
         shrink: returns smaller matrices with the same outputs; None if there are none.

@@ -23,14 +23,7 @@ _WITHOUT = "give --no-plots"
 
 
 def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list[Path]:
-    """Write the figures of a result as PNG, and return their paths.
-
-    Args:
-        beside: other comparisons, whose heads are drawn below.
-
-    Raises:
-        UsageError: matplotlib is missing, or the directory cannot be written.
-    """
+    """Write the figures of a result as PNG, and return their paths."""
     makers: dict[str, Callable[[], Figure | None]] = {
         "accuracy_by_speed": lambda: _accuracy_by_speed(result),
         "speed_by_length": lambda: _speed_by_length(result),

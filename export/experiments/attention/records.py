@@ -23,8 +23,6 @@ from export.tasks.recipe import Recipe
 from export.tasks.tokens import Batch, Encoded, sorted_batches
 
 _RECORD = "record.json"
-
-
 #: Share of the coordinates of each original head that is left, [layers, H].
 Kept: TypeAlias = tuple[tuple[float, ...], ...]
 _BATCH = 32
@@ -40,7 +38,6 @@ class SharedInputs:
         calibration: real inputs, with targets.
         share: of attention to keep, for mechanisms that have a choice.
         target_speedup: of the reduction with feed-forward layers.
-        tokens: in the timed input.
         curve: cost of a layer by the share of its heads' coordinates.
         state: a directory for the state of reductions.
     """
@@ -72,15 +69,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: SHA-256 of the dense run's weights.
-        recipe: of the training of each mechanism.
-        limit: most examples to train on; None is all.
         distil: whether the dense run is the teacher.
         share: of attention to keep, for mechanisms that have a choice.
         target_speedup: of the reduction with feed-forward layers.
-        tokens: in the timed input, usually the median of dev.
-        long: another length to time.
-        calibration: examples.
-        calls: of each model in a timing.
         stop_points: models with scores stop if the hold-out falls by more points below the dense run.
     """
 
@@ -103,12 +94,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one mechanism and seed.
 
     Attributes:
-        what: a description in a few words.
         smaller: whether the timed matrices are smaller; otherwise scorers and masks are timed, too.
-        parameters: of the timed model.
         scores: on the hold-out, of each epoch.
-        seconds: of the training.
-        speeds: at each length.
         kept: share of the coordinates of each head that is used on the hold-out; None if all are.
         use: of the scores; None without scores.
         processor: that trained and timed it; earlier versions did not record it.
@@ -135,11 +122,7 @@ def save_record(directory: Path, record: Record, predictions: Mapping[str, Predi
 
 
 def read_record(directory: Path) -> Record | None:
-    """Return a record; None if there is none.
-
-    Raises:
-        CheckpointError: it is malformed.
-    """
+    """Return a record; None if there is none."""
     path = directory / _RECORD
     if not path.exists():
         return None

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
-from torch import nn
 
 from export.adaptive.budget import measured_curve
 from export.adaptive.term import adaptive_term
@@ -58,12 +57,7 @@ def run_mechanism(
     directory: Path,
     on_step: Callable[[Step], None],
 ) -> None:
-    """Make, train and measure a mechanism, and write its record; an unfinished training resumes.
-
-    Raises:
-        TrainingError: a loss is not finite.
-        CheckpointError: the state of an unfinished training is malformed, or cannot be written.
-    """
+    """Make, train and measure a mechanism, and write its record; an unfinished training resumes."""
     place = place_of(directory, shared.seed, mechanism.name)
     place.parent.mkdir(parents=True, exist_ok=True)
     made = mechanism.make(shared)
@@ -98,7 +92,7 @@ def run_mechanism(
         what=mechanism.what,
         seed=shared.seed,
         smaller=mechanism.shrink is not None,
-        parameters=_parameters(small),
+        parameters=sum(parameter.numel() for parameter in small.parameters()),
         scores=tuned.scores,
         seconds=tuned.seconds,
         speeds=watch.speeds(small),
@@ -119,7 +113,3 @@ def run_mechanism(
 def place_of(directory: Path, seed: int, name: str) -> Path:
     """Return the directory of a mechanism's record."""
     return directory / f"seed{seed}" / name
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -28,7 +28,6 @@ class Speed(msgspec.Struct, frozen=True):
     """Times of a model and the dense one, in turns.
 
     Attributes:
-        tokens: in the one input.
         milliseconds: the median time of a call.
         dense_milliseconds: that of the dense model in FP32.
         ratio: dense time over its time.

@@ -27,7 +27,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         kept: the mean share of attention's coordinates in use.
         score: the mean score; None without scores.
         spread: share of the scores' variance that is between inputs.
-        seconds: of the training.
     """
 
     name: str
@@ -45,12 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(directories: Sequence[Path], baselines: Sequence[Path], metric: str, splits: Sequence[str]) -> Row:
-    """Return the summary of a mechanism over all seeds.
-
-    Args:
-        directories: of its records, one for each seed.
-        baselines: of the records of ``full``, one for each seed.
-    """
+    """Return the summary of a mechanism over all seeds."""
     records = [record for directory in directories if (record := read_record(directory))]
     values, differences = {}, {}
     for split in splits:
