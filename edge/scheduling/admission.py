@@ -20,6 +20,7 @@ class Admission:
     """Admits requests to the queue, or rejects them. The scheduler's lock guards it.
 
     Args:
+        queue: of the waiting requests.
         instances: runs computed at once.
         by_deadline: whether to reject requests that are predicted to miss their deadline.
 
@@ -35,21 +36,25 @@ class Admission:
         self._instances = instances
         self._by_deadline = by_deadline
 
-    def check(self, job: Job, now: float, runs: Callable[[], Iterable[Run]]) -> None:
+    def check(self, job: Job, now: float, full: str | None, runs: Callable[[], Iterable[Run]]) -> None:
         """Reject a job that the queue has no room for or that would be late; otherwise record its latency estimate.
 
-        ``runs`` returns the current runs that the job has to wait for.
+        Args:
+            job: the request.
+            now: ``time.monotonic()`` seconds.
+            full: the result of :meth:`edge.scheduling.queue.JobQueue.full`.
+            runs: returns the current runs that it has to wait for.
 
         Raises:
             Overloaded: the job must not wait.
         """
-        queue, size_bytes = self._queue, self._queue.size_bytes + job.size_bytes
-        if len(queue) >= queue.max_jobs:
-            given, expected = f"{len(queue)} waiting requests", f"fewer than {queue.max_jobs}"
-            raise _overloaded("queue", given, expected, "requests", self.finish_seconds(job, now, runs()))
-        if size_bytes > queue.max_bytes:
-            given, expected = f"{size_bytes} bytes with this request", f"at most {queue.max_bytes}"
-            raise _overloaded("queue", given, expected, "bytes", self.finish_seconds(job, now, runs()))
+        if full == "requests":
+            given, expected = f"{len(self._queue)} waiting requests", f"fewer than {self._queue.max_jobs}"
+        elif full:
+            given = f"{self._queue.size_bytes + job.size_bytes} bytes with this request"
+            expected = f"at most {self._queue.max_bytes}"
+        if full:
+            raise _overloaded("queue", given, expected, full, self.finish_seconds(job, now, runs()))
         if not self._by_deadline or job.deadline is None:
             return
         seconds, left = self.finish_seconds(job, now, runs()), job.deadline - now

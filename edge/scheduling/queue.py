@@ -106,6 +106,12 @@ class JobQueue:
         """The used part of the limits, by requests or bytes, 0 to 1."""
         return max(len(self._jobs) / self.max_jobs, self.size_bytes / self.max_bytes)
 
+    def full(self, job: Job) -> str | None:
+        """Return the limit that a job would exceed, ``requests`` or ``bytes``; None if it fits."""
+        if len(self._jobs) >= self.max_jobs:
+            return "requests"
+        return "bytes" if self.size_bytes + job.size_bytes > self.max_bytes else None
+
     def push(self, job: Job) -> None:
         """Add a job behind those of its priority."""
         self._pushed += 1

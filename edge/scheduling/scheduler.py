@@ -190,7 +190,9 @@ class Scheduler:
     # With the lock held:
 
     def _enqueue(self, job: Job, now: float) -> None:
-        self._admission.check(job, now, self._current_runs)
+        full = self.queue.full(job)
+        if full or job.deadline is not None:
+            self._admission.check(job, now, full, self._current_runs)
         job.ready_at = now + job.executor.max_delay_seconds
         self.queue.push(job)
         if job.deadline is not None and job.deadline < self._alarm_at:

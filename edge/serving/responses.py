@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from edge.datatypes import Array, datatype_of
+from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import Literally, RunnerError
 from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
@@ -72,8 +72,12 @@ def encode_outputs(
     """
     for name in names:
         array = outputs[name]
-        datatype = datatype_of(array)
-        raw = to_raw(array, datatype)
+        datatype = DATATYPES.get(array.dtype)
+        if datatype:
+            raw = array.astype(WIRE_TYPES[datatype], copy=False).tobytes()
+        else:  # text, or of another byte order
+            datatype = datatype_of(array)
+            raw = to_raw(array, datatype)
         tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         window = windows.get(name) if windows else None
         if window:

@@ -40,7 +40,7 @@ def runs_of(queue: JobQueue, now: float = NOW) -> list[list[Any]]:
 
 
 def check(admission: Admission, job: Job, runs: list[Run]) -> None:
-    admission.check(job, NOW, lambda: runs)
+    admission.check(job, NOW, admission._queue.full(job), lambda: runs)
 
 
 def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> None:
