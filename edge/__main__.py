@@ -35,7 +35,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         points = entry_points(group="fewheads.commands", name=cmd_name)
-        return _load(*points) if points else None
+        return _load(next(iter(points))) if points else None
 
 
 def _load(point: EntryPoint) -> click.Command:

@@ -41,7 +41,8 @@ def capacity(url: str, bundles: Mapping[Bundle, float], plan: Plan, seconds: flo
         ServerError: a request got no response.
         KeyboardInterrupt: the measurement was interrupted.
     """
-    full = msgspec.structs.replace(plan, deadlines_ms={}, policies={PINNED: 1.0})
+    unlimited = 10_000  # the plan may allow fewer requests at once than there are clients here
+    full = msgspec.structs.replace(plan, deadlines_ms={}, policies={PINNED: 1.0}, max_outstanding=unlimited)
     workload, alone, busy = Workload(bundles, full), Record(), Record()
     first = Sender(url, workload, alone, msgspec.structs.replace(full, channels=1))
     second = Sender(url, workload, busy, full)

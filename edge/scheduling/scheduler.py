@@ -254,7 +254,10 @@ class Scheduler:
             if item is None:
                 return
             if callable(item):
-                item()
+                try:
+                    item()
+                except Exception:  # closing a replaced model concerns no request
+                    log.exception("the server's own work failed")
             elif item:
                 self._compute(item, worker)
             del item  # it would keep the last requests' tensors alive until the next ones come

@@ -27,8 +27,10 @@ def read_limited(path: Path, max_bytes: int) -> tuple[bytes | None, os.stat_resu
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
-        fits = stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes
-        return file.read(max_bytes) if fits else None, status
+        if not stat.S_ISREG(status.st_mode):
+            return None, status
+        data = file.read(max_bytes + 1)  # it may grow after its size was read
+        return data if len(data) <= max_bytes else None, status
 
 
 class Watched(Generic[T]):

@@ -150,7 +150,12 @@ def between(before: Reading | None, now: Reading) -> Window:
 
 def document(reading: Reading, window: Window) -> dict[str, Any]:
     """Return a reading in protobuf's JSON, with the window and without the bucket counts, most of the message."""
-    fields = MessageToDict(reading, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    plain = pb.Reading()
+    plain.CopyFrom(reading)
+    for model in plain.models:
+        for stage in (*model.stages, *(stage for tier in model.tier_latencies for stage in tier.stages)):
+            stage.ClearField("bucket_counts")  # slow to convert
+    fields = MessageToDict(plain, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     for model in fields["models"]:
         for stage in (*model["stages"], *(stage for tier in model["tier_latencies"] for stage in tier["stages"])):
             del stage["bucket_counts"]

@@ -18,6 +18,7 @@ from edge.protocol import INFERENCE
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_GET
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
+from edge.security.watched import read_limited
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.secured_servers import tokens_file
 
@@ -193,3 +194,10 @@ def test_command_prints_the_line_and_the_token(file: Path) -> None:
     made = json.loads(answer(fewheads("token", "camera", "--scope=control", "--json")))
     assert hashlib.sha256(made["token"].encode()).hexdigest() == made["line"]["sha256"]
     assert "token name: got 'two words'" in refusal(fewheads("token", "two words", "--scope=infer"), 2)
+
+
+def test_file_of_unknown_size_is_read_up_to_the_limit() -> None:
+    path = Path("/proc/self/status")  # the system reports a size of 0
+    data, _ = read_limited(path, 2**20)
+    assert data
+    assert read_limited(path, 10)[0] is None
