@@ -164,8 +164,9 @@ def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
     ask(url, 1)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color"}
-    environment.pop("COLUMNS", None)
+    # A library in this process may have set the size of another terminal.
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment["TERM"] = "xterm-256color"
     with top("--url", url, "--interval", "0.1", stdout=theirs, env=environment) as process:
         os.close(theirs)
         seen = b""
