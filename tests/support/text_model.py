@@ -97,6 +97,19 @@ def golden(tier: str) -> Golden:
     )
 
 
+def tokenizer_step(max_length: int, **pair: str) -> TokenizerPreprocess:
+    return TokenizerPreprocess(
+        input="text",
+        file="tokenizer.json",
+        ids="input_ids",
+        mask="attention_mask",
+        max_length=max_length,
+        pad_id=0,
+        max_text_bytes=200,
+        **pair,
+    )
+
+
 def manifest() -> Manifest:
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
     return manifest_of(
@@ -108,15 +121,7 @@ def manifest() -> Manifest:
         max_batch_size=MAX_BATCH_SIZE,
         tiers=tuple(tier_of(tier, f"{tier}.onnx", golden=f"{tier}.npz") for tier in TIERS),
         golden="full.npz",
-        preprocess=TokenizerPreprocess(
-            input="text",
-            file="tokenizer.json",
-            ids="input_ids",
-            mask="attention_mask",
-            max_length=MAX_LENGTH,
-            pad_id=0,
-            max_text_bytes=200,
-        ),
+        preprocess=tokenizer_step(MAX_LENGTH),
         postprocess=LabelPostprocess(logits="logits", output="label", labels=LABELS),
         program=CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5),
     )

@@ -10,10 +10,10 @@ from tokenizers.processors import TemplateProcessing
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Manifest, Profile, ScorePostprocess, TokenizerPreprocess
+from edge.bundles.manifest import Manifest, Profile, ScorePostprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of
-from tests.support.text_model import model_of, padded, tokenizer_of
+from tests.support.text_model import model_of, padded, tokenizer_of, tokenizer_step
 
 NAME = "better"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad")
@@ -76,17 +76,7 @@ def manifest() -> Manifest:
         dict.fromkeys(INPUTS, shape),
         description="How much better the words of one text are than those of another.",
         max_batch_size=MAX_BATCH_SIZE,
-        preprocess=TokenizerPreprocess(
-            input="text",
-            file="tokenizer.json",
-            ids="input_ids",
-            mask="attention_mask",
-            max_length=MAX_LENGTH,
-            pad_id=0,
-            max_text_bytes=200,
-            pair="text_pair",
-            segments="token_type_ids",
-        ),
+        preprocess=tokenizer_step(MAX_LENGTH, pair="text_pair", segments="token_type_ids"),
         postprocess=ScorePostprocess(logits="logits", output="score"),
     )
 
