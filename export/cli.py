@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress, working
+from edge.cli.output import json_option, print_json, print_table, working
 from edge.errors import UsageError
 from export.calculator import NAMES
 from export.exported import RUNTIMES
 from export.loading import loading_torch
-from export.options import replace_option, run_data_dir_option, seeds_option
+from export.options import device_option, replace_option, run_data_dir_option, seeds_option, tensorboard_option
 from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
 from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported, refuse_tiers
 from export.targets import targets_of
+from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from export.runs import RunMetrics
+    from export.training.device import DeviceName
 
 _ALL = "calculator"
 _ADAPTIVE = "calculator-transformer4"
@@ -48,8 +49,10 @@ _ADAPTIVE = "calculator-transformer4"
     default="runs",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the runs, each of which becomes OUT/MODEL.",
+    help="Directory for the runs, each of which becomes OUT/MODEL. An unfinished run of the same command is resumed.",
 )
+@device_option
+@tensorboard_option
 @replace_option("earlier runs of the same models")
 @json_option
 def train(
@@ -59,6 +62,8 @@ def train(
     epochs: int | None,
     loss: str | None,
     out: Path,
+    device: DeviceName,
+    tensorboard: Path | None,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -75,17 +80,27 @@ def train(
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
     with loading_torch():
-        from export.calculator.train import recipe_of, train_run
+        from export.calculator.train import train_run
         from export.intervals import pooled
     results = []
     for name in names:
         adaptive: Any = (loss or "fixed") if name == _ADAPTIVE and loss != "none" else None
-        recipe = recipe_of(name, epochs=epochs)
         trained = []
         for one, run in runs[name].items():
-            with _epoch_bar(run, recipe.epochs if recipe else 0) as on_epoch:
+            with watching(run, lines=False) as watch:
                 trained.append(
-                    train_run(name, out / run, seed=one, epochs=epochs, adaptive=adaptive, on_epoch=on_epoch)
+                    train_run(
+                        name,
+                        out / run,
+                        seed=one,
+                        epochs=epochs,
+                        adaptive=adaptive,
+                        device=device,
+                        tensorboard=tensorboard,
+                        on_resume=watch.on_resume,
+                        on_step=watch.on_step,
+                        on_epoch=watch.on_epoch,
+                    )
                 )
         results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))
     if as_json:
@@ -186,22 +201,6 @@ def _names(models: Sequence[str]) -> list[str]:
             raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)
         names.update(dict.fromkeys(NAMES if model == _ALL else [model]))
     return list(names)
-
-
-@contextmanager
-def _epoch_bar(name: str, epochs: int) -> Iterator[Callable[[int, float], None]]:
-    with progress() as bar:
-        task = bar.add_task(name, total=epochs, note="")
-        done = 0
-
-        def on_epoch(epoch: int, val_mae: float) -> None:
-            nonlocal done
-            done = epoch
-            bar.update(task, completed=epoch, note=f"val MAE {val_mae:.4f}")
-
-        yield on_epoch
-        # Early stopping ends before the last epoch; the bar ends there too.
-        bar.update(task, total=done)
 
 
 def _print_measures(name: str, runs: str, metrics: RunMetrics) -> None:

@@ -1,7 +1,8 @@
 """Files of a run directory, and ``config.json`` and ``metrics.json``, which are read without torch.
 
 A run directory contains ``weights.safetensors``, ``config.json`` and ``metrics.json``; that of a text model also
-``tokenizer.json``, and that of a fine-tuned one ``predictions.npz``, from which its metrics were computed.
+``tokenizer.json``, that of a fine-tuned one ``predictions.npz``, from which its metrics were computed, and that of a
+trained one ``log.jsonl``, the losses on the way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from export.errors import CheckpointError, DataError
 from export.processor import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
-TOKENIZER, PREDICTIONS = "tokenizer.json", "predictions.npz"
+TOKENIZER, PREDICTIONS, LOG = "tokenizer.json", "predictions.npz", "log.jsonl"
 TRAIN_AGAIN = "Train the model again."
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -75,7 +76,7 @@ def is_run(directory: Path) -> bool:
     """Return whether a directory contains the files of a run and no others."""
     if not directory.is_dir():
         return False
-    return {entry.name for entry in directory.iterdir()} - {TOKENIZER, PREDICTIONS} == {WEIGHTS, CONFIG, METRICS}
+    return {entry.name for entry in directory.iterdir()} - {TOKENIZER, PREDICTIONS, LOG} == {WEIGHTS, CONFIG, METRICS}
 
 
 def read_config(directory: str | Path) -> RunConfig:

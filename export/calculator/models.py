@@ -33,8 +33,8 @@ class Regressor(nn.Module):
         """Return the values [N, 1] of tokens [N, 15], NumPy to NumPy, without gradients."""
         self.eval()
         with torch.no_grad():
-            value: Tensor = self(torch.from_numpy(tokens))
-        return value.numpy()
+            value: Tensor = self(torch.from_numpy(tokens).to(next(self.parameters()).device))
+        return value.cpu().numpy()
 
     @property
     def parameter_count(self) -> int:

@@ -1,16 +1,14 @@
-"""Training: one loop for every network, the recipe of each, and run directories."""
+"""Training of the calculator's networks: their recipes, objective and run directories."""
 
 from __future__ import annotations
 
-import copy
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from export.attention import AdaptiveMode, adaptive_loss, adaptive_weight
@@ -18,61 +16,37 @@ from export.calculator.data import DESCRIPTION, Split, load
 from export.calculator.evaluate import evaluate, head_use
 from export.calculator.models import Regressor, Transformer4, create
 from export.checkpoint import save
-from export.errors import TrainingError
 from export.processor import processor
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
+from export.training.device import DeviceName, device_of
+from export.training.objective import Score
+from export.training.recipe import Recipe
+from export.training.run_files import RunFiles
+from export.training.state import fingerprint
+from export.training.trainer import Epoch, Step, train
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a training.
-
-    Attributes:
-        peak_learning_rate: after the warm-up.
-        patience: epochs without a fall of the validation loss by ``min_delta`` until the training stops.
-        min_delta: in units of the loss.
-        weight_decay: decoupled (AdamW); 0 is plain Adam.
-        clip_norm: the largest norm of one tensor's gradient, as Keras' ``clipnorm`` has it; None does not clip.
-        warmup_share: the share of all steps in which the learning rate rises from 0.
-        final_share: the learning rate falls along a cosine to this share of its peak; 1 keeps it constant.
-    """
-
-    epochs: int
-    peak_learning_rate: float
-    patience: int
-    min_delta: float = 0.0
-    batch_size: int = 32
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    warmup_share: float = 0.0
-    final_share: float = 1.0
+def _recipe(peak_learning_rate: float, patience: int) -> Recipe:
+    # eps is Keras' default, as in the original.
+    return Recipe(epochs=200, peak_learning_rate=peak_learning_rate, patience=patience, eps=1e-7, decays="all")
 
 
 #: Paper 000's, from its public code; the oracle has nothing to train.
 RECIPES = {
-    "calculator-gate": Recipe(epochs=200, peak_learning_rate=1e-2, patience=10),
-    "calculator-fnn2": Recipe(epochs=200, peak_learning_rate=1e-3, patience=10, min_delta=1e-4),
-    "calculator-transformer4": Recipe(
-        epochs=200,
-        peak_learning_rate=1.4189e-3,
-        patience=20,
+    "calculator-gate": _recipe(1e-2, patience=10),
+    "calculator-fnn2": msgspec.structs.replace(_recipe(1e-3, patience=10), min_delta=1e-4),
+    "calculator-transformer4": msgspec.structs.replace(
+        _recipe(1.4189e-3, patience=20),
         betas=(0.85, 0.999),
         weight_decay=4e-3,
         clip_norm=1.0,
+        clips="each",
         warmup_share=21 / 200,
+        schedule="cosine",
         final_share=0.1,
     ),
 }
-
-
-class Fitted(msgspec.Struct, frozen=True):
-    """Result of a training: epochs until it stopped, the best of them, its validation loss (MSE), and seconds."""
-
-    epochs: int
-    best_epoch: int
-    val_loss: float
-    seconds: float
 
 
 def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | None = None) -> Recipe | None:
@@ -90,94 +64,47 @@ def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | 
     return msgspec.structs.replace(recipe, patience=recipe.epochs) if adaptive else recipe
 
 
-def fit(
-    model: Regressor,
-    recipe: Recipe,
-    train: Split,
-    val: Split,
-    *,
-    seed: int,
-    on_epoch: Callable[[int, float], None] = lambda epoch, val_mae: None,
-) -> Fitted:
-    """Train a network in place, and leave it with the best weights on ``val``.
+class CalculatorObjective:
+    """An :class:`export.training.objective.Objective`: the mean squared error of values.
 
     Args:
         val: decides when to stop and which weights to keep; it is not learnt from.
         seed: of the order of the items.
-        on_epoch: called after each epoch with its number, from 1, and the mean absolute error on ``val``.
-
-    Raises:
-        TrainingError: the loss is no longer a finite number.
     """
-    started = time.perf_counter()
-    x, y = torch.from_numpy(train.tokens), torch.from_numpy(train.truth)[:, None]
-    generator = torch.Generator().manual_seed(seed)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=recipe.peak_learning_rate,
-        betas=recipe.betas,
-        eps=1e-7,  # Keras' default, as in the original
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
-    steps = recipe.epochs * math.ceil(len(x) / recipe.batch_size)
-    step = 0
-    best_loss, best_epoch, best_weights = math.inf, 0, model.state_dict()
-    for epoch in range(1, recipe.epochs + 1):
-        model.train()
-        total_loss = torch.zeros(())
-        for batch in torch.split(torch.randperm(len(x), generator=generator), recipe.batch_size):
-            optimizer.param_groups[0]["lr"] = learning_rate(recipe, step / steps)
-            loss = _loss(model, x[batch], y[batch], step / steps)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if recipe.clip_norm is not None:
-                _clip_each(parameters, recipe.clip_norm)
-            optimizer.step()
-            total_loss += loss.detach()
-            step += 1
-        errors = torch.from_numpy(model.predict(val.tokens)[:, 0] - val.truth)
-        val_loss = float(errors.square().mean())
-        _check_finite(epoch, float(total_loss), val_loss)
-        on_epoch(epoch, float(errors.abs().mean()))
-        if val_loss < best_loss - recipe.min_delta:
-            best_loss, best_epoch, best_weights = val_loss, epoch, copy.deepcopy(model.state_dict())
-        elif epoch - best_epoch >= recipe.patience:
-            break
-    model.load_state_dict(best_weights)
-    model.eval()
-    return Fitted(epoch, best_epoch, best_loss, time.perf_counter() - started)
 
+    def __init__(self, model: Regressor, train: Split, val: Split, *, seed: int, batch_size: int = 32) -> None:
+        self.model: Regressor = model
+        self._x, self._y, self._val = torch.from_numpy(train.tokens), torch.from_numpy(train.truth)[:, None], val
+        self._seed, self._batch_size = seed, batch_size
+        self._device = next(model.parameters()).device
+        self.steps_per_epoch = math.ceil(len(self._x) / batch_size)
+        self.rates: dict[nn.Parameter, float] = {}
 
-def learning_rate(recipe: Recipe, progress: float) -> float:
-    """Return the learning rate after a share ``progress`` of all steps: linear warm-up, then a cosine."""
-    if progress < recipe.warmup_share:
-        return recipe.peak_learning_rate * progress / recipe.warmup_share
-    cosine = 0.5 * (1 + math.cos(math.pi * (progress - recipe.warmup_share) / (1 - recipe.warmup_share)))
-    return recipe.peak_learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
+    def fingerprint(self) -> str:
+        """Return a hash of the initial weights and the training set."""
+        return fingerprint([self.model], [self._x.numpy(), self._y.numpy()], f"calculator {self._seed}")
 
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield tokens [N, 15] and values [N, 1] in an order that depends on seed and epoch."""
+        generator = torch.Generator().manual_seed(self._seed)
+        for _ in range(epoch + 1):  # one generator for all epochs, as the published runs have it
+            order = torch.randperm(len(self._x), generator=generator)
+        for rows in torch.split(order, self._batch_size)[first:]:
+            yield self._x[rows].to(self._device), self._y[rows].to(self._device)
 
-def _loss(model: Regressor, x: Tensor, y: Tensor, progress: float) -> Tensor:
-    value, scores = model.scored(x)
-    task = functional.mse_loss(value, y)
-    if model.adaptive is None:
-        return task
-    return task + adaptive_weight(progress) * adaptive_loss(scores, model.adaptive)
+    def loss(self, batch: tuple[Tensor, Tensor], progress: float) -> Tensor:
+        """Return the mean squared error, and the loss of the scores of adaptive heads."""
+        x, y = batch
+        value, scores = self.model.scored(x)
+        task = functional.mse_loss(value, y)
+        if self.model.adaptive is None:
+            return task
+        return task + adaptive_weight(progress) * adaptive_loss(scores, self.model.adaptive)
 
-
-def _clip_each(parameters: list[torch.nn.Parameter], largest_norm: float) -> None:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    # The list forms of norm and multiplication: one call for dozens of small tensors, a tenth of a step less.
-    norms = torch.stack(torch._foreach_norm(gradients))
-    torch._foreach_mul_(gradients, (largest_norm / norms.clamp(min=largest_norm)).unbind())
-
-
-def _check_finite(epoch: int, train_loss: float, val_loss: float) -> None:
-    for subject, loss in (("training", train_loss), ("validation", val_loss)):
-        if not math.isfinite(loss):
-            fix = "Train again with another --seed, or with a lower learning rate in its recipe."
-            raise TrainingError(f"{subject} loss in epoch {epoch}", given=loss, expected="a finite number", fix=fix)
+    def evaluate(self) -> Score:
+        """Return the mean squared error on ``val``, negated; people read the mean absolute error."""
+        errors = torch.from_numpy(self.model.predict(self._val.tokens)[:, 0] - self._val.truth)
+        return Score(-float(errors.square().mean()), "val MAE", float(errors.abs().mean()))
 
 
 def train_run(
@@ -187,7 +114,11 @@ def train_run(
     seed: int,
     epochs: int | None = None,
     adaptive: AdaptiveMode | None = None,
-    on_epoch: Callable[[int, float], None] = lambda epoch, val_mae: None,
+    device: DeviceName = "cpu",
+    tensorboard: Path | None = None,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> RunMetrics:
     """Make a network, train it unless it is constructed, evaluate it, and write its run directory.
 
@@ -197,25 +128,41 @@ def train_run(
         epochs: the maximum; None is the recipe's.
         adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.
 
+    The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
+
     Raises:
         TrainingError: the loss is no longer a finite number.
+        UsageError: there is no such device.
     """
     arguments = {"adaptive": adaptive} if adaptive else {}
     model = create(name, seed, **arguments)
     splits = load()
     recipe = recipe_of(name, epochs=epochs, adaptive=adaptive)
-    started = time.perf_counter()
-    last_epoch = best_epoch = 0
+    files = RunFiles(Path(directory), tensorboard)
+    epochs_run, best_epoch, seconds = 0, 0, 0.0
     if recipe is not None:
-        fitted = fit(model, recipe, splits["train"], splits["val"], seed=seed, on_epoch=on_epoch)
-        last_epoch, best_epoch = fitted.epochs, fitted.best_epoch
-    seconds = time.perf_counter() - started
+        model.to(device_of(device))
+        objective = CalculatorObjective(model, splits["train"], splits["val"], seed=seed, batch_size=recipe.batch_size)
+        trained = train(
+            objective,
+            recipe,
+            seed=seed,
+            state=files.state,
+            save_every=2000,
+            log=files.log,
+            on_resume=on_resume,
+            on_step=on_step,
+            on_epoch=on_epoch,
+        )
+        epochs_run, best_epoch, seconds = len(trained.scores), trained.best_epoch, trained.seconds
+        model.cpu()
     measures = evaluate(model.predict, splits)
     if isinstance(model, Transformer4) and model.adaptive:
         measures += head_use(model, splits)
-    metrics = RunMetrics(model.parameter_count, last_epoch, best_epoch, seconds, measures)
-    trained = f"AdamW, {recipe}" if recipe else "constructed, not trained"
-    record = provenance(trainer=trained, data=DESCRIPTION, seed=seed if recipe else None)
+    metrics = RunMetrics(model.parameter_count, epochs_run, best_epoch, seconds, measures)
+    how = f"AdamW, {recipe}" if recipe else "constructed, not trained"
+    record = provenance(trainer=how, data=DESCRIPTION, seed=seed if recipe else None)
     config = RunConfig(name, arguments, record, precision="fp32" if recipe else None, processor=processor())
-    save(directory, model, config, metrics)
+    save(directory, model, config, metrics, files.finished())
+    files.remove()
     return metrics

@@ -20,11 +20,12 @@ from export.reduction.run import reduce_run
 from export.runs import WEIGHTS
 from export.tasks import DATA
 from export.tasks.glue import TASKS, read
-from export.tasks.recipe import Precision, Recipe
+from export.tasks.recipe import Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.task import Data, Reader, Task
 from export.tasks.tokens import load_tokenizer
-from export.tasks.watch import Watch
+from export.training.recipe import Precision
+from export.training.watch import Watch
 
 TEACHER, DENSE = "teacher", "dense"
 #: Target speed-ups at one length. At the lengths of dev, leaner tiers are faster: 4.2 gave 4.6.

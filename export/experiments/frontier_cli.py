@@ -16,7 +16,7 @@ from export.loading import loading_torch
 from export.options import data_dir_option, precision_option
 from export.outputs import check_workspace
 from export.tasks import AVERAGED, data_directory
-from export.tasks.watch import watching
+from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from export.experiments.frontier import Frontier
     from export.experiments.measure import MeasuredFamily
     from export.intervals import Difference
-    from export.tasks.recipe import Precision
+    from export.training.recipe import Precision
 
 
 @click.command()

@@ -25,8 +25,8 @@ from export.reduction.search import Costs, Grid, LossMeter, choose_shapes
 from export.reduction.states import after_attention, after_feed_forward, embedded, layers_of, relative_error
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from export.tasks.objectives import Head
-from export.tasks.state import fingerprint, load_state, save_state
 from export.tasks.tokens import Batch, Rows, sorted_batches
+from export.training.state import fingerprint, load_state, save_state
 from export.transformer import Layer
 
 _BATCH = 32
@@ -262,7 +262,7 @@ class _Saved:
         self._path = path
         self.value: dict[str, Any] = {}
         if path is not None:
-            self._fingerprint = fingerprint([model], calibration, settings)
+            self._fingerprint = fingerprint([model], [calibration.lengths, calibration.targets], settings)
             self.value = load_state(path, self._fingerprint) or {}
 
     def save(self, value: dict[str, Any]) -> None:

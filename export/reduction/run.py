@@ -17,12 +17,12 @@ from export.reduction.plan import check_speedup
 from export.reduction.reduce import LayerReport, Progress, ReducedModel, calibration_batches, check_model, reduce_model
 from export.reduction.search import Costs, Grid, grid_of
 from export.runs import RunMetrics, Speedup
-from export.tasks.finetune import Tuned
 from export.tasks.models import Architecture, open_model
 from export.tasks.objectives import Head
 from export.tasks.registry import task_of
 from export.tasks.run import predict_splits, prepare, save_run
 from export.tasks.task import Data, Reader, Task
+from export.training.trainer import Trained
 from export.transformer import LayerShape, TransformerConfig
 
 #: Calls of each model to measure the speed-up: a ratio that other work has spoilt is measured again, and longer.
@@ -146,7 +146,7 @@ def reduce_run(
         reader,
         predict_splits(task, reduced.model, data),
         record=provenance(trainer=how, data=task.origin, seed=None),
-        tuned=Tuned((), (), 0, 0, time.perf_counter() - started),  # no training
+        tuned=Trained((), (), 0, 0, time.perf_counter() - started),  # no training
         data_dir=data_dir,
         speedup=Speedup(measured.ratio, tokens),
     )

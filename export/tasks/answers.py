@@ -78,12 +78,13 @@ def extract(
         A part of each question's context; empty if no window has a token of it.
     """
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(questions)
+    device = next(model.parameters()).device
     with torch.inference_mode():
         for indices in sorted_batches(windows.rows.lengths, _BATCH):
-            batch = windows.rows.batch(indices)
+            batch = windows.rows.batch(indices).to(device)
             logits = model(batch.inputs, batch.mask, batch.segments)
             for place, window in enumerate(indices):
-                start, end = (one[place].numpy() for one in logits)
+                start, end = (one[place].cpu().numpy() for one in logits)
                 question = windows.questions[window]
                 score, (begin, stop) = _best_span(start, end, windows.offsets[window], n_best, longest)
                 if score > best[question][0]:

@@ -10,15 +10,23 @@ import click
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import UsageError
 from export.loading import loading_torch
-from export.options import data_dir_option, precision_option, replace_option, seeds_option
+from export.options import (
+    data_dir_option,
+    device_option,
+    precision_option,
+    replace_option,
+    seeds_option,
+    tensorboard_option,
+)
 from export.outputs import check_run
 from export.tasks import DATA, NAMES, data_directory
-from export.tasks.watch import watching
+from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from export.runs import RunMetrics
-    from export.tasks.recipe import Precision
+    from export.training.device import DeviceName
+    from export.training.recipe import Precision
 
 
 class _TaskName(click.Choice[str]):
@@ -51,6 +59,7 @@ class _TaskName(click.Choice[str]):
 )
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
 @precision_option(default="fp32")
+@device_option
 @click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="For new weights and the order of examples."
@@ -70,6 +79,7 @@ class _TaskName(click.Choice[str]):
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for the run, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
 )
+@tensorboard_option
 @replace_option("an earlier run of that name")
 @json_option
 def finetune(
@@ -83,6 +93,7 @@ def finetune(
     lr: float,
     batch: int,
     precision: Precision,
+    device: DeviceName,
     max_length: int,
     seed: int,
     seeds: int,
@@ -90,6 +101,7 @@ def finetune(
     teacher: Path | None,
     name: str | None,
     out: Path,
+    tensorboard: Path | None,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -129,6 +141,8 @@ def finetune(
                     max_length=max_length,
                     data_dir=data_dir,
                     teacher=teacher,
+                    device=device,
+                    tensorboard=tensorboard,
                     on_resume=watch.on_resume,
                     on_step=watch.on_step,
                     on_epoch=watch.on_epoch,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.heads import SequenceClassifier, SpanClassifier
-from export.tasks.recipe import Precision
 from export.tasks.tokens import Batch
 from export.transformer import Transformer
 
@@ -23,11 +22,6 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     """Return the outputs for a batch in FP32: logits [N, labels], or of first and last tokens, [N, T] each."""
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
     return outputs.float() if isinstance(outputs, Tensor) else (outputs[0].float(), outputs[1].float())
-
-
-def multiplying_in(precision: Precision) -> torch.autocast:
-    """Return a context in which matrix products have a precision; other arithmetic is unchanged."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
 
 
 def task_loss(model: Head, outputs: Outputs, targets: Tensor) -> Tensor:

@@ -65,11 +65,12 @@ def predict(model: Head, rows: Rows) -> Predictions:
     """Return a classifier's predictions for rows, in batches sorted by length, for little padding."""
     assert isinstance(model, SequenceClassifier)
     logits = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
+    device = next(model.parameters()).device
     with torch.inference_mode():
         for indices in sorted_batches(rows.lengths, _BATCH):
-            outputs = outputs_of(model, rows.batch(indices))
+            outputs = outputs_of(model, rows.batch(indices).to(device))
             assert isinstance(outputs, Tensor)
-            logits[indices] = outputs.numpy()
+            logits[indices] = outputs.cpu().numpy()
     return Predictions(logits, rows.targets)
 
 

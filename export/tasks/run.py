@@ -16,12 +16,16 @@ from export.processor import processor
 from export.provenance import provenance
 from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup
 from export.tasks import data_directory
-from export.tasks.finetune import Epoch, Step, Tuned, fine_tune
+from export.tasks.finetune import fine_tune
 from export.tasks.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted, encode_predictions
-from export.tasks.recipe import Precision, Recipe
+from export.tasks.recipe import Recipe
 from export.tasks.task import Data, Reader, Task
+from export.training.device import DeviceName, device_of
+from export.training.recipe import Precision
+from export.training.run_files import RunFiles
+from export.training.trainer import Epoch, Step, Trained
 from export.transformer import TransformerConfig
 
 
@@ -57,6 +61,8 @@ def finetune_run(
     max_length: int,
     data_dir: str | Path | None = None,
     teacher: str | Path | None = None,
+    device: DeviceName = "cpu",
+    tensorboard: Path | None = None,
     on_resume: Callable[[int, int], None] = lambda step, steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
@@ -71,37 +77,42 @@ def finetune_run(
         seed: of new weights and of the order of the examples.
         data_dir: recorded in the run, so that later commands find the data.
         teacher: a run on the same task, for distillation.
+        tensorboard: a directory for TensorBoard's events.
 
     Raises:
-        UsageError: a row is too long for the model, or the teacher is of another task or reads other inputs.
+        UsageError: there is no such device, a row is too long for the model, or the teacher is of another task or
+            reads other inputs.
     """
+    place = device_of(device)
     found = open_or_new(source, seed)
     config = found.transformer.config
     _check_lengths(data, config)
     architecture = task.architecture(config, data.labels, max_length)
-    model = with_head(found, architecture, seed)
-    directory = Path(directory)
-    state = directory.with_name(f".{directory.name}.state")
+    model = with_head(found, architecture, seed).to(place)
+    files = RunFiles(Path(directory), tensorboard)
     tuned = fine_tune(
         model,
         data.train,
         recipe,
         seed=seed,
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
-        teacher=_teacher(task, teacher, model) if teacher else None,
-        state=state,
+        metric=task.headline,
+        teacher=_teacher(task, teacher, model).to(place) if teacher else None,
+        state=files.state,
+        log=files.log,
         on_resume=on_resume,
         on_step=on_step,
         on_epoch=on_epoch,
     )
+    predictions = predict_splits(task, model, data)
     start = "random weights" if isinstance(source, TransformerConfig) else Path(source).name
     metrics = save_run(
         task,
         directory,
-        model,
+        model.cpu(),
         architecture,
         reader,
-        predict_splits(task, model, data),
+        predictions,
         record=provenance(
             trainer=f"fine-tuned from {start}, {len(data.train.targets)} examples, {recipe}",
             data=task.origin,
@@ -111,8 +122,9 @@ def finetune_run(
         data_dir=data_dir,
         speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
         precision=recipe.precision,
+        further=files.finished(),
     )
-    state.unlink()
+    files.remove()
     return metrics
 
 
@@ -130,10 +142,11 @@ def save_run(
     predictions: Mapping[str, Predicted],
     *,
     record: Provenance,
-    tuned: Tuned,
+    tuned: Trained,
     data_dir: str | Path | None = None,
     speedup: Speedup | None = None,
     precision: Precision | None = None,
+    further: Mapping[str, bytes] | None = None,
 ) -> RunMetrics:
     """Measure a model by its predictions and write its run directory.
 
@@ -149,12 +162,12 @@ def save_run(
         tuned.losses,
         tuned.scores,
     )
-    further = {PREDICTIONS: encode_predictions(predictions)}
+    contents = {PREDICTIONS: encode_predictions(predictions), **(further or {})}
     if isinstance(reader, Tokenizer):
-        further[TOKENIZER] = reader.to_str().encode()
+        contents[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
     config = RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup, precision, processor())
-    save(directory, model, config, metrics, further)
+    save(directory, model, config, metrics, contents)
     return metrics
 
 

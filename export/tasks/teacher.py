@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from edge.datatypes import Array
-from export.tasks.objectives import Head, Outputs, hidden_states, multiplying_in, outputs_of
-from export.tasks.recipe import Precision
+from export.tasks.objectives import Head, Outputs, hidden_states, outputs_of
 from export.tasks.tokens import Batch, Rows, sorted_batches
+from export.training.device import multiplying_in
+from export.training.recipe import Precision
 
 #: Hidden states are kept up to this size; larger ones are computed again for each batch.
 MOST_KEPT_BYTES = 4 << 30
@@ -60,34 +61,39 @@ class Teacher:
         """Return the outputs for rows of the training set, and their batch."""
         if self._kept is None:
             return _run(self._model, batch, self._layers, self._precision)
-        lessons = [self._kept[row] for row in rows]
-        states = [pad_sequence([one.states[i] for one in lessons], True) for i in range(len(self._layers))]
+        lessons, device = [self._kept[row] for row in rows], batch.inputs.device
+        states = [pad_sequence([one.states[i] for one in lessons], True).to(device) for i in range(len(self._layers))]
         if isinstance(lessons[0].outputs, Tensor):
-            return TeacherOutputs(torch.stack([cast(Tensor, one.outputs) for one in lessons]), states)
-        first, last = (pad_sequence([one.outputs[i] for one in lessons], True, _UNLIKELY) for i in (0, 1))
+            return TeacherOutputs(torch.stack([cast(Tensor, one.outputs) for one in lessons]).to(device), states)
+        first, last = (pad_sequence([one.outputs[i] for one in lessons], True, _UNLIKELY).to(device) for i in (0, 1))
         return TeacherOutputs((first, last), states)
 
 
 def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[TeacherOutputs]:
     """Return the outputs for each row alone: [labels] or two of [T], and states [T, d]."""
     kept: list[TeacherOutputs | None] = [None] * len(rows.targets)
-    lengths = rows.lengths
+    lengths, device = rows.lengths, next(model.parameters()).device
     for indices in sorted_batches(lengths, _BATCH):
-        batch = rows.batch(indices)
+        batch = rows.batch(indices).to(device)
         outputs, states = _run(model, batch, layers, precision)
         for place, row in enumerate(indices):
             length = None if batch.mask is None else int(lengths[row])  # images have no padding
             one: Outputs
             if isinstance(outputs, Tensor):
-                one = outputs[place].clone()
+                one = outputs[place].to("cpu", copy=True)
             else:
-                one = outputs[0][place, :length].clone(), outputs[1][place, :length].clone()
+                first, last = (one[place, :length].to("cpu", copy=True) for one in outputs)
+                one = first, last
             # Copies, because a view would keep the whole batch.
-            kept[row] = TeacherOutputs(one, [state[place, :length].to(_KEPT, copy=True) for state in states])
+            kept[row] = TeacherOutputs(one, [state[place, :length].to("cpu", _KEPT, copy=True) for state in states])
     return [lesson for lesson in kept if lesson is not None]
 
 
 def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> TeacherOutputs:
     # Not inference_mode: its tensors cannot be saved for the backward pass.
-    with torch.no_grad(), multiplying_in(precision), hidden_states(model.transformer, layers) as states:
+    with (
+        torch.no_grad(),
+        multiplying_in(precision, batch.inputs.device),
+        hidden_states(model.transformer, layers) as states,
+    ):
         return TeacherOutputs(outputs_of(model, batch), states)

@@ -43,6 +43,10 @@ class Batch(NamedTuple):
         given = {"inputs": self.inputs, "mask": self.mask, "segments": self.segments}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        return Batch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))  # type: ignore[arg-type]
+
 
 class Rows(Protocol):
     """A data set to train on."""

@@ -1,3 +1,5 @@
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -5,11 +7,17 @@ import torch
 
 from export.calculator.evaluate import PAPER
 from export.calculator.models import MODELS, Regressor, create
-from export.calculator.train import RECIPES, Recipe, _clip_each, fit, learning_rate, recipe_of, train_run
+from export.calculator.train import RECIPES, CalculatorObjective, recipe_of, train_run
 from export.checkpoint import load
 from export.errors import TrainingError
+from export.training.recipe import Recipe, learning_rate
+from export.training.trainer import clip, train
 
 SHORT = Recipe(epochs=3, peak_learning_rate=1e-3, patience=10)
+
+
+def fit(model, recipe, train_split, val, *, seed, **options):
+    return train(CalculatorObjective(model, train_split, val, seed=seed), recipe, seed=seed, **options)
 
 
 def test_fnn2_learns_within_ten_epochs(splits):
@@ -44,11 +52,12 @@ def test_patience_stops_the_run_and_the_best_weights_are_restored(splits):
     seen = []
     model = create("calculator-gate", 0)
     recipe = Recipe(epochs=40, peak_learning_rate=0.3, patience=3)  # a rate at which the loss rises and falls
-    fitted = fit(model, recipe, splits["train"], splits["val"], seed=0, on_epoch=lambda *epoch: seen.append(epoch))
+    fitted = fit(model, recipe, splits["train"], splits["val"], seed=0, on_epoch=seen.append)
     error = np.abs(model.predict(splits["val"].tokens)[:, 0] - splits["val"].truth).mean()
-    assert fitted.epochs == fitted.best_epoch + recipe.patience < recipe.epochs
-    assert [epoch for epoch, _ in seen] == list(range(1, fitted.epochs + 1))
-    assert error == pytest.approx(seen[fitted.best_epoch - 1][1], rel=1e-5)
+    epochs = len(fitted.scores)
+    assert epochs == fitted.best_epoch + recipe.patience < recipe.epochs
+    assert [epoch.number for epoch in seen] == list(range(1, epochs + 1))
+    assert error == pytest.approx(seen[fitted.best_epoch - 1].score.printed, rel=1e-5)
 
 
 class Exploding(Regressor):
@@ -64,7 +73,7 @@ class Exploding(Regressor):
 
 def test_a_loss_that_is_not_finite_ends_the_run(splits):
     recipe = Recipe(epochs=3, peak_learning_rate=1.0, patience=3)
-    with pytest.raises(TrainingError, match=r"training loss in epoch 1: got (nan|inf), expected a finite number"):
+    with pytest.raises(TrainingError, match=r"(loss|norm) in step \d+: got (nan|inf), expected a finite number"):
         fit(Exploding(), recipe, splits["train"], splits["val"], seed=0)
 
 
@@ -85,7 +94,8 @@ def test_recipes():
 def test_clipping_is_per_tensor():
     large, small = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
     large.grad, small.grad = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([0.3, 0.0, 0.0])
-    _clip_each([large, small], 1.0)
+    norm = clip([large, small], Recipe(epochs=1, peak_learning_rate=1.0, clip_norm=1.0, clips="each"))
+    assert norm == pytest.approx(math.hypot(5, 0.3))
     torch.testing.assert_close(large.grad, torch.tensor([0.6, 0.8, 0.0]))
     torch.testing.assert_close(small.grad, torch.tensor([0.3, 0.0, 0.0]))
 

@@ -10,8 +10,9 @@ from export.errors import CheckpointError, TrainingError
 from export.heads import SequenceClassifier, SpanClassifier
 from export.tasks.finetune import fine_tune
 from export.tasks.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
-from export.tasks.recipe import Distillation, Recipe, learning_rate
+from export.tasks.recipe import Distillation, Recipe
 from export.tasks.tokens import Encoded
+from export.training.recipe import learning_rate
 from tests.support.task_data import accuracy_on, interrupt_at, make_classifier, make_transformer, same
 
 RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
@@ -35,7 +36,7 @@ def test_thirty_steps_learn_a_separable_task(train, holdout):
     assert steps[0].seconds_left > 0
     assert steps[-1].loss < steps[0].loss / 3
     assert tuned.losses == pytest.approx([sum(s.loss for s in steps[i : i + 10]) / 10 for i in (0, 10, 20)])
-    assert [epoch.score for epoch in epochs] == list(tuned.scores)
+    assert [epoch.score.value for epoch in epochs] == list(tuned.scores)
     assert not model.training
 
 
@@ -94,7 +95,7 @@ def test_a_state_of_another_run_is_rejected(train, holdout, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run(train, holdout):
     model = make_classifier()
     torch.nn.init.constant_(model.classifier.weight, math.nan)
-    with pytest.raises(TrainingError, match=r"loss in step 1: got nan.*lower --lr"):
+    with pytest.raises(TrainingError, match=r"loss in step 1: got nan.*lower learning rate"):
         tune(model, train, holdout)
 
 

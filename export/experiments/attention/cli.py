@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from export.experiments.attention.mechanisms import Mechanism
     from export.experiments.attention.summary import Row
     from export.intervals import Difference
-    from export.tasks.finetune import Step
-    from export.tasks.recipe import Precision
+    from export.training.recipe import Precision
+    from export.training.trainer import Step
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -109,7 +109,7 @@ def compare(
         from export.experiments.attention.compare import settings_of
         from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
         from export.tasks.recipe import Recipe
-        from export.tasks.watch import Watch
+        from export.training.watch import Watch
 
         mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)
         recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)

@@ -24,11 +24,11 @@ from export.experiments.settings import keep_settings
 from export.heads import SequenceClassifier
 from export.reduction.reduce import calibration_batches, check_model
 from export.runs import WEIGHTS
-from export.tasks.finetune import Step
 from export.tasks.models import open_model
 from export.tasks.registry import task_of
 from export.tasks.run import prepare
 from export.tasks.task import Data, Task
+from export.training.trainer import Step
 
 FULL = "full"
 RESULTS = "results.json"

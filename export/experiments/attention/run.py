@@ -17,10 +17,11 @@ from export.experiments.attention.records import Record, Settings, SharedInputs,
 from export.experiments.attention.stopwatch import Stopwatch, predict_int8
 from export.heads import SequenceClassifier
 from export.processor import processor
-from export.tasks.finetune import Step, fine_tune
+from export.tasks.finetune import fine_tune
 from export.tasks.predictions import Predicted
 from export.tasks.task import HOLDOUT, Data, Task
 from export.tasks.tokens import Encoded
+from export.training.trainer import Step
 
 #: Suffix of the records of mechanisms in INT8.
 INT8 = "+int8"

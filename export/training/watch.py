@@ -13,14 +13,19 @@ from edge.cli.output import progress, remark
 
 # torch takes seconds to import, and a command that fails at once need not wait for it.
 if TYPE_CHECKING:
-    from export.tasks.finetune import Epoch, Step
+    from export.training.trainer import Epoch, Step
 
 
 class Watch:
-    """Moves a bar of steps, and prints a line when a run resumes and for each epoch's score."""
+    """Moves a bar of steps with loss, score and time left, and prints a line when a run resumes.
 
-    def __init__(self, name: str, bar: Progress, task: TaskID) -> None:
-        self._name, self._bar, self._task = name, bar, task
+    Args:
+        lines: prints a line for each epoch's score, too.
+    """
+
+    def __init__(self, name: str, bar: Progress, task: TaskID, *, lines: bool = True) -> None:
+        self._name, self._bar, self._task, self._lines = name, bar, task, lines
+        self._score = ""
 
     def on_resume(self, step: int, steps: int) -> None:
         """Print that an interrupted run resumes."""
@@ -28,12 +33,14 @@ class Watch:
 
     def on_step(self, step: Step) -> None:
         """Move the bar."""
-        note = f"loss {step.loss:.3f}, {timedelta(seconds=round(step.seconds_left))} left"
+        note = f"loss {step.loss:.3g}{self._score}, {timedelta(seconds=round(step.seconds_left))} left"
         self._bar.update(self._task, total=step.steps, completed=step.number, note=note)
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Print the epoch's score."""
-        remark(f"{self._name}: epoch {epoch.number}: {epoch.score:.4f} on the hold-out")
+        """Show the epoch's score."""
+        self._score = f", {epoch.score}"
+        if self._lines:
+            remark(f"{self._name}: epoch {epoch.number}: {epoch.score} on the hold-out")
 
     def on_part(self, what: str, done: int, parts: int) -> None:
         """Move the bar of work other than training; ``what`` names its parts."""
@@ -41,7 +48,10 @@ class Watch:
 
 
 @contextmanager
-def watching(name: str) -> Iterator[Watch]:
+def watching(name: str, *, lines: bool = True) -> Iterator[Watch]:
     """Show a bar for a run of this name while the block runs."""
     with progress() as bar:
-        yield Watch(name, bar, bar.add_task(name, total=None, note=""))
+        task = bar.add_task(name, total=None, note="")
+        yield Watch(name, bar, task, lines=lines)
+        # Early stopping ends before the last step; the bar ends there, too.
+        bar.update(task, total=bar.tasks[0].completed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import CheckpointError
-from export.tasks.tokens import Rows
 
 
-def fingerprint(models: Sequence[nn.Module], train: Rows, settings: str) -> str:
+def fingerprint(models: Sequence[nn.Module], data: Iterable[Array], settings: str) -> str:
     """Return a hash of all that a run depends on: initial weights and teacher, training set, and settings as text."""
     digest = hashlib.sha256(settings.encode())
     for name, tensor in (item for model in models for item in model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().contiguous().numpy().data)
-    digest.update(np.ascontiguousarray(train.lengths).data)
-    digest.update(np.ascontiguousarray(train.targets).data)
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    for array in data:
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 

@@ -1,0 +1,260 @@
+"""The training loop: AdamW, a schedule, clipping, the best epoch, and a state from which an interrupted run resumes."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from export.errors import TrainingError
+from export.training.log import TrainingLog
+from export.training.objective import Objective, Score
+from export.training.recipe import Recipe, learning_rate
+from export.training.state import load_state, save_state
+
+#: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
+_GPU_STEPS = 10
+_FIX = "Train again with a lower learning rate, or with another --seed."
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
+
+    number: int
+    steps: int
+    loss: float
+    seconds_left: float
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """A finished epoch: its number from 1, and its score."""
+
+    number: int
+    score: Score
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """Result of a run: score and mean loss of each epoch, best epoch from 1, steps, seconds without interruptions."""
+
+    scores: tuple[float, ...]
+    losses: tuple[float, ...]
+    best_epoch: int
+    steps: int
+    seconds: float
+
+
+def train(
+    objective: Objective,
+    recipe: Recipe,
+    *,
+    seed: int,
+    stop_below: float | None = None,
+    state: Path | None = None,
+    save_every: int = 200,
+    log: TrainingLog | None = None,
+    log_every: int = 100,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> Trained:
+    """Train the model of an objective in place, and leave it in evaluation mode with the weights of its best epoch.
+
+    Args:
+        seed: of everything random in the model, such as dropout; the objective has the order of the data.
+        stop_below: end after an epoch with a lower score. Then the last epoch that is not lower is kept, not the best
+            one; if all are lower, the first.
+        state: a file for the state of the run. A run that finds its own state resumes, and ends with the same bits as
+            an uninterrupted one. The caller deletes the file.
+        save_every: steps between two states; each epoch ends with a state, too.
+        log: receives the loss every ``log_every`` steps, and the score of each epoch.
+        on_resume: called with the step and the number of steps, if the run resumes.
+
+    Raises:
+        TrainingError: a loss, a gradient or a score is not finite.
+        CheckpointError: the state is malformed, of another run, or cannot be written.
+    """
+    device = next(objective.model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        run = _Run(objective, recipe, state, stop_below)
+        run.resume(f"{recipe} seed {seed} {stop_below}")
+        per_epoch = objective.steps_per_epoch
+        steps = recipe.epochs * per_epoch
+        if run.step:
+            on_resume(run.step, steps)
+        if log is not None:
+            log.resume(run.step)
+        report_every = _GPU_STEPS if device.type == "cuda" else 1
+        while run.step < steps and not run.stopped:
+            first, started = run.step, time.perf_counter()
+            objective.model.train()
+            for batch in objective.batches(run.step // per_epoch, run.step % per_epoch):
+                progress = run.step / steps
+                rate = learning_rate(recipe, progress)
+                run.update(objective.loss(batch, progress), rate)
+                if run.step % report_every == 0:
+                    run.check()
+                    pace = (time.perf_counter() - started) / (run.step - first)
+                    on_step(Step(run.step, steps, run.last_loss, pace * (steps - run.step)))
+                if log is not None and run.step % log_every == 0:
+                    run.check()
+                    log.write(run.step, loss=run.last_loss, learning_rate=rate, seconds=run.seconds)
+                if run.step % save_every == 0 and run.step % per_epoch:
+                    run.save()
+            objective.model.eval()
+            score = objective.evaluate()
+            run.end_epoch(score)
+            if log is not None:
+                log.write(run.step, epoch=len(run.scores), loss=run.losses[-1], score=score.value, scored=str(score))
+            on_epoch(Epoch(len(run.scores), score))
+            run.save()
+        objective.model.load_state_dict(run.best_weights)
+    objective.model.eval()
+    return Trained(tuple(run.scores), tuple(run.losses), run.best_epoch, run.step, run.seconds)
+
+
+class _Run:
+    def __init__(self, objective: Objective, recipe: Recipe, path: Path | None, stop_below: float | None) -> None:
+        self.objective, self.model, self.recipe = objective, objective.model, recipe
+        self.path, self.stop_below = path, stop_below
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        groups = _groups(self.parameters, objective, recipe)
+        self.multiples = [group.pop("multiple") for group in groups]
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=recipe.peak_learning_rate, betas=recipe.betas, eps=recipe.eps, fused=True
+        )
+        self.step, self.best_epoch, self.last_loss = 0, 0, math.nan
+        self.scores: list[float] = []
+        self.losses: list[float] = []
+        self._epoch_losses: list[float] = []
+        self._unread: list[tuple[Tensor, Tensor]] = []  # loss and norm of the gradient
+        self.best_weights: dict[str, Tensor] = {}
+        self._earlier_seconds, self._started = 0.0, time.perf_counter()
+        self._fingerprint = ""
+
+    @property
+    def seconds(self) -> float:
+        return self._earlier_seconds + time.perf_counter() - self._started
+
+    def resume(self, settings: str) -> None:
+        if self.path is None:
+            return
+        self._fingerprint = f"{self.objective.fingerprint()} {settings}"
+        state = load_state(self.path, self._fingerprint)
+        if state is None:
+            return
+        self.step, self.scores, self.best_epoch = state["step"], state["scores"], state["best_epoch"]
+        self.losses, self._epoch_losses = state["losses"], state["epoch_losses"]
+        self.best_weights, self._earlier_seconds = state["best_weights"], state["seconds"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        if state["random_gpu"] is not None:
+            torch.cuda.set_rng_state(state["random_gpu"])
+
+    def update(self, loss: Tensor, rate: float) -> None:
+        for group, multiple in zip(self.optimizer.param_groups, self.multiples, strict=True):
+            group["lr"] = rate * multiple
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._unread.append((loss.detach(), clip(self.parameters, self.recipe)))
+        self.step += 1
+        if loss.device.type == "cpu":
+            self.check()
+        self.optimizer.step()
+
+    def check(self) -> None:
+        """Read the losses since the last call.
+
+        Raises:
+            TrainingError: one of them, or a gradient, is not finite.
+        """
+        first = self.step - len(self._unread) + 1
+        for number, (loss, norm) in enumerate(self._unread, first):
+            for what, value in (("loss", loss.item()), ("gradient's norm", norm.item())):
+                if not math.isfinite(value):
+                    raise TrainingError(f"{what} in step {number}", given=value, expected="a finite number", fix=_FIX)
+            self.last_loss = loss.item()
+            self._epoch_losses.append(self.last_loss)
+        self._unread = []
+
+    @property
+    def stopped(self) -> bool:
+        if self.stop_below is not None:
+            return any(score < self.stop_below for score in self.scores)
+        patience = self.recipe.patience
+        return patience is not None and len(self.scores) - self.best_epoch >= patience
+
+    def end_epoch(self, score: Score) -> None:
+        self.check()
+        if not math.isfinite(score.value):
+            subject = f"{score.name} after epoch {len(self.scores) + 1}"
+            raise TrainingError(subject, given=score.value, expected="a finite number", fix=_FIX)
+        if not self.scores:
+            better = True
+        elif self.stop_below is not None:
+            better = score.value >= self.stop_below
+        else:
+            better = score.value > self.scores[self.best_epoch - 1] + self.recipe.min_delta
+        self.scores.append(score.value)
+        self.losses.append(sum(self._epoch_losses) / len(self._epoch_losses))
+        self._epoch_losses = []
+        if better:
+            self.best_epoch = len(self.scores)
+            self.best_weights = copy.deepcopy(self.model.state_dict())
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        self.check()
+        on_gpu = self.parameters[0].device.type == "cuda"
+        state = {
+            "fingerprint": self._fingerprint,
+            "step": self.step,
+            "scores": self.scores,
+            "losses": self.losses,
+            "epoch_losses": self._epoch_losses,
+            "seconds": self.seconds,
+            "best_epoch": self.best_epoch,
+            "best_weights": self.best_weights,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_gpu": torch.cuda.get_rng_state() if on_gpu else None,
+        }
+        save_state(self.path, state)
+
+
+def _groups(parameters: list[nn.Parameter], objective: Objective, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the optimiser's groups, each with the ``multiple`` of the recipe's learning rate."""
+    rates = objective.rates
+    usual = [parameter for parameter in parameters if parameter not in rates]
+    decayed = [p for p in usual if recipe.decays == "all" or p.dim() > 1]
+    others = [p for p in usual if recipe.decays != "all" and p.dim() <= 1]
+    return [
+        {"params": decayed, "weight_decay": recipe.weight_decay, "multiple": 1.0},
+        {"params": others, "weight_decay": 0.0, "multiple": 1.0},
+        *(
+            {"params": [p for p in rates if rates[p] == rate], "weight_decay": 0.0, "multiple": rate}
+            for rate in sorted({*rates.values()})
+        ),
+    ]
+
+
+def clip(parameters: list[nn.Parameter], recipe: Recipe) -> Tensor:
+    """Clip the gradients as the recipe has it, and return the norm of all of them before, a scalar."""
+    if recipe.clips == "all" or recipe.clip_norm is None:
+        return nn.utils.clip_grad_norm_(parameters, recipe.clip_norm or math.inf)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    # The list forms of norm and multiplication: one call for dozens of small tensors, a tenth of a step less.
+    norms = torch.stack(torch._foreach_norm(gradients))
+    torch._foreach_mul_(gradients, (recipe.clip_norm / norms.clamp(min=recipe.clip_norm)).unbind())
+    total: Tensor = norms.norm()
+    return total
