@@ -1,0 +1,13 @@
+"""Looped transformers that learn function classes in context: paper 003, after Garg et al. 2022 (arXiv 2208.01066).
+
+- :mod:`export.looped.functions` draws prompts: points and their values under a random function
+- :mod:`export.looped.model` has the looped and the unlooped transformer
+- :mod:`export.looped.objective` has the truncated loss and its curricula
+- :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates
+- :mod:`export.looped.baselines` has the methods that the paper compares with
+"""
+
+from __future__ import annotations
+
+#: Models of ``fewheads train``, by the function class that they learn.
+NAMES = ("looped-linear", "looped-sparse", "looped-tree", "looped-relu")

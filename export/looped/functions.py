@@ -1,0 +1,108 @@
+"""The four function classes of Garg et al. 2022, section 3 and 4, and prompts drawn from them.
+
+A prompt is points x_1 … x_n from N(0, I_d) and their values y_i = f(x_i) under one random function. A curriculum sets
+all but the first coordinates to zero; functions that do not depend on the others then have fewer dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Coordinates of a sparse linear function that are not zero.
+SPARSITY = 3
+TREE_DEPTH = 4
+HIDDEN_UNITS = 100
+
+
+class Prompts(NamedTuple):
+    """Points [N, n, d] and their values [N, n]."""
+
+    xs: Tensor
+    ys: Tensor
+
+    def to(self, device: torch.device) -> Prompts:
+        """Return the prompts on a device."""
+        return Prompts(self.xs.to(device, non_blocking=True), self.ys.to(device, non_blocking=True))
+
+
+#: Draws one function for each row of points [N, n, d], and returns its values [N, n].
+Draw = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def linear(xs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return w · x with w from N(0, I_d)."""
+    return _apply(xs, _normal(generator, len(xs), xs.shape[2]))
+
+
+def sparse(xs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return w · x, w as in :func:`linear` with all but :data:`SPARSITY` random coordinates at zero."""
+    number, _, dims = xs.shape
+    weights = _normal(generator, number, dims)
+    order = torch.rand(number, dims, generator=generator).argsort(dim=1)
+    return _apply(xs, weights * (order < SPARSITY))
+
+
+def tree(xs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the leaf of a full binary tree: each node compares a random coordinate with 0, leaves are from N(0, 1)."""
+    number, points, dims = xs.shape
+    nodes = 2 ** (TREE_DEPTH + 1) - 1  # in the order of their levels: the children of i are 2i + 1 and 2i + 2
+    coordinates = torch.randint(dims, (number, nodes), generator=generator)
+    values = _normal(generator, number, nodes)
+    node = torch.zeros(number, points, dtype=torch.long)
+    for _ in range(TREE_DEPTH):
+        x = xs.gather(2, coordinates.gather(1, node)[..., None])[..., 0]
+        node = 2 * node + 1 + (x > 0)
+    return values.gather(1, node)
+
+
+def relu(xs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a network with :data:`HIDDEN_UNITS` ReLU units, its weights from N(0, 1), scaled by sqrt(2 / units)."""
+    number, _, dims = xs.shape
+    hidden = (xs @ _normal(generator, number, dims, HIDDEN_UNITS)).relu()
+    return math.sqrt(2 / HIDDEN_UNITS) * _apply(hidden, _normal(generator, number, HIDDEN_UNITS))
+
+
+class FunctionClass(NamedTuple):
+    """A function class.
+
+    Attributes:
+        normaliser: the variance of its values in ``dims`` dimensions, by which errors are divided.
+    """
+
+    draw: Draw
+    normaliser: Callable[[int], float]
+
+
+FUNCTION_CLASSES = {
+    "linear": FunctionClass(linear, float),
+    "sparse": FunctionClass(sparse, lambda dims: float(min(SPARSITY, dims))),
+    "tree": FunctionClass(tree, lambda dims: 1.0),
+    "relu": FunctionClass(relu, float),
+}
+
+
+def draw_prompts(
+    name: str, number: int, points: int, dims: int, generator: torch.Generator, *, active_dims: int | None = None
+) -> Prompts:
+    """Return prompts of a function class: xs [number, points, dims] and ys [number, points], on the CPU.
+
+    Args:
+        name: of the function class, in :data:`FUNCTION_CLASSES`.
+        active_dims: coordinates of the points that are not zero; None is all.
+    """
+    xs = torch.randn(number, points, dims, generator=generator)
+    xs[..., active_dims:] = 0
+    return Prompts(xs, FUNCTION_CLASSES[name].draw(xs, generator))
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _apply(xs: Tensor, weights: Tensor) -> Tensor:
+    return (xs @ weights[..., None])[..., 0]
