@@ -1,0 +1,113 @@
+"""Recipes of the models: the paper's size for a GPU, and one that two cores train in minutes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from export.looped.model import Injection, PromptConfig, gpt2_shapes
+from export.looped.objective import Curriculum, Rising
+from export.training.recipe import Recipe
+
+Size = Literal["small", "paper"]
+STEPS_PER_EPOCH = 500
+#: T and the last number of loops, by function class, of the paper's public code.
+_LOOPS = {"linear": (15, 30), "sparse": (10, 20), "tree": (15, 70), "relu": (5, 12)}
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One of the trainings that follow each other on the same weights.
+
+    Attributes:
+        evaluated_loops: after which the score is measured that chooses the epoch.
+    """
+
+    name: str
+    recipe: Recipe
+    curriculum: Curriculum
+    evaluated_loops: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The shape of a model, and the stages of its training."""
+
+    config: PromptConfig
+    stages: tuple[Stage, ...]
+
+
+def plan_of(
+    function: str,
+    size: Size,
+    *,
+    injection: Injection | None = "add",
+    layers: int | None = None,
+    dim: int | None = None,
+    steps: int | None = None,
+) -> Plan:
+    """Return how to train a model on a function class.
+
+    Args:
+        injection: None is an unlooped model, with twelve layers unless ``layers`` says otherwise.
+        layers: L; a looped model has one.
+        dim: D; 64 or the paper's 256.
+        steps: of the first stage, in place of the size's; later stages shrink with it.
+    """
+    looped = injection is not None
+    layers = layers or (1 if looped else 12)
+    return (
+        _small(function, injection, layers, dim or 64, steps)
+        if size == "small"
+        else _paper(function, injection, layers, dim or 256, steps)
+    )
+
+
+def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
+    """Five dimensions and ten pairs; 40 pairs for trees and networks, which need more.
+
+    The first stage finds a solution within few loops; the second, with drawn numbers of loops, makes it a fixed point.
+    """
+    pairs = {"linear": 10, "sparse": 10}.get(function, 20)
+    config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
+    dims, points = Rising(2, 5, 1, 300), Rising(min(5, pairs), pairs + 1, 2 if pairs == 10 else 4, 300)
+    steps = steps or 6000
+    second = max(STEPS_PER_EPOCH, steps * 2 // 3)
+    if injection is None:
+        return Plan(
+            config, (_stage("unlooped", steps + second, 1e-3 if layers < 8 else 5e-4, Curriculum(dims, points), 1),)
+        )
+    solve = Curriculum(dims, points, Rising(6, 12, 2, 300), window=6)
+    settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=6, drawn_loops=6)
+    return Plan(config, (_stage("solve", steps, 1e-3, solve, 12), _stage("settle", second, 3e-4, settle, 30)))
+
+
+def _paper(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
+    """Twenty dimensions, the curricula of Garg et al. 2022 and of the paper's public code, 500,000 steps."""
+    long = function in ("tree", "relu")
+    config = PromptConfig(
+        dims=20, points=101 if long else 41, dim=dim, shapes=gpt2_shapes(dim, 8, layers), injection=injection
+    )
+    steps = steps or 500_000
+    interval = 2000 if injection is None else 5000
+    dims = Rising(5, 20, 1, interval)
+    points = Rising(26, 101, 5, interval) if long else Rising(11, 41, 2, interval)
+    window, loops = _LOOPS[function]
+    if injection is None:
+        curriculum = Curriculum(dims, points)
+    else:
+        curriculum = Curriculum(dims, points, Rising(window, loops, 2, 500), window=window)
+    return Plan(config, (_stage("paper", steps, 1e-4, curriculum, curriculum.loops.end, warmup=0),))
+
+
+def _stage(
+    name: str, steps: int, rate: float, curriculum: Curriculum, evaluated_loops: int, warmup: int = 200
+) -> Stage:
+    epochs = -(-steps // STEPS_PER_EPOCH)
+    recipe = Recipe(
+        epochs=epochs,
+        peak_learning_rate=rate,
+        batch_size=64,
+        warmup_share=min(0.5, warmup / (epochs * STEPS_PER_EPOCH)),
+        clip_norm=None if name == "paper" else 1.0,
+    )
+    return Stage(name, recipe, curriculum, evaluated_loops)

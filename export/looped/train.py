@@ -1,0 +1,137 @@
+"""Training of a model on a function class, from a plan to a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from edge.bundles.manifest import Measure
+from export.checkpoint import save
+from export.intervals import interval, mean
+from export.looped.functions import FUNCTION_CLASSES, draw_prompts
+from export.looped.model import PromptConfig, PromptTransformer
+from export.looped.objective import PromptObjective
+from export.looped.recipes import STEPS_PER_EPOCH, Plan, Stage
+from export.looped.solvers import trajectory
+from export.processor import processor
+from export.provenance import provenance
+from export.runs import RunConfig, RunMetrics
+from export.training.device import DeviceName, device_of
+from export.training.run_files import RunFiles
+from export.training.trainer import Epoch, Step, train
+
+#: Name of the model in runs.
+MODEL = "prompt-transformer"
+#: Prompts of an evaluation, as in the paper, and their seed, which no training uses.
+PROMPTS, EVALUATION_SEED = 1280, 2**41
+#: Loops after which a looped model is measured.
+MEASURED_LOOPS = (8, 12, 30, 120)
+
+
+def create(**arguments: Any) -> PromptTransformer:
+    """Return a model with random weights, from the fields of its configuration and the name of its function class."""
+    try:
+        return PromptTransformer(msgspec.convert(arguments["config"], PromptConfig))
+    except (KeyError, msgspec.ValidationError) as error:
+        raise TypeError(str(error)) from None  # export.checkpoint expects this of wrong arguments
+
+
+def train_run(
+    name: str,
+    plan: Plan,
+    directory: str | Path,
+    *,
+    seed: int,
+    device: DeviceName = "cpu",
+    tensorboard: Path | None = None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> RunMetrics:
+    """Train a model stage by stage, measure it, and write its run directory.
+
+    The states of an unfinished run are kept beside it; the same call resumes from them.
+
+    Args:
+        name: of the function class.
+        directory: path of the run; an earlier run there is replaced when this one is done.
+        seed: of the initial weights and of the prompts.
+
+    Raises:
+        TrainingError: the loss is no longer a finite number.
+        UsageError: there is no such device.
+    """
+    directory = Path(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = PromptTransformer(plan.config)
+    model.to(device_of(device))
+    log, losses, scores, seconds, best = {}, [], [], 0.0, 0
+    stages = [RunFiles(directory.with_name(f"{directory.name}.{stage.name}"), tensorboard) for stage in plan.stages]
+    for number, (stage, files) in enumerate(zip(plan.stages, stages, strict=True)):
+        on_stage(stage)
+        objective = PromptObjective(
+            model,
+            name,
+            stage.curriculum,
+            seed=seed * len(plan.stages) + number,
+            batch_size=stage.recipe.batch_size,
+            steps_per_epoch=STEPS_PER_EPOCH,
+            evaluated_loops=stage.evaluated_loops,
+            precision=stage.recipe.precision,
+        )
+        trained = train(
+            objective,
+            stage.recipe,
+            seed=seed,
+            state=files.state,
+            log=files.log,
+            on_resume=on_resume,
+            on_step=on_step,
+            on_epoch=on_epoch,
+        )
+        best = len(scores) + trained.best_epoch
+        losses += trained.losses
+        scores += trained.scores
+        seconds += trained.seconds
+        log = {key: log.get(key, b"") + lines for key, lines in files.finished().items()}
+    model.cpu()
+    metrics = RunMetrics(
+        model.parameter_count, len(scores), best, seconds, evaluate(model, name), tuple(losses), tuple(scores)
+    )
+    how = "; ".join(f"{stage.name}: AdamW, {stage.recipe}, {stage.curriculum}" for stage in plan.stages)
+    record = provenance(trainer=how, data=f"prompts of the function class {name}", seed=seed)
+    arguments = {"function": name, "config": msgspec.to_builtins(plan.config)}
+    precision = plan.stages[-1].recipe.precision
+    save(
+        directory, model, RunConfig(MODEL, arguments, record, precision=precision, processor=processor()), metrics, log
+    )
+    for files in stages:
+        files.remove()
+    return metrics
+
+
+def evaluate(model: PromptTransformer, name: str) -> tuple[Measure, ...]:
+    """Return the normalised squared error at the last point of :data:`PROMPTS` prompts, with bootstrap intervals.
+
+    A looped model is measured after each of :data:`MEASURED_LOOPS`, the split's name being ``loops-N``.
+    """
+    config = model.config
+    generator = torch.Generator().manual_seed(EVALUATION_SEED)
+    xs, ys = draw_prompts(name, PROMPTS, config.points, config.dims, generator)
+    looped = config.injection is not None
+    path = trajectory(model.eval(), xs, ys[:, :-1], max(MEASURED_LOOPS) if looped else 1)
+    measures = []
+    for loops in MEASURED_LOOPS if looped else (1,):
+        errors = (path.predictions[loops - 1] - ys[:, -1].numpy()) ** 2
+        errors /= FUNCTION_CLASSES[name].normaliser(config.dims)
+        split = f"loops-{loops}" if looped else "unlooped"
+        measures.append(
+            Measure("squared_error", split, float(errors.mean()), len(errors), interval=interval(mean, errors))
+        )
+    return tuple(measures)
