@@ -35,7 +35,8 @@ class Stopped(NamedTuple):
 def residual(state: Tensor, next_state: Tensor) -> Tensor:
     """Return the relative change of the last tokens, [N], of states [N, T, D]."""
     change, size = (x[:, -RESIDUAL_TOKENS:].flatten(1).norm(dim=1) for x in (next_state - state, next_state))
-    return change / size
+    relative: Tensor = change / size
+    return relative
 
 
 @torch.no_grad()

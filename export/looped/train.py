@@ -71,7 +71,10 @@ def train_run(
         torch.manual_seed(seed)
         model = PromptTransformer(plan.config)
     model.to(device_of(device))
-    log, losses, scores, seconds, best = {}, [], [], 0.0, 0
+    log: dict[str, bytes] = {}
+    losses: list[float] = []
+    scores: list[float] = []
+    seconds, best = 0.0, 0
     stages = [RunFiles(directory.with_name(f"{directory.name}.{stage.name}"), tensorboard) for stage in plan.stages]
     for number, (stage, files) in enumerate(zip(plan.stages, stages, strict=True)):
         on_stage(stage)
