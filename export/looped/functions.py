@@ -96,7 +96,7 @@ def draw_prompts(
         active_dims: coordinates of the points that are not zero; None is all.
     """
     xs = torch.randn(number, points, dims, generator=generator)
-    xs[..., active_dims:] = 0
+    xs[..., dims if active_dims is None else active_dims :] = 0
     return Prompts(xs, FUNCTION_CLASSES[name].draw(xs, generator))
 
 
