@@ -76,7 +76,7 @@ def test_drawn_loops_and_curricula_follow_the_steps():
     assert not torch.equal(later.prompts.xs[:, :4], batches[0].prompts.xs)
     objective.model.train()
     by_hand = torch.stack(objective.model(*batches[3].prompts, batches[3].loops, 2)) - batches[3].prompts.ys
-    assert objective.loss(batches[3], 0.5) == pytest.approx(float(by_hand.square().mean().detach()))
+    assert objective.loss(batches[3], 0.5).item() == pytest.approx(float(by_hand.square().mean().detach()))
     assert len(by_hand) == 2
 
 
@@ -124,5 +124,5 @@ def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
         state, prediction, residual = step(state, prompt, last)
         for row, (xs, ys) in enumerate((long, short)):
             path = trajectory(model, xs, ys[:, :-1], loops)
-            assert float(prediction[row]) == pytest.approx(path.predictions[-1, 0], rel=1e-4, abs=1e-6)
-            assert float(residual[row]) == pytest.approx(path.residuals[-1, 0], rel=1e-4, abs=1e-6)
+            assert prediction[row].item() == pytest.approx(path.predictions[-1, 0], rel=1e-4, abs=1e-6)
+            assert residual[row].item() == pytest.approx(path.residuals[-1, 0], rel=1e-4, abs=1e-6)
