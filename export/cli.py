@@ -16,6 +16,8 @@ from edge.errors import UsageError
 from export.calculator import NAMES
 from export.exported import RUNTIMES
 from export.loading import loading_torch
+from export.looped import NAMES as LOOPED
+from export.looped.cli import LoopedOptions, looped_options, print_errors, train_looped
 from export.options import device_option, replace_option, run_data_dir_option, seeds_option, tensorboard_option
 from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
@@ -44,6 +46,7 @@ _ADAPTIVE = "calculator-transformer4"
     type=click.Choice(["fixed", "literal", "none"]),
     help=f"Loss by which heads of {_ADAPTIVE} shrink: paper 002's repaired (the default) or as printed, or none.",
 )
+@looped_options
 @click.option(
     "--out",
     default="runs",
@@ -61,6 +64,7 @@ def train(
     seeds: int,
     epochs: int | None,
     loss: str | None,
+    looped: LoopedOptions,
     out: Path,
     device: DeviceName,
     tensorboard: Path | None,
@@ -69,11 +73,13 @@ def train(
 ) -> None:
     """Train models and write a run directory for each.
 
-    MODEL is calculator-oracle, calculator-gate, calculator-fnn2, calculator-transformer4, or calculator for all four.
+    MODEL is calculator-oracle, calculator-gate, calculator-fnn2, calculator-transformer4, or calculator for all four;
+    looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
     if loss and _ADAPTIVE not in names:
         raise UsageError("--loss", given=loss, expected=f"{_ADAPTIVE} among the models", fix="Leave --loss out.")
+    looped.check(names)
     runs = {
         name: {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)} for name in names
     }
@@ -88,6 +94,11 @@ def train(
         trained = []
         for one, run in runs[name].items():
             with watching(run, lines=False) as watch:
+                if name in LOOPED:
+                    trained.append(
+                        train_looped(name, out / run, looped, watch, seed=one, device=device, tensorboard=tensorboard)
+                    )
+                    continue
                 trained.append(
                     train_run(
                         name,
@@ -107,7 +118,7 @@ def train(
         print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])
         return
     for name, places, metrics in results:
-        _print_measures(name, ", ".join(places), metrics)
+        (print_errors if name in LOOPED else _print_measures)(name, ", ".join(places), metrics)
 
 
 @click.command()
@@ -194,10 +205,10 @@ def export(
 def _names(models: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}
     for model in models:
-        if model != _ALL and model not in NAMES:
-            choices = (_ALL, *NAMES)
+        if model != _ALL and model not in (*NAMES, *LOOPED):
+            choices = (_ALL, *NAMES, *LOOPED)
             close = difflib.get_close_matches(model, choices, n=1)
-            fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all."
+            fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all calculators."
             raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)
         names.update(dict.fromkeys(NAMES if model == _ALL else [model]))
     return list(names)

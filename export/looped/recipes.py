@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from edge.errors import UsageError
 from export.looped.model import Injection, PromptConfig, gpt2_shapes
 from export.looped.objective import Curriculum, Rising
 from export.training.recipe import Recipe
@@ -52,14 +53,17 @@ def plan_of(
         layers: L; a looped model has one.
         dim: D; 64 or the paper's 256.
         steps: of the first stage, in place of the size's; later stages shrink with it.
+
+    Raises:
+        UsageError: the width cannot be shared by the heads.
     """
-    looped = injection is not None
-    layers = layers or (1 if looped else 12)
-    return (
-        _small(function, injection, layers, dim or 64, steps)
-        if size == "small"
-        else _paper(function, injection, layers, dim or 256, steps)
-    )
+    layers = layers or (12 if injection is None else 1)
+    make, usual_dim, heads = (_small, 64, 4) if size == "small" else (_paper, 256, 8)
+    dim = dim or usual_dim
+    if dim % heads:
+        fix = f"Give --dim {max(1, dim // heads) * heads}."
+        raise UsageError("--dim", given=dim, expected=f"a multiple of the {heads} heads", fix=fix)
+    return make(function, injection, layers, dim, steps)
 
 
 def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:

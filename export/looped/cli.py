@@ -1,0 +1,130 @@
+"""Options of looped models for ``fewheads train``, and its table of their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from edge.cli.output import print_table
+from edge.errors import UsageError
+from export.looped import NAMES, PREFIX
+from export.training.watch import Watch
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from export.runs import RunMetrics
+    from export.training.device import DeviceName
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LoopedOptions(msgspec.Struct, frozen=True):
+    """Shape and length of a training, where they differ from its size's.
+
+    Attributes:
+        size: ``small`` for two cores, or ``paper`` for a GPU.
+        injection: how each loop takes the prompt in; None is the default, a sum.
+        unlooped: layers that run once, without loops.
+    """
+
+    size: str = "small"
+    injection: str | None = None
+    unlooped: bool = False
+    layers: int | None = None
+    dim: int | None = None
+    steps: int | None = None
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise a UsageError if an option is given and no model is looped, or if two contradict each other."""
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        if self.size == "small":
+            del given["size"]
+        if given and not set(names) & set(NAMES):
+            option, value = next(iter(given.items()))
+            expected = f"a model of {', '.join(NAMES)}"
+            raise UsageError(f"--{option}", given=value, expected=expected, fix=f"Leave --{option} out.")
+        if self.unlooped and self.injection:
+            fix = "Leave one of them out."
+            raise UsageError("--injection", given=self.injection, expected="none with --unlooped", fix=fix)
+
+
+_OPTIONS = (
+    click.option(
+        "--size",
+        type=click.Choice(["small", "paper"]),
+        default="small",
+        show_default=True,
+        help="Looped models: 5 dimensions, minutes on two cores; or paper 003's 20, for a GPU.",
+    ),
+    click.option(
+        "--injection",
+        type=click.Choice(["add", "multiply", "gated", "none"]),
+        help="Looped models: how each loop takes the prompt in.  [default: add]",
+    ),
+    click.option("--unlooped", is_flag=True, help="Looped models: train twelve layers that run once instead."),
+    click.option("--layers", type=click.IntRange(1, 48), help="Looped models: layers.  [default: 1; unlooped 12]"),
+    click.option(
+        "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
+    ),
+    click.option("--steps", type=click.IntRange(1), help="Looped models: steps of the first stage."),
+)
+
+
+def looped_options(command: F) -> F:
+    """Add the options of looped models to a command, which gets all of them as the argument ``looped``."""
+
+    @wraps(command)
+    def with_looped(*arguments: Any, **rest: Any) -> Any:
+        looped = LoopedOptions(**{name: rest.pop(name) for name in LoopedOptions.__struct_fields__})
+        return command(*arguments, looped=looped, **rest)
+
+    decorated: Any = with_looped
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def train_looped(
+    name: str,
+    directory: Path,
+    options: LoopedOptions,
+    watch: Watch,
+    *,
+    seed: int,
+    device: DeviceName,
+    tensorboard: Path | None,
+) -> RunMetrics:
+    """Train one model of :data:`export.looped.NAMES`; see :func:`export.looped.train.train_run`."""
+    from export.looped.recipes import plan_of
+    from export.looped.train import train_run
+
+    function = name.removeprefix(PREFIX)
+    injection: Any = None if options.unlooped else options.injection or "add"
+    size: Any = options.size
+    plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)
+    return train_run(
+        function,
+        plan,
+        directory,
+        seed=seed,
+        device=device,
+        tensorboard=tensorboard,
+        on_resume=watch.on_resume,
+        on_step=watch.on_step,
+        on_epoch=watch.on_epoch,
+    )
+
+
+def print_errors(name: str, runs: str, metrics: RunMetrics) -> None:
+    """Print the normalised squared error after each number of loops."""
+    rows = []
+    for measure in metrics.measures:
+        low, high = measure.interval or (measure.value, measure.value)
+        rows.append((measure.split, f"{measure.value:.4g}", f"{low:.4g} … {high:.4g}", measure.n))
+    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
+    print_table(title, ("loops", "squared error / normaliser", "95 % interval", "prompts"), rows)
