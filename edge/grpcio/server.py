@@ -29,11 +29,7 @@ class GrpcServer(Endpoint):
         super().__init__(self._server, inference, telemetry, access)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first.
-
-        Raises:
-            UsageError: the port cannot be bound.
-        """
+        """Listen. Only telemetry is SERVING at first."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._certificates is None:

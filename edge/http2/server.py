@@ -42,11 +42,7 @@ class Http2Server(Endpoint):
         self._port = Port(routes, limits, context)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first.
-
-        Raises:
-            UsageError: the port cannot be bound.
-        """
+        """Listen. Only telemetry is SERVING at first."""
         try:
             self.port = await self._port.open(host, port)
         except OSError as error:
@@ -68,11 +64,7 @@ class Port:
         self._connections: set[Connection] = set()
 
     async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port number; port 0 takes any free one.
-
-        Raises:
-            OSError: the port cannot be bound.
-        """
+        """Listen, and return the port number; port 0 takes any free one."""
         seconds = self._limits.handshake_seconds if self._context else None
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(self._routes.find, self._limits, self._connections),

@@ -21,24 +21,16 @@ def name_caller(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 @lru_cache
 def _address_of(peer: str) -> str:
-    """Return the address in gRPC's notation of a peer, such as ``ipv6:%5B::1%5D:50051``."""
-    _, _, address = peer.partition(":")
+    _, _, address = peer.partition(":")  # of gRPC's notation, such as ipv6:%5B::1%5D:50051
     return client_of(unquote(address).rpartition(":")[0].strip("[]"))
 
 
 def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """Return the header with the caller's token; None without one."""
-    for name, value in metadata:
-        if name == "authorization":
-            return value if isinstance(value, str) else ""
-    return None
+    return next((str(value) for name, value in metadata if name == "authorization"), None)
 
 
 def authorize_again(access: Access | None, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Check the token of a long-lived call again, in case it has been revoked.
-
-    Raises:
-        RequestError: as :meth:`edge.security.access.Access.authorize`.
-    """
+    """Check the token of a long-lived call again, in case it has been revoked."""
     if access:
         access.authorize(authorization(context.invocation_metadata()), method)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ from edge.protocol import INFERENCE, TELEMETRY
 from edge.rpc.caller import authorization
 from edge.rpc.health_servicer import HealthServicer
 from edge.rpc.inference_servicer import InferenceServicer
-from edge.rpc.methods import STATUS_CODES, handlers
+from edge.rpc.methods import handlers, status_of
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
 
@@ -36,27 +35,22 @@ class Endpoint:
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.
-
-    Attributes:
-        port: the port number; 0 until the server listens.
     """
 
     def __init__(
         self, server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, access: Access | None
     ) -> None:
-        self.port = 0
+        self.port = 0  # until the server listens
         self._telemetry = telemetry
         self._health = HealthServicer()
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
-        if access:
-            server = AuthorizedRegistrar(server, access)
-        server.add_generic_rpc_handlers((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        services = _Services((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            reflection.aio.ReflectionServicer(names, pool=POOL), server
-        )
+        reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)
+        server.add_generic_rpc_handlers([_Authorizing(each, access) for each in services] if access else services)
 
     def set_health(self, name: str, serving: bool) -> None:
         """Set the health of a service or model; the empty name is the whole server."""
@@ -68,16 +62,10 @@ class Endpoint:
         self._telemetry.drain()
 
 
-class AuthorizedRegistrar:
-    """Registers services at a server so that only authorized callers reach them."""
+class _Services(list[grpc.GenericRpcHandler]):
+    """Handlers, to which generated code adds its own as to a ``grpc.aio.Server``."""
 
-    def __init__(self, server: Any, access: Access) -> None:
-        self._server = server
-        self._access = access
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Register handlers that authorize each call."""
-        self._server.add_generic_rpc_handlers([_Authorizing(handler, self._access) for handler in handlers])
+    add_generic_rpc_handlers = list.extend
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
         """Do nothing, like grpc.aio; generated code calls this in addition."""
@@ -98,13 +86,12 @@ class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             CALLER.set(self._access.authorize(header, handler_call_details.method))
         except (Unauthenticated, PermissionDenied) as error:
-            return _refusal(STATUS_CODES[type(error)], str(error))
-        return found
+            status = status_of(error, handler_call_details.method)
+        else:
+            return found
 
+        async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
+            await context.abort(*status)
 
-def _refusal(code: grpc.StatusCode, details: str) -> grpc.RpcMethodHandler:
-    async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
-        await context.abort(code, details)
-
-    # For any kind of method: handlers of the other kinds would read the message first.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        # For any kind of method: handlers of the other kinds would read the message first.
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -37,11 +37,7 @@ def _unary(respond: Callable[[Any, Any], Any]) -> Callable[[Any, Any, _Context],
 
 
 class InferenceServicer:
-    """``inference.GRPCInferenceService``.
-
-    Args:
-        access: checked again for each request of a stream; None allows everyone everything.
-    """
+    """``inference.GRPCInferenceService``; ``access`` is checked again for each request of a stream."""
 
     def __init__(
         self,
@@ -89,15 +85,7 @@ class InferenceServicer:
         context: _Context,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
-        """Start ModelInfer without a coroutine.
-
-        Args:
-            request: the client's message; None if it does not parse.
-            end: receives the response or the status, once, possibly before this returns.
-
-        Returns:
-            The argument for :meth:`cancel_model_infer`; None if the call has ended.
-        """
+        """Start ModelInfer without a coroutine, as :class:`edge.http2.routes.Direct`; None does not parse."""
         if request is None:
             end(Status(grpc.StatusCode.INTERNAL, UNPARSEABLE))
             return None

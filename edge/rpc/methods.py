@@ -20,7 +20,7 @@ from edge.serving.statuses import STATUSES
 log = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
-    kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
+    kind: getattr(grpc.StatusCode, name) for kind, (name, _) in STATUSES.items()
 }
 UNPARSEABLE = (
     "request message: got bytes that do not parse, expected the protobuf of this method. "
@@ -74,8 +74,6 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
 
 
 def _with_status(method: _Method, name: str) -> _Method:
-    """Return a method that ends its call with the status of an error."""
-
     @wraps(method)
     async def handler(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request is None:

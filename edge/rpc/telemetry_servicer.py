@@ -21,11 +21,7 @@ _DEFAULT_WATCH_MS = 1000
 
 
 class TelemetryServicer:
-    """``fewheads.telemetry.v1.Telemetry``.
-
-    Args:
-        access: checked again before each further reading of a watch; None allows everyone everything.
-    """
+    """``fewheads.telemetry.v1.Telemetry``; ``access`` is checked again before each further reading of a watch."""
 
     def __init__(self, telemetry: Telemetry, access: Access | None = None) -> None:
         self._access = access

@@ -45,11 +45,7 @@ class Parameters(NamedTuple):
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
-    """Validate and return a request's parameters.
-
-    Raises:
-        InvalidRequest: a parameter is misspelt, of the wrong type, out of range or reserved, or belongs to a sequence.
-    """
+    """Return a request's parameters; none may be misspelt, mistyped, out of range, reserved or of a sequence."""
     if not request.parameters:
         return Parameters()
     values: dict[str, object] = {}

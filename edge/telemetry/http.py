@@ -84,7 +84,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         if self._certificates is None:
             return connection, address
         # The handshake comes with the first read, in the connection's own thread and within its time limit.
-        context = self._certificates.now.http
+        context = self._certificates.value.http
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -83,10 +83,10 @@ def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_
     mismatch = f"{other}, of another certificate, expected the key of {chain}. Give the key that {chain} was made for."
     for files, message in (
         ((chain, other), f"--tls-key: got {mismatch}"),
-        ((none, key), f"--tls-certificate: got {none}: No such file or directory, expected a PEM"),
-        ((chain, none), f"--tls-key: got {none}: No such file"),
-        ((chain, key, none), f"--tls-client-ca: got {none}: No such file"),
-        ((tmp_path, key), f"--tls-certificate: got {tmp_path}: Is a directory"),
+        ((none, key), f"--tls-certificate {none}: got No such file or directory, expected a readable file"),
+        ((chain, none), f"--tls-key {none}: got No such file"),
+        ((chain, key, none), f"--tls-client-ca {none}: got No such file"),
+        ((tmp_path, key), f"--tls-certificate {tmp_path}: got Is a directory"),
         ((key, key), "--tls-certificate and --tls-key: got "),
         ((chain, chain), "--tls-certificate and --tls-key: got "),
         ((chain, key, key), f"--tls-client-ca {key}: got something else, expected PEM cert"),
@@ -113,7 +113,7 @@ def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority: Authority
 def test_server_follows_its_certificate(authority: Authority) -> None:
     chain, key = authority.issue()
     files = ServerCertificates(chain, key, None)
-    first = files.now
+    first = files.value
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_secure_port(f"{HOST}:0", files.grpc())
     server.start()
@@ -122,7 +122,7 @@ def test_server_follows_its_certificate(authority: Authority) -> None:
         return ssl.get_server_certificate((HOST, port)).strip()
 
     key.write_bytes(authority.issue("other")[1].read_bytes())
-    assert files.now is first
+    assert files.value is first
     assert files.problem.startswith("--tls-key: got ")
     assert files.problem.endswith("The previous version stays in force.")
     assert chain.read_text().startswith(shown())

@@ -198,6 +198,6 @@ def test_command_prints_the_line_and_the_token(file: Path) -> None:
 
 def test_file_of_unknown_size_is_read_up_to_the_limit() -> None:
     path = Path("/proc/self/status")  # the system reports a size of 0
-    data, _ = read_limited(path, 2**20)
+    data, _ = read_limited("tokens", path, 2**20, "")
     assert data
-    assert read_limited(path, 10)[0] is None
+    assert read_limited("tokens", path, 10, "")[0] is None
