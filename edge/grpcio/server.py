@@ -37,7 +37,7 @@ class GrpcServer(Endpoint):
             else:
                 self.port = self._server.add_secure_port(address, self._certificates.grpc())
         except RuntimeError as error:
-            raise port_is_taken(host, port, str(error)) from None
+            raise port_is_taken("--grpc-port", host, port, str(error)) from None
         await self._server.start()
 
     async def drain(self, grace_seconds: float) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import grpc
 
-from edge.http2.metadata import Field, Metadata, read_metadata
+from edge.http2.metadata import Field, read_metadata
 
 
 class Direct(NamedTuple):
@@ -19,11 +20,6 @@ class Direct(NamedTuple):
 
     start: Callable[[Any, Any, Callable[[Any], None]], Any]
     cancel: Callable[[Any], None]
-
-
-class _Details(NamedTuple):
-    method: str
-    invocation_metadata: Metadata
 
 
 class Route(NamedTuple):
@@ -50,7 +46,7 @@ class Routes:
         """Return the route of a call with this path and these header fields; None if there is no such method."""
         route = self._found.get(path)
         if route is None:
-            details = _Details(path, read_metadata(fields))
+            details = SimpleNamespace(method=path, invocation_metadata=read_metadata(fields))
             found = (handlers.service(details) for handlers in self._handlers)
             handler = next((handler for handler in found if handler is not None), None)
             if handler is None:

@@ -46,7 +46,7 @@ class Http2Server(Endpoint):
         try:
             self.port = await self._port.open(host, port)
         except OSError as error:
-            raise port_is_taken(host, port, str(error)) from None
+            raise port_is_taken("--grpc-port", host, port, str(error)) from None
 
     async def drain(self, grace_seconds: float) -> None:
         """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""

@@ -23,11 +23,10 @@ for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
     POOL.AddSerializedFile(_file.serialized_pb)
 
 
-def port_is_taken(host: str, port: int, reason: str) -> UsageError:
+def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
     """Return the error of a server that cannot listen."""
-    fix = "Give another --grpc-port, or 0 for any free one."
-    given = Literally(reason.splitlines()[0])
-    return UsageError(f"--grpc-port {port}", given=given, expected=f"a free port on {host}", fix=fix)
+    given, fix = Literally(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
+    return UsageError(f"{option} {port}", given=given, expected=f"a free port on {host}", fix=fix)
 
 
 class Endpoint:
@@ -43,6 +42,7 @@ class Endpoint:
         self.port = 0  # until the server listens
         self._telemetry = telemetry
         self._health = HealthServicer()
+        self.set_health = self._health.set
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
         services = _Services((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
@@ -51,10 +51,6 @@ class Endpoint:
         reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)
         server.add_generic_rpc_handlers([_Authorizing(each, access) for each in services] if access else services)
-
-    def set_health(self, name: str, serving: bool) -> None:
-        """Set the health of a service or model; the empty name is the whole server."""
-        self._health.set(name, serving)
 
     def _end_watches(self) -> None:
         """Set the health to NOT_SERVING, and end calls that only watch."""

@@ -49,6 +49,7 @@ class InferenceServicer:
     ) -> None:
         self._access = access
         self._service = service
+        self.cancel_model_infer = service.cancel
         self._metadata = metadata
         self._streams = streams
         self._extensions = extensions
@@ -95,10 +96,6 @@ class InferenceServicer:
             end(status_of(outcome, "ModelInfer") if isinstance(outcome, Exception) else outcome)
 
         return self._service.start(request, _deadline(context), reply)
-
-    def cancel_model_infer(self, call: Call) -> None:
-        """Cancel a call; it gets no response."""
-        self._service.cancel(call)
 
     async def ModelStreamInfer(self, requests: Any, context: _Context) -> None:
         self._introduce(context)

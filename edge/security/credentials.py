@@ -60,11 +60,7 @@ def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfigur
 def channel_credentials(
     tls_ca: Path | None = None, tls_certificate: Path | None = None, tls_key: Path | None = None
 ) -> grpc.ChannelCredentials:
-    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC.
-
-    Raises:
-        UsageError: a file is missing or not PEM, a key belongs to another certificate, or one comes without the other.
-    """
+    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC."""
     if (tls_certificate is None) != (tls_key is None):
         given = Literally("one without the other")
         fix = "Give both, or leave both out."

@@ -65,11 +65,7 @@ class RateLimit:
         self._full_at: dict[str | None, float] = {}
 
     def take(self, caller: str) -> None:
-        """Count one request of a client.
-
-        Raises:
-            Overloaded: it is over the limit; ``retry_after_ms`` is the time until there is room.
-        """
+        """Count one request of a client, or raise Overloaded with the time until there is room."""
         now = self._clock() * self._rate.per_second
         key: str | None = caller
         if caller not in self._full_at and len(self._full_at) >= self._max_buckets:

@@ -103,15 +103,12 @@ class InferenceService:
         return response
 
     def start(self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply) -> Call | None:
-        """Check, preprocess and queue a request.
+        """Check, preprocess and queue a request; return the argument for :meth:`cancel`, None after the reply.
 
         Args:
             request: the client's message; this removes parts of it.
             deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
             reply: receives the response or the error, once, on the event loop, possibly before this returns.
-
-        Returns:
-            The argument for :meth:`cancel`; None if the reply has been given.
         """
         request_id = request.id
         try:

@@ -108,7 +108,14 @@ class SharedMemory:
             raise AlreadyThere(subject, given=Literally("a name that is taken"), expected="a new one", fix=fix)
         if not byte_size:
             raise InvalidRequest(subject, given=Literally("0 bytes"), expected="1 or more", fix="Give its size.")
-        self._check_room(subject, byte_size)
+        if len(self._regions) >= MAX_REGIONS:
+            given = Literally(f"one more than {MAX_REGIONS} regions")
+            raise Overloaded(subject, given=given, expected=f"at most {MAX_REGIONS}", fix="Unregister one.")
+        used = sum(region.byte_size for region in self._regions.values())
+        if used + byte_size > self._max_bytes:
+            given = Literally(f"{byte_size} bytes beside {used}")
+            fix = "Unregister a region, or start the server with a larger --max-shared-memory-bytes."
+            raise Overloaded(subject, given=given, expected=f"at most {self._max_bytes} in all regions", fix=fix)
         file, writable = self._open(f"{subject} key", key)
         region = Region(name, key, offset, byte_size, file, writable)  # which closes the file
         status = os.fstat(file)
@@ -159,16 +166,6 @@ class SharedMemory:
             fix = "SystemSharedMemoryStatus lists the regions."
             raise NotFound("shared memory region", given=name, expected=expected, fix=fix)
         return self._regions[name]
-
-    def _check_room(self, subject: str, byte_size: int) -> None:
-        if len(self._regions) >= MAX_REGIONS:
-            given = Literally(f"one more than {MAX_REGIONS} regions")
-            raise Overloaded(subject, given=given, expected=f"at most {MAX_REGIONS}", fix="Unregister one.")
-        used = sum(region.byte_size for region in self._regions.values())
-        if used + byte_size > self._max_bytes:
-            given = Literally(f"{byte_size} bytes beside {used}")
-            fix = "Unregister a region, or start the server with a larger --max-shared-memory-bytes."
-            raise Overloaded(subject, given=given, expected=f"at most {self._max_bytes} in all regions", fix=fix)
 
     def _open(self, subject: str, key: str) -> tuple[int, bool]:
         """Open an object, and return its file and whether it is writable."""

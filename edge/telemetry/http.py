@@ -42,16 +42,7 @@ Answer = Callable[[str, str, "Message[str, str]"], Response]
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
-    """Serves HTTP/1.1 on threads of its own until it is closed, whatever the server's event loop does meanwhile.
-
-    Args:
-        answer: answers the requests; called from many threads.
-        port: 0 lets the system choose.
-        certificates: for TLS; None serves without it.
-
-    Raises:
-        UsageError: the port cannot be taken.
-    """
+    """Serves HTTP/1.1 on threads of its own until it is closed, whatever the server's event loop does meanwhile."""
 
     allow_reuse_address = True
     daemon_threads = True
