@@ -48,9 +48,11 @@ class Head(NamedTuple):
 
 
 def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
-    """Read the parameters of a call from its header fields, or raise NotGrpc or Refused.
+    """Read the parameters of a call from its fields, of at most ``max_bytes`` as HTTP/2 counts them.
 
-    HTTP/2 defines how their total size is counted, for which ``max_bytes`` is the limit.
+    Raises:
+        NotGrpc: the method is not POST, or the content type is not gRPC's.
+        Refused: the fields exceed the limit, or the encoding or the timeout is invalid.
     """
     size = sum([len(name) + len(value) for name, value in fields]) + _FIELD_BYTES * len(fields)
     if size > max_bytes:

@@ -11,10 +11,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from edge.errors import Literally, PermissionDenied, Unauthenticated, UsageError
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
-from edge.rpc.caller import authorization
 from edge.rpc.health_servicer import HealthServicer
 from edge.rpc.inference_servicer import InferenceServicer
-from edge.rpc.methods import handlers, status_of
+from edge.rpc.methods import authorization, handlers, status_of
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
 

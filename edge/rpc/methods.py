@@ -1,10 +1,10 @@
-"""Registers the methods of a servicer, and turns the errors that they raise into the status of the call."""
+"""Registers the methods of a servicer, finds their callers' tokens, and turns errors into the status of a call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -41,6 +41,11 @@ class Status(NamedTuple):
     code: grpc.StatusCode
     details: str
     trailers: tuple[tuple[str, str], ...] = ()
+
+
+def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Return the header with the caller's token; None without one."""
+    return next((str(value) for name, value in metadata if name == "authorization"), None)
 
 
 def status_of(error: BaseException, method: str) -> Status:

@@ -16,7 +16,7 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedu
 
 
 class Metadata:
-    """Answers the RPCs that describe the server and its models. Those of one model raise RequestError without it.
+    """Answers the RPCs that describe the server and its models; a model that is not ready raises RequestError.
 
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.

@@ -86,10 +86,7 @@ class Window:
 
 
 class SharedMemory:
-    """The regions that clients have registered. Only the event loop uses it.
-
-    Errors are InvalidRequest, or NotFound, AlreadyThere and Overloaded for what their names say.
-    """
+    """The regions that clients have registered. Only the event loop uses it. Its errors are RequestErrors."""
 
     def __init__(self, max_bytes: int, max_tensor_bytes: int, directory: Path = DIRECTORY) -> None:
         self._max_bytes = max_bytes

@@ -97,7 +97,7 @@ class ModelWindow(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The whole server; ``seconds`` is its uptime ``since_start``, which has no earlier reading."""
+    """The whole server; without an earlier reading, ``since_start`` is true and ``seconds`` is the uptime."""
 
     seconds: float
     since_start: bool
