@@ -1,8 +1,4 @@
-"""Preprocessing on the device, as the manifest describes it, so that clients may send text.
-
-A step is a struct of the manifest with its rules (:data:`edge.bundles.manifest.Preprocess`) and an implementation here,
-which :data:`STEPS` finds by the type of the struct.
-"""
+"""Preprocessing on the device, so that clients may send text. :data:`STEPS` maps a step's type to its code."""
 
 from __future__ import annotations
 
@@ -22,22 +18,13 @@ if TYPE_CHECKING:
 
 
 class Preprocessor(Protocol):
-    """Computes inputs of a graph from text.
+    """Computes inputs of a graph from text. A client sends all ``inputs``, or ``outputs``, never both."""
 
-    Attributes:
-        inputs: the text inputs of a client, which sends all of them or none.
-        outputs: the inputs of the graph that it computes; a client sends these or :attr:`inputs`, never both.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]  # texts
+    outputs: tuple[str, ...]  # inputs of the graph
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
-        """Return the inputs of the graph for texts of shape (rows, 1), in the order of :attr:`inputs`.
-
-        Raises:
-            InvalidRequest: a text is not UTF-8, or not valid for the model.
-        """
+        """Return the outputs for texts of shape (rows, 1); raise an InvalidRequest if one is not valid."""
 
 
 class ExpressionPreprocessor:
@@ -57,11 +44,8 @@ class ExpressionPreprocessor:
 class TokenizerPreprocessor:
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
 
-    See :class:`Preprocessor`. ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors.
-
-    Raises:
-        BundleError: the file is no tokenizer, or leaves no room for text in the manifest's ``max_length``.
-        BackendError: the package ``tokenizers`` is missing.
+    ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Raise a BundleError if it is no tokenizer
+    or leaves no room for text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str) -> None:
@@ -111,12 +95,7 @@ STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] =
 
 
 def preprocessor(bundle: Bundle) -> Preprocessor | None:
-    """Return the preprocessor of a bundle, if any, after it has reproduced the golden inputs.
-
-    Raises:
-        BundleError: one of its files is broken, or it does not compute the golden inputs from the golden text.
-        BackendError: a package that it needs is missing.
-    """
+    """Return the preprocessor of a bundle, if any; raise a BundleError unless it reproduces the golden inputs."""
     config = bundle.manifest.preprocess
     if config is None:
         return None
