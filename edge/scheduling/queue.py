@@ -25,11 +25,6 @@ class _Group:
         self.rows = 0
         self.size = 0
 
-    def add(self, job: Job) -> None:
-        insort(self.jobs, job, key=attrgetter("order"))
-        self.rows += job.rows
-        self.size += job.size
-
     def remove(self, jobs: list[Job]) -> None:
         gone = set(map(id, jobs))
         self.jobs = [job for job in self.jobs if id(job) not in gone]
@@ -47,8 +42,7 @@ class _Group:
         if not self.executor.max_rows:
             return self.jobs[:1]
         fitting = self._fitting()
-        preferred = self._preferred()
-        return fitting[:preferred] if preferred and len(fitting) == len(self.jobs) else fitting
+        return fitting[: self._preferred() or None] if len(fitting) == len(self.jobs) else fitting
 
     def ahead(self, priority: int) -> tuple[int, int, int]:
         """Return how many jobs, rows and elements are before a new job of a priority."""
@@ -77,13 +71,7 @@ class _Group:
 
 
 class JobQueue:
-    """The waiting requests of a server.
-
-    Attributes:
-        size_bytes: bytes of the tensors that wait now.
-        peak_jobs: most requests that have waited at once.
-        peak_bytes: most bytes that have waited at once.
-    """
+    """The waiting requests of a server; ``size_bytes`` of their tensors, and the most of both so far."""
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
         self.max_jobs = max_jobs
@@ -116,11 +104,13 @@ class JobQueue:
         """Add a job behind those of its priority."""
         self._pushed += 1
         job.order = (job.priority, self._pushed)
-        key = job.key
-        if key not in self._groups:
-            self._groups[key] = _Group(job.executor)
-        self._groups[key].add(job)
-        self._jobs[job] = key
+        self._jobs[job] = key = job.key
+        group = self._groups.get(key)
+        if not group:
+            group = self._groups[key] = _Group(job.executor)
+        insort(group.jobs, job, key=attrgetter("order"))
+        group.rows += job.rows
+        group.size += job.size
         self.size_bytes += job.size_bytes
         self.peak_jobs = max(self.peak_jobs, len(self._jobs))
         self.peak_bytes = max(self.peak_bytes, self.size_bytes)
@@ -160,10 +150,8 @@ class JobQueue:
     def seconds_until_done(self, job: Job) -> tuple[float, float]:
         """Predict the runs before that of a job that would be pushed now, and its own run, in seconds."""
         key, executor = job.key, job.executor
-        before = 0.0
-        for other, group in self._groups.items():
-            if other != key:
-                before += group.executor.seconds(*group.ahead(job.priority))
+        others = (group for other, group in self._groups.items() if other != key)
+        before = sum(group.executor.seconds(*group.ahead(job.priority)) for group in others)
         jobs, rows, size = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0)
         if not executor.max_rows:
             return before + executor.seconds(jobs, rows, size), executor.run_seconds(job.size)

@@ -31,15 +31,11 @@ class FailureTracker:
 
     A request can make a runtime fail, for example with a token that the model does not know, so failures alone prove
     nothing: after :data:`SUSPECT_AFTER` in a row the tier is suspect, and it is broken when its golden row fails too.
-
-    Attributes:
-        count: failures since the last success. Workers that fail at the same moment may count as one.
-        broken: reason; empty while the tier is not broken.
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.broken = ""
+        self.count = 0  # since the last success; of workers that fail at the same moment, one may be lost
+        self.broken = ""  # the reason
 
     @property
     def suspect(self) -> bool:
@@ -67,11 +63,8 @@ class TierExecutor:
         max_rows: limit on the rows of a run; 0 disables batching.
         max_delay_seconds: how long a request that finds the server busy may wait for others to join it.
         preferred_rows: sizes that a run should have; without any, a run takes all that waits.
-        model: the model, as ``name:version``.
+        model: as ``name:version``.
         on_gpu: whether an error can mean that the process has lost its device.
-
-    Attributes:
-        options: the program's options for a request of this tier.
     """
 
     def __init__(
@@ -103,10 +96,7 @@ class TierExecutor:
         return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
 
     def seconds(self, jobs: int, rows: int, size: int) -> float:
-        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known.
-
-        The prediction is somewhat on the safe side.
-        """
+        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known."""
         if not jobs:
             return 0.0
         if not self.max_rows:
