@@ -71,11 +71,6 @@ class GoldenReport(msgspec.Struct, frozen=True):
         """The largest difference over all outputs."""
         return max(diff.max_abs_diff for diff in self.outputs)
 
-    @property
-    def finite(self) -> bool:
-        """Whether every value of every output is finite."""
-        return not any(diff.nonfinite for diff in self.outputs)
-
 
 def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
     """Return the golden set in ``data``; raise a BundleError unless it is a safe ``.npz`` that fits the manifest."""

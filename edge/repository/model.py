@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Serving
-from edge.bundles.postprocess import postprocessor
-from edge.bundles.preprocess import preprocessor
+from edge.bundles.preprocess import postprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
@@ -137,12 +136,10 @@ class Model:
         together = " and ".join(map(repr, texts))
         sent = [name for name in texts if name in inputs]
         if step and sent:
-            both = [name for name in step.outputs if name in inputs]
-            if both:
+            if both := [name for name in step.outputs if name in inputs]:
                 given = Literally(f"{sent[0]!r} and {both[0]!r}")
                 raise self._invalid("inputs", given, "one of them", f"{sent[0]!r} stands for {both[0]!r}.")
-            missing = [name for name in texts if name not in inputs]
-            if missing:
+            if missing := [name for name in texts if name not in inputs]:
                 fix = f"This model reads them together; add {missing[0]!r}."
                 raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), together, fix)
             inputs.update(step(*(inputs.pop(name) for name in texts)))
