@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,16 +17,13 @@ from edge.errors import BundleError, Literally
 from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory, sha256, write_durably
 
 
+@dataclass(eq=False)
 class Bundle:
-    """A bundle on disk whose files match its manifest.
+    """A bundle on disk whose files match its manifest."""
 
-    ``manifest`` is upgraded to version 2; ``goldens`` holds the golden set of each tier by name.
-    """
-
-    def __init__(self, path: Path, manifest: Manifest, goldens: dict[str, Golden]) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.goldens = goldens
+    path: Path
+    manifest: Manifest  # upgraded to version 2
+    goldens: dict[str, Golden]  # of each tier, by name
 
     @property
     def golden(self) -> Golden:
@@ -65,10 +63,9 @@ class Bundle:
     def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
         """Return the ONNX file of a role and tier for a runtime or for ``any``; raise a BundleError without one."""
         chosen = self.tier(tier)
-        for wanted in (runtime, "any"):
-            for artifact in chosen.artifacts:
-                if (artifact.runtime, artifact.role) == (wanted, role):
-                    return artifact
+        files = {(artifact.runtime, artifact.role): artifact for artifact in chosen.artifacts}
+        if found := files.get((runtime, role)) or files.get(("any", role)):
+            return found
         raise BundleError(
             f"bundle {self.path} tier {chosen.name!r}",
             given=[f"{artifact.role} for {artifact.runtime}" for artifact in chosen.artifacts],

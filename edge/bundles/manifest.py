@@ -219,9 +219,9 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is no output with labels."""
         tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
-        two = self.lean in tiers and self.full in tiers and self.lean != self.full and "auto" not in tiers
+        holds = self.lean in tiers and self.full in tiers and self.lean != self.full and "auto" not in tiers
         expected = f"two of {tiers}, none of which is called auto"
-        require(two, subject, "cascade tiers", (self.lean, self.full), expected)
+        require(holds, subject, "cascade tiers", (self.lean, self.full), expected)
         logits = next((spec for spec in outputs if spec.name == self.logits), None)
         has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in outputs)
         # One column, a regression's, has no second label to be close to.

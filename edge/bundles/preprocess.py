@@ -110,8 +110,8 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
     subject, field = f"bundle {bundle.path}", f"golden raw {', '.join(repr(spec.name) for spec in step.inputs)}"
     texts = [bundle.golden.raw[spec.name] for spec in step.inputs]
     for spec, raw in zip(step.inputs, texts, strict=True):
-        fits, given = raw.dtype.kind == "S" and spec.accepts(raw.shape), Literally(f"{raw.dtype} {list(raw.shape)}")
-        require(fits, subject, field, given, f"bytes {list(spec.shape)}")
+        holds, given = raw.dtype.kind == "S" and spec.accepts(raw.shape), Literally(f"{raw.dtype} {list(raw.shape)}")
+        require(holds, subject, field, given, f"bytes {list(spec.shape)}")
     try:
         made = step(*texts)
     except InvalidRequest as error:
@@ -119,8 +119,8 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
         raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=EXPORT_AGAIN) from None
     for name, array in made.items():
         expected = f"exactly the golden input {name!r} after preprocessing"
-        same = np.array_equal(array, bundle.golden.inputs[name])
-        require(same, subject, field, Literally("other values"), expected)
+        holds = np.array_equal(array, bundle.golden.inputs[name])
+        require(holds, subject, field, Literally("other values"), expected)
     return step
 
 

@@ -15,8 +15,8 @@ def check(manifest: Manifest, subject: str) -> None:
     goldens = sorted({manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)})
     files = [*(artifact.file for artifact in artifacts), *goldens]
     for name in files:
-        entry, expected = f"files entry for {name!r}", "its size_bytes and sha256"
-        require(name in manifest.files, subject, entry, Literally("nothing"), expected)
+        field, expected = f"files entry for {name!r}", "its size_bytes and sha256"
+        require(name in manifest.files, subject, field, Literally("nothing"), expected)
     _unique(subject, "file of an artifact or of the golden set", files)
     expected = "every other file, because a manifest cannot hash itself"
     require(MANIFEST_NAME not in manifest.files, subject, "files", MANIFEST_NAME, expected)
@@ -34,10 +34,10 @@ def check(manifest: Manifest, subject: str) -> None:
 def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
     specs = (*tensors.inputs, *tensors.outputs)
     for spec in specs:
-        known, expected = spec.datatype in NUMPY_TYPES, f"one of {', '.join(NUMPY_TYPES)}"
-        require(known, subject, f"datatype of {spec.name!r}", spec.datatype, expected)
-        batched, expected = not max_batch_size or spec.shape[0] == -1, "-1 first, because max_batch_size is not 0"
-        require(batched, subject, f"shape of {spec.name!r}", spec.shape, expected)
+        expected = f"one of {', '.join(NUMPY_TYPES)}"
+        require(spec.datatype in NUMPY_TYPES, subject, f"datatype of {spec.name!r}", spec.datatype, expected)
+        holds = not max_batch_size or spec.shape[0] == -1
+        require(holds, subject, f"shape of {spec.name!r}", spec.shape, "-1 first, because max_batch_size is not 0")
     _unique(subject, "tensor name", [spec.name for spec in specs])
     dynamic = {spec.name: spec for spec in tensors.inputs if -1 in spec.shape}
     expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
@@ -46,10 +46,10 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
         field, shapes = f"profile of {name!r}", (profile.min, profile.opt, profile.max)
         for shape in shapes:
             require(dynamic[name].accepts(shape), subject, field, shape, f"a shape that fits {dynamic[name].shape}")
-        rising = all(a <= b <= c for a, b, c in zip(*shapes, strict=True))
-        require(rising, subject, field, shapes, "min <= opt <= max in every dimension")
+        holds = all(a <= b <= c for a, b, c in zip(*shapes, strict=True))
+        require(holds, subject, field, shapes, "min <= opt <= max in every dimension")
         expected = f"the first dimension of max to be max_batch_size ({max_batch_size})"
-        require(max_batch_size in (0, profile.max[0]), subject, field, profile.max, expected)
+        require(not max_batch_size or profile.max[0] == max_batch_size, subject, field, profile.max, expected)
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
@@ -59,8 +59,8 @@ def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> 
     subject = f"{subject} artifact {artifact.file!r}"
     given, expected = Literally(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
     require(artifact.role != "model", subject, "role 'model'", given, expected)
-    fits, expected = artifact.inputs or not artifact.profile, "none, because its inputs are the manifest's"
-    require(fits, subject, "profile", sorted(artifact.profile), expected)
+    expected = "none, because its inputs are the manifest's"
+    require(artifact.inputs or not artifact.profile, subject, "profile", sorted(artifact.profile), expected)
     _check_tensors(manifest.tensors(artifact), manifest.max_batch_size, subject)
 
 
@@ -72,9 +72,9 @@ def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:
         require(role in first, subject, "roles of the artifacts", sorted(first), f"{role!r} among them")
     for artifact in tier.artifacts:
         other = first[artifact.role]
-        same, expected = manifest.tensors(artifact) == manifest.tensors(other), f"the tensors of {other.file!r}"
-        given = Literally("tensors of its own")
-        require(same, subject, f"artifact {artifact.file!r}", given, f"{expected}, which has the same role")
+        holds = manifest.tensors(artifact) == manifest.tensors(other)
+        given, expected = Literally("tensors of its own"), f"the tensors of {other.file!r}, which has the same role"
+        require(holds, subject, f"artifact {artifact.file!r}", given, expected)
 
 
 def _check_preprocess(manifest: Manifest, subject: str) -> None:
@@ -98,26 +98,27 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
     if step is None:
         return
     logits = next((spec for spec in manifest.outputs if spec.name == step.logits), None)
-    fits = logits is not None and logits.datatype == "FP32" and logits.shape == (-1, step.columns)
+    holds = logits is not None and logits.datatype == "FP32" and logits.shape == (-1, step.columns)
     each = "a column for each label" if isinstance(step, LabelPostprocess) else "the score"
     expected = f"an FP32 output of shape {[-1, step.columns]}, {each}"
-    require(fits, subject, "postprocess logits", step.logits, expected)
+    require(holds, subject, "postprocess logits", step.logits, expected)
     _check_new_name(manifest, step.output, "postprocess output", subject)
 
 
 def _check_new_name(manifest: Manifest, name: str, field: str, subject: str) -> None:
-    free = all(name != spec.name for spec in (*manifest.inputs, *manifest.outputs))
-    require(free, subject, field, name, "a name that no tensor of the graph has")
+    holds = all(name != spec.name for spec in (*manifest.inputs, *manifest.outputs))
+    require(holds, subject, field, name, "a name that no tensor of the graph has")
 
 
 def _check_serving(manifest: Manifest, subject: str) -> None:
     step = manifest.serving
     if step is None:
         return
-    can, expected = step.policy != "router" or manifest.program, "another one, because there is no program"
-    require(can, subject, "serving policy", step.policy, expected)
-    sizes, expected = step.preferred_batch_sizes, f"at most max_batch_size ({manifest.max_batch_size})"
-    require(max(sizes, default=0) <= manifest.max_batch_size, subject, "serving preferred_batch_sizes", sizes, expected)
+    expected = "another one, because there is no program"
+    require(step.policy != "router" or manifest.program, subject, "serving policy", step.policy, expected)
+    sizes, limit = step.preferred_batch_sizes, manifest.max_batch_size
+    expected = f"at most max_batch_size ({limit})"
+    require(all(size <= limit for size in sizes), subject, "serving preferred_batch_sizes", sizes, expected)
 
 
 def _unique(subject: str, field: str, names: list[str]) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -64,9 +65,9 @@ class ModelControl:
         # All of them are LOADING before the first is loaded, so that no client gets NOT_FOUND for a model to come.
         pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in found.items()]
         self._repository.list_unloaded(keys)
-        readable = [(entry, bundle) for entry, bundle in pending if bundle]
-        unbuilt = [await asyncio.to_thread(self._repository.loader.needs_build, bundle) for _, bundle in readable]
-        for _, (entry, bundle) in sorted(zip(unbuilt, readable, strict=True), key=lambda pair: pair[0]):
+        unbuilt = self._repository.loader.needs_build
+        readable = [(await asyncio.to_thread(unbuilt, bundle), entry, bundle) for entry, bundle in pending if bundle]
+        for _, entry, bundle in sorted(readable, key=itemgetter(0)):
             if self.stopping:
                 break
             await self._replace(entry, bundle)

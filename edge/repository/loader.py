@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -99,11 +100,9 @@ class Loader:
         if self._build and runtime.isolated_build:
             for tier in bundle.manifest.tiers:
                 self._build_tier(runtime, bundle, tier.name, progress, stop)
-        if not self._budget:
-            return self._load(runtime, bundle)
-        with self._budget.reserved(bundle, runtime):
+        with self._budget.reserved(bundle, runtime) if self._budget else nullcontext():
             model = self._load(runtime, bundle)
-        if model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
+        if self._budget and model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
 

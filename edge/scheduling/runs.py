@@ -177,9 +177,6 @@ class Runs:
         executor = jobs[0].executor
         if len(jobs) == 1:
             jobs[0].error, jobs[0].computed_ns = error, time.perf_counter_ns()
-        if self.lost:
-            return
-        if len(jobs) == 1:
             executor.failures.failed(error)
         if executor.on_gpu:
             self.check(error)
