@@ -20,6 +20,7 @@ from edge.bundles.manifest import (
     FileRecord,
     LabelPostprocess,
     Manifest,
+    ManifestV1,
     Measure,
     Profile,
     Serving,
@@ -239,7 +240,7 @@ def test_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_
 
 def test_schema_of_version_1_never_changes():
     pinned = json.loads((VERSION_1 / "manifest.schema.json").read_text())
-    found = msgspec.json.encode(msgspec.json.schema(manifest_file.ManifestV1))
+    found = msgspec.json.encode(msgspec.json.schema(ManifestV1))
     # The names of types are not part of the format.
     assert _without_prose(json.loads(re.sub(rb"_?(\w+)V1\b", rb"\1", found))) == pinned
 

@@ -15,8 +15,7 @@ from edge.bundles import text
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
-from edge.bundles.postprocess import postprocessor
-from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, TokenizerPreprocessor, preprocessor
+from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, TokenizerPreprocessor, postprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from tests.support import text_model, text_pair_model

@@ -20,11 +20,10 @@ from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Computed, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Answer, Job, expired
+from edge.scheduling.job import Answer, Job, UseCount, expired
 from edge.scheduling.runs import Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.use_count import UseCount
 from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, occupied, output, run, submitted
 from tests.support.metrics import wait_until
 
