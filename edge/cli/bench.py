@@ -11,14 +11,7 @@ from click.core import ParameterSource
 
 from edge.cli.load import LOAD_OPTIONS, OPEN_LOOP, run_load
 from edge.cli.on_device import DEVICE_OPTIONS, ON_DEVICE, run_on_device
-from edge.cli.options import (
-    SectionedCommand,
-    added,
-    bundles_argument,
-    cache_option,
-    connection_options,
-    target_option,
-)
+from edge.cli.options import SectionedCommand, added, bundles_argument, cache_option, connection_options, target_option
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import Literally, UsageError
 

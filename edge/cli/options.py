@@ -61,8 +61,7 @@ def _credentials(
     from edge.security.credentials import channel_credentials, read_token
 
     return Credentials(
-        tls=channel_credentials(*tls_files) if tls_files else None,
-        token=read_token(token_file) if token_file else "",
+        tls=channel_credentials(*tls_files) if tls_files else None, token=read_token(token_file) if token_file else ""
     )
 
 

@@ -11,9 +11,10 @@ from edge.protocol import RETRY_AFTER_MS
 
 UNAVAILABLE, EXHAUSTED, EXPIRED = "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
 #: Statuses with which a server rejects a call. The others mean that it failed.
-_REFUSED: Final = {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"} | {
-    *("FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED", "UNAUTHENTICATED")
-}
+_REFUSED: Final = (
+    *("INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"),
+    *("FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED", "UNAUTHENTICATED"),
+)
 #: Options of the client, which the server's message cannot name.
 _OPTIONS: Final = {
     "UNAUTHENTICATED": "Give a token that the server knows with --token-file.",
@@ -33,10 +34,10 @@ _MAX_MESSAGE_CHARS = 4000
 _RUNNING: Final = "Is it running? `fewheads serve REPOSITORY` starts one, --url names another."
 _HTTP_PORT: Final = "That is an HTTP port; gRPC is on --grpc-port, 8001 by default."
 _AFTER_HANDSHAKE: Final = (
-    "after the TLS handshake. If it asks for client certificates, give --tls-certificate and --tls-key."
+    "after the TLS handshake. If it needs a client certificate, give --tls-certificate and --tls-key."
 )
 _OTHER_NAME: Final = (
-    "The server's certificate is for another name. Connect by a name that is in it, or issue one for this name."
+    "The server's certificate is for another name. Connect by a name in it, or issue one for this name."
 )
 #: Parts of gRPC's message, whether the client uses TLS (None: either way), and what to do. gRPC's status is UNAVAILABLE
 #: for all of these. The first match counts.
