@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Literally, UsageError
 
 COPY_AGAIN = "Copy the bundle again from where it was exported, or export it again."
 
@@ -83,6 +83,22 @@ def write_whole(path: Path, data: bytes) -> None:
     scratch = path.with_name(f".{path.name}.new")
     write_durably(scratch, data, "wb")
     scratch.replace(path)
+
+
+def check_parent(option: str, path: Path) -> None:
+    """Raise a UsageError if there is no directory for a result."""
+    if not path.parent.is_dir():
+        given = Literally(f"{path.parent}, which is no directory")
+        raise UsageError(option, given=given, expected="an existing directory", fix="Make it.")
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Write a file for the user as :func:`write_whole`; raise a UsageError if it cannot be written."""
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        given, fix = Literally(error.strerror), "Choose another place."
+        raise UsageError(f"{path}", given=given, expected="a file to write", fix=fix) from None
 
 
 def reserve(path: Path, size_bytes: int) -> None:

@@ -66,20 +66,20 @@ def bench(
     context = click.get_current_context()
     mode = _mode(context)
     own = {each.name: options[each.name] for each in context.command.params if getattr(each, "section", None) == mode}
+    same: dict[str, Any] = {"target": target, "cache": cache}
     if on_device:
-        requests = requests or _DEFAULT_REQUESTS
-        run_on_device(bundles, requests=requests, target=target, cache=cache, as_json=as_json, **own)
+        run_on_device(bundles, requests=requests or _DEFAULT_REQUESTS, as_json=as_json, **same, **own)
         return
     if credentials and not url:
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
         raise UsageError("--url", given=Literally("none, with credentials"), expected="a server to show them", fix=fix)
     names = [path for path in bundles if url and not path.exists()]
+    same |= {"url": url, "rows": rows, "credentials": credentials}
     if mode == OPEN_LOOP:
         if names:
             fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
             raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
-        same: dict[str, Any] = {"requests": requests, "rows": rows, "credentials": credentials}
-        run_load(bundles, url=url, target=target, cache=cache, as_json=as_json, **same, **own)
+        run_load(bundles, requests=requests, as_json=as_json, **same, **own)
         return
     if options["texts"] and len(names) < len(bundles):
         given = Literally("it with a bundle, without --rate or --trace")
@@ -89,24 +89,13 @@ def bench(
     from edge.load.inputs import read_texts
 
     requests = requests or _DEFAULT_REQUESTS
-    texts = read_texts(options["texts"]) if options["texts"] else ()
+    same |= {"requests": requests, "concurrency": concurrency}
+    same["texts"] = read_texts(options["texts"]) if options["texts"] else ()
     reports = []
     with progress() as bar:
         for path in bundles:
             advanced = partial(bar.advance, bar.add_task(path.name, total=5, note=""))
-            report = measurement.bench(
-                str(path) if path in names else path,
-                url=url,
-                requests=requests,
-                concurrency=concurrency,
-                rows=rows,
-                texts=texts,
-                target=target,
-                cache=cache,
-                credentials=credentials,
-                advanced=advanced,
-            )
-            reports.append(report)
+            reports.append(measurement.bench(str(path) if path in names else path, advanced=advanced, **same))
     if as_json:
         print_json(reports)
         return
@@ -126,11 +115,7 @@ def bench(
 
 
 def _mode(context: click.Context) -> str:
-    """Return the section of options that applies: open loop, on a board, or none of them.
-
-    Raises:
-        UsageError: an option does not apply.
-    """
+    """Return the section of options that applies: open loop, on a board, or none of them."""
     given = {
         each.opts[0]: getattr(each, "section", "")
         for each in context.command.params
