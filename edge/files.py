@@ -114,9 +114,6 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
 
     If the block raises, ``directory`` stays as it was and nothing is left beside it. A killed process leaves a
     directory that :func:`remove_abandoned` removes. Write the files in it with :func:`write_durably`.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch, lock = _scratch(directory)
@@ -139,9 +136,7 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary directories that killed processes left in ``parent``; those of live processes stay.
 
-    Args:
-        parent: the parent of the directories given to :func:`replaced_directory`.
-        prefix: a regular expression for their names.
+    ``prefix`` is a regular expression for the names of the directories given to :func:`replaced_directory`.
     """
     pattern = re.compile(rf"\.{prefix}\.\w+")
     for path in parent.iterdir() if parent.is_dir() else ():
@@ -157,7 +152,6 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _scratch(directory: Path) -> tuple[Path, int]:
-    """Return a new directory beside ``directory``, and a descriptor that locks it while this process lives."""
     while True:
         # A sibling, so that the rename stays on one file system; servers ignore names that start with a dot.
         scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))

@@ -26,11 +26,7 @@ _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache"
 @click.command(cls=SectionedCommand, context_settings={"show_default": True})
 @bundles_argument
 @click.option("--url", help="A server that serves them.  [default: starts one on a free port]")
-@click.option(
-    "--requests",
-    type=click.IntRange(min=10),
-    help=f"[default: {_DEFAULT_REQUESTS}; in an open loop as many as come in --seconds]",
-)
+@click.option("--requests", type=click.IntRange(10), help=f"[default: {_DEFAULT_REQUESTS}; in an open loop no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
 @click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
 @target_option

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge.profiling.profile import Progress
     from edge.profiling.table import LatencyTable
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
 _SIZES = ("shape.num_heads", "shape.head_dim", "shape.ffn_dim")
 _TIMING = ("tokens", *_SIZES, "comparison.milliseconds", "comparison.ratio")
 
@@ -31,12 +32,7 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
 
 @click.command()
 @click.argument("directory", type=PATH, metavar="SHAPES")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The table. Its timings are kept, so that the same command continues an interrupted run.",
-)
+@click.option("--out", required=True, type=_FILE, help="The table; an interrupted run continues with its timings.")
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
 @click.option("--precision", help="A precision of the bundles, such as fp16.  [default: the runtime's first]")
 @click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: those of SHAPES]")

@@ -80,7 +80,6 @@ def _watch(url: str, interval: float, once: bool, credentials: Credentials | Non
 
 
 def _readings(url: str, interval: float, credentials: Credentials | None) -> Iterator[Reading]:
-    """Yield readings until the server ends the stream, or sends nothing for too long."""
     from edge.client import Client
 
     patience = interval + _PATIENCE_SECONDS
