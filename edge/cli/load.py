@@ -31,10 +31,12 @@ LOAD_OPTIONS = (
     _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON),
     _option("--trace", type=PATH, help="In place of --rate: a file of times in seconds, one to a line."),
     _option("--seconds", type=click.FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
-    _option("--warm-up", "warm_up_seconds", type=click.FloatRange(min=0), default=1.0, help="Seconds before that."),
+    _option(
+        "--warm-up", "warm_up_seconds", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
+    ),
     _option("--seed", type=click.IntRange(min=0), default=0),
     _option("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
-    _option("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="From when it is due.  [default: none]"),
+    _option("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="From when a request is due."),
     _option(
         "--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="Who ends late requests."
     ),
