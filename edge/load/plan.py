@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rate: None with a trace.
         pattern: ``poisson``, with independent exponential gaps; ``constant``; or ``burst``, a Poisson process that
-            pauses for the rest of each period.
+            pauses in the second half of each second.
         trace: recorded arrivals in place of a pattern, in seconds from the first.
         seed: of arrivals and requests; equal seeds give equal runs.
         seconds: length of the measurement.
