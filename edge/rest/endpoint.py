@@ -61,7 +61,7 @@ class Endpoints:
                 return answer if isinstance(answer, Response) else json_response(answer)
             except RequestError as error:
                 log.debug("%s: %s", request.url.path, error)
-                return json_response({"error": str(error)}, STATUSES[type(error)][1], _headers(error))
+                return json_response({"error": str(error)}, STATUSES[type(error)].http, _headers(error))
             except HTTPException:
                 raise  # to http_error
             except ClientDisconnect:

@@ -88,7 +88,7 @@ class Pages:
         except (Unauthenticated, PermissionDenied) as error:
             log.debug("a request over HTTP: %s", error)
             challenge = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
-            return _text(STATUSES[type(error)][1], f"{error}\n", challenge)
+            return _text(STATUSES[type(error)].http, f"{error}\n", challenge)
         if method not in ("GET", "HEAD"):
             return _text(405, "GET or HEAD.\n", {"Allow": "GET, HEAD"})
         if path not in self._pages:
