@@ -53,9 +53,8 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Cached(NamedTuple):
-    """A checked build in the cache: its directory, its record, and the bytes of its file."""
+    """A checked build in the cache: its record, and the bytes of its file."""
 
-    directory: Path
     record: BuildRecord
     data: bytes
 
@@ -102,7 +101,7 @@ def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
         # The record must not lead out of the directory.
         if Path(record.file).name != record.file:
             raise ValueError("its file is elsewhere")
-        return Cached(directory, record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
+        return Cached(record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
     except (BundleError, msgspec.DecodeError, ValueError, RecursionError) as error:
         log.warning("the build in %s is ignored, build it again: %s", directory, error)
         return None

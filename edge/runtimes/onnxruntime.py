@@ -93,18 +93,16 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
 
         INT8 files for ONNX Runtime compute their scales at run time, which is slow on a GPU.
         """
-        files = bundle.tier(tier).artifacts
+        name, files = bundle.tier(tier).name, bundle.tier(tier).artifacts
         for runtime in (self.artifact_runtime, _OTHER_FILES):
             with suppress(BundleError):
                 found = bundle.artifact(runtime, tier)
                 if found.precision != "int8" or found.runtime == _OTHER_FILES:
                     return found
-        raise BundleError(
-            f"bundle {bundle.path} tier {bundle.tier(tier).name!r}",
-            given=[f"{one.precision} for {one.runtime}" for one in files],
-            expected="FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8",
-            fix="Export the bundle with --artifacts tensorrt too, or serve it on the CPU.",
-        )
+        subject, given = f"bundle {bundle.path} tier {name!r}", [f"{one.precision} for {one.runtime}" for one in files]
+        expected = "FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8"
+        fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
+        raise BundleError(subject, given=given, expected=expected, fix=fix)
 
     def row_independent(self, artifact: Artifact) -> bool:
         """Return True: it runs no files with dynamic INT8."""

@@ -117,12 +117,10 @@ class Engine:
                 raise BackendError(subject, given=error.given, expected=error.expected, fix=fix) from None
             for spec, shape in zip((*self.inputs, *self.outputs), (*shapes, *outputs), strict=True):
                 if min(shape, default=0) < 0:
-                    raise BackendError(
-                        f"output {spec.name!r} of {self._subject}",
-                        given=list(shape),
-                        expected="a shape that follows from those of the inputs",
-                        fix="Serve it with --target onnxruntime, which can do without.",
-                    )
+                    subject = f"output {spec.name!r} of {self._subject}"
+                    expected = "a shape that follows from those of the inputs"
+                    fix = "Serve it with --target onnxruntime, which can do without."
+                    raise BackendError(subject, given=list(shape), expected=expected, fix=fix)
                 sizes[spec.name] = max(byte_size(spec.datatype, shape), sizes.get(spec.name, 0))
         return sizes
 
@@ -206,12 +204,10 @@ class Engine:
         datatype = self._engine.get_tensor_dtype(name).name
         place = self._engine.get_tensor_location(name)
         if datatype not in DATATYPES or place != self._trt.TensorLocation.DEVICE:
-            raise BackendError(
-                f"tensor {name!r} of {self._subject}",
-                given=Literally(f"{datatype} in the memory of the {place.name.lower()}"),
-                expected=f"one of {', '.join(DATATYPES)} in the memory of the device",
-                fix="Export the model with other inputs and outputs, or serve it with --target onnxruntime.",
-            )
+            given = Literally(f"{datatype} in the memory of the {place.name.lower()}")
+            expected = f"one of {', '.join(DATATYPES)} in the memory of the device"
+            fix = "Export the model with other inputs and outputs, or serve it with --target onnxruntime."
+            raise BackendError(f"tensor {name!r} of {self._subject}", given=given, expected=expected, fix=fix)
         return TensorSpec(name, DATATYPES[datatype], tuple(self._engine.get_tensor_shape(name)))
 
     def _range(self, spec: TensorSpec, profile: int) -> Range:

@@ -296,12 +296,10 @@ class TensorRtRunner:
                 continue
             least, most = values.min(), values.max()
             if not (least >= 0 and most < limit):  # false for NaN
-                raise InvalidRequest(
-                    f"input {name!r} of {self._subject}",
-                    given=(most if least >= 0 else least).item(),
-                    expected=f"values from 0 to {limit - 1}, the rows of a table of the model",
-                    fix="Send the token ids of this model's own tokenizer.",
-                )
+                given, subject = (most if least >= 0 else least).item(), f"input {name!r} of {self._subject}"
+                expected = f"values from 0 to {limit - 1}, the rows of a table of the model"
+                fix = "Send the token ids of this model's own tokenizer."
+                raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
 
     def _feed(self, shared: SharedDevice, slot: _Slot, feeds: Mapping[str, Tensor]) -> list[int]:
         """Copy the inputs to the device, and return their addresses there."""
