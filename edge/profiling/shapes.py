@@ -32,8 +32,9 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @classmethod
     def read(cls, directory: Path) -> ShapeSet:
         """Read the file of a directory; raise a UsageError if it is missing or malformed."""
-        fix = "Write the directory again with 'fewheads shapes'."
-        return read_json(directory / SHAPES_NAME, cls, subject="shapes", expected="layer shapes", fix=fix)
+        path, fix = directory / SHAPES_NAME, "Write the directory again with 'fewheads shapes'."
+        subject, expected, prefix = f"shapes {directory}", f"a directory with {SHAPES_NAME}", f"{SHAPES_NAME}: "
+        return read_json(path, cls, subject=subject, expected=expected, fix=fix, prefix=prefix)
 
     def check_lengths(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Return the given lengths, or all of the directory's if none are given.

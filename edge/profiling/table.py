@@ -22,13 +22,13 @@ PREDICTION: Final = "prediction, not measured on an Orin"
 T = TypeVar("T")
 
 
-def read_json(path: Path, kind: type[T], *, subject: str, expected: str, fix: str) -> T:
+def read_json(path: Path, kind: type[T], *, subject: str, expected: str, fix: str, prefix: str = "") -> T:
     """Return the contents of a file; raise a UsageError if it cannot be read or is malformed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        given = Literally(error.strerror if isinstance(error, OSError) else error)
-        raise UsageError(f"{subject} {path}", given=given, expected=expected, fix=fix) from None
+        given = Literally(f"{prefix}{error.strerror if isinstance(error, OSError) else error}")
+        raise UsageError(subject, given=given, expected=expected, fix=fix) from None
 
 
 class _Sizes(Protocol):
@@ -100,7 +100,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Read a table; raise a UsageError if the file cannot be read, or is not a table."""
         expected = "a latency table of format version 1"
         fix = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
-        return read_json(path, cls, subject="latency table", expected=expected, fix=fix)
+        return read_json(path, cls, subject=f"latency table {path}", expected=expected, fix=fix)
 
     def write(self, path: Path) -> None:
         """Write the table; an earlier file stays until the new one is on the disk."""

@@ -140,7 +140,7 @@ def test_next_run_repeats_throttled_timings(shapes, cache, board, tmp_path):
     [
         ({"lengths": (16,)}, r"--lengths: got 16, expected 4 to 8, the range of the bundles\."),
         ({"precision": "int8"}, r"--precision for onnxruntime: got 'int8', expected one of fp32\."),
-        ({"directory": "nothing"}, r"shapes nothing/shapes\.json: got No such file.* 'fewheads shapes'"),
+        ({"directory": "nothing"}, r"shapes nothing: got shapes\.json: No such file.* 'fewheads shapes'"),
         ({"target": "unknown"}, r"--target: got 'unknown'"),
     ],
 )
