@@ -32,9 +32,7 @@ ORACLE_PROFILE = oracle_manifest().profile
 KERNEL = b"_gemm_mha_v2"
 
 
-def compiled(
-    model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86", **more: Any
-) -> Product:
+def compiled(model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86", **more: Any) -> Product:
     return compile_onnx(model, profile, flavor="tensorrt_rtx", compute_capability=device, subject="model", **more)
 
 
