@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
-from edge.runtimes.runtime import BuildProgress
-from edge.runtimes.tensorrt_builder import CompiledEngine, compile_onnx
+from edge.runtimes.runtime import BuildProgress, Product
+from edge.runtimes.tensorrt_builder import compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator, external_data
 from tests.support import text_model
 from tests.support.marks import with_rtx
@@ -32,13 +32,11 @@ ORACLE_PROFILE = oracle_manifest().profile
 KERNEL = b"_gemm_mha_v2"
 
 
-def compiled(
-    model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86", **more: Any
-) -> CompiledEngine:
+def compiled(model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86", **more: Any) -> Product:
     return compile_onnx(model, profile, flavor="tensorrt_rtx", compute_capability=device, subject="model", **more)
 
 
-def attention(head_dim: int, datatype: str = "FP16") -> CompiledEngine:
+def attention(head_dim: int, datatype: str = "FP16") -> Product:
     rest = (ATTENTION_SEQUENCE, ATTENTION_HEADS * head_dim)
     profile = {"x": Profile(min=(1, *rest), opt=(4, *rest), max=(8, *rest))}
     return compiled(attention_onnx(head_dim, datatype), profile)
