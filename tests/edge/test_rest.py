@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
@@ -22,10 +21,9 @@ from edge.client import Client
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.server import Ready
 from tests.support.busy_model import busy as busy_message
 from tests.support.busy_model import failures
-from tests.support.http_requests import INFER, Heard, ask, busy, good
+from tests.support.http_requests import INFER, ask, busy, good
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file
@@ -157,24 +155,6 @@ def test_tokens(strict: str, tokens: dict[str, str]) -> None:
         assert ask(strict, path, {}, headers=bearer(tokens[token])).status == status, path
 
 
-def test_full_queue_returns_retry_after(strict: str, tokens: dict[str, str], take: Callable[[float], int]) -> None:
-    def infer(steps: int) -> Heard:
-        return ask(strict, BUSY, busy(steps), headers=bearer(tokens["asker"]), timeout=60)
-
-    with ThreadPoolExecutor(6) as pool:
-        first = pool.submit(infer, take(0.5))
-        time.sleep(0.1)
-        others = list(pool.map(infer, [1] * 4))
-        assert first.result().status == 200
-    refused = [heard for heard in others if heard.status != 200]
-    assert len(others) - len(refused) >= 1
-    assert {heard.status for heard in refused} == {429}
-    for heard in refused:
-        assert "waiting requests" in heard.error
-        if "retry-after-ms" in heard.headers:
-            assert 0 < int(heard.headers["retry-after-ms"]) <= 1000 * int(heard.headers["retry-after"])
-
-
 def test_rate_limit(tmp_path: Path) -> None:
     arguments = ["--http-port=0", "--rate-limit=0.01:1"]
     with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
@@ -187,16 +167,6 @@ def test_rate_limit(tmp_path: Path) -> None:
         assert "requests of this client" in heard.error
         with Client(f"127.0.0.1:{ready.grpc_port}") as client, pytest.raises(ServerError, match="this client"):
             client.infer(ORACLE, {"x": tokenize(["1"])})  # the same client on the other port
-
-
-def test_timeout_applies(http_url: str, take: Callable[[float], int]) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(ask, http_url, BUSY, busy(take(0.6)))
-        time.sleep(0.1)
-        heard = ask(http_url, BUSY, busy(1, timeout_us=100_000))
-        assert heard.status == 504
-        assert not long.done()
-        assert long.result().json["outputs"][0]["data"] == [take(0.6)]
 
 
 @pytest.mark.parametrize("place", ["running", "queued"])
@@ -298,12 +268,3 @@ def test_tls(tmp_path: Path) -> None:
         assert wait_until(lambda: shown() == "second")
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             ask(f"127.0.0.1:{ready.http_port}", "/v2/health/live")
-
-
-def test_both_ports_share_the_statistics(server: Ready, http_url: str, url: str) -> None:
-    before = ask(http_url, f"/v2/models/{ORACLE}/stats").json["model_stats"][0]["inference_count"]
-    with Client(url) as client:
-        over_grpc = client.infer(ORACLE, {"x": tokenize(["3 - -4 + 2"])}).outputs["value"]
-    over_http = ask(http_url, INFER, GOOD).json["outputs"][0]["data"]
-    assert np.float32(over_http[0]) == over_grpc[0, 0] == 9
-    assert ask(http_url, f"/v2/models/{ORACLE}/stats").json["model_stats"][0]["inference_count"] == before + 2

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -179,23 +179,6 @@ def test_jobs_expire_at_their_deadlines_while_the_worker_is_busy(scheduler: Sche
     assert ran == ["patient"]
 
 
-def test_cancelled_job_leaves_the_queue_at_once_and_harms_no_other(scheduler: Scheduler) -> None:
-    ran: list[str] = []
-    with occupied(scheduler):
-        first, dropped, last = (
-            run(scheduler, lambda name=name: ran.append(name))  # type: ignore[misc]
-            for name in ("first", "dropped", "last")
-        )
-        for _ in range(2):  # a second time changes nothing
-            assert dropped.cancel()
-            assert (len(scheduler.queue), scheduler.queue.size_bytes) == (2, 2 * ROW_BYTES)
-    first.result(WAIT)
-    last.result(WAIT)
-    assert ran == ["first", "last"]
-    with pytest.raises(CancelledError):
-        dropped.result(WAIT)
-
-
 def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler) -> None:
     work = Held()
     running = submitted(scheduler, job_of(executor_of(work), 7))
@@ -342,8 +325,6 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
         most[0] = max(most[0], 2 - places._value)
         time.sleep(0.0001)
         places.release()
-        if (rows % 7 == 0).any():
-            raise KeyError(rows[0].item())
         return rows
 
     options = ((0, 0.0), (2, 0.0), (4, 0.001))
@@ -354,11 +335,7 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
             executor = executors[(seed + number) % len(executors)]
             for _ in range(10):
                 executor.latency.observe(1, 1e-6)  # it always seems to be brief
-            job = submitted(scheduler, job_of(executor, number))
-            if number % 7:
-                assert output(job).tolist() == [[number]]
-            else:
-                assert str(job.exception()) == f"{number:.1f}"
+            assert output(submitted(scheduler, job_of(executor, number))).tolist() == [[number]]
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(submitter, range(6)))

@@ -9,19 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from prometheus_client.parser import text_string_to_metric_families
 
 from edge.bundles.expression import tokenize
-from edge.client import Client, text
+from edge.client import Client
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
@@ -29,6 +28,7 @@ from edge.server import Ready
 from tests.support.busy_model import busy
 from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
 from tests.support.rpcs import SERVICES
+from tests.support.sample_requests import column, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -78,47 +78,13 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
         assert database.FindFileContainingSymbol(service).service
 
 
-def test_metrics(server: Ready, url: str) -> None:
-    with Client(url) as client:
-        before = _metrics(server)
-        for _ in range(5):
-            client.infer(VERSIONED, {"x": tokenize(["1 + 2", "3"])})
-        with pytest.raises(ServerError):
-            client.infer(VERSIONED, {"x": np.zeros((1, 14), np.float32)})
-        after = _metrics(server)
-    model = (("model", VERSIONED), ("version", "3"))
-    grown = {name: after[name, model] - before[name, model] for name, labels in after if labels == model}
-    assert grown["nv_inference_request_success"] == 5
-    assert grown["nv_inference_count"] == 10
-    assert grown["nv_inference_exec_count"] == 5
-    assert grown["nv_inference_compute_infer_duration_us"] > 0
-    assert after["nv_inference_request_failure", (*model[:1], ("reason", "InvalidRequest"), *model[1:])] >= 1
-    stage = ("fewheads_stage_duration_seconds_count", (model[0], ("stage", "compute_infer"), model[1]))
-    assert after[stage] - before[stage] == 5
-    assert after["fewheads_model_ready", model] == 1
-    assert any(name == "fewheads_memory_bytes" and ("kind", "process_pss") in labels for name, labels in after)
-
-
-def _metrics(server: Ready) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as page:
-        families = list(text_string_to_metric_families(page.read().decode()))
-    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
-
-
-def test_telemetry(telemetry: telemetry_pb2_grpc.TelemetryStub, url: str) -> None:
-    with Client(url) as client:
-        client.infer(ORACLE, {"expression": text(["1 + 1"])})
-    reading = telemetry.Get(telemetry_pb2.GetRequest())
-    memory = {sample.kind: sample for sample in reading.memory}
-    assert 0 < memory["process_pss"].size_bytes <= memory["process_rss"].size_bytes
-    assert memory["process_rss"].source == "/proc/self/status VmRSS"
-    assert "device_used" not in memory or memory["device_used"].size_bytes > 0
-    model = next(model for model in reading.models if model.name == ORACLE)
-    assert (model.state, model.platform, model.device) == ("READY", "onnxruntime_onnx", "CPU")
-    stages = {stage.stage: stage for stage in model.stages}
-    assert set(stages) == {"request", "queue", "compute_input", "compute_infer", "compute_output"}
-    assert stages["request"].count == model.success_count > 0
-    assert stages["request"].p50_ns <= stages["request"].p95_ns <= stages["request"].p99_ns
+def test_compressed_requests_are_read(url: str) -> None:
+    with triton.InferenceServerClient(url) as client:
+        assert client.is_model_ready(ORACLE)
+        tensor = triton_input("expression", column("1 + 1"))
+        for algorithm in ("gzip", "deflate"):
+            result = client.infer(ORACLE, [tensor], compression_algorithm=algorithm, headers={"x-mine": "1"})
+            assert result.as_numpy("value") == 2
 
 
 def test_telemetry_watch(telemetry: telemetry_pb2_grpc.TelemetryStub) -> None:

@@ -72,33 +72,22 @@ def test_bound_belongs_to_its_bucket() -> None:
     assert (histogram.count, histogram.total) == (sum(histogram.counts), sum(2 * bound + 1 for bound in BUCKETS_NS))
 
 
-def test_successful_request() -> None:
-    statistics = ModelStatistics()
-    before = statistics.snapshot()
-    statistics.executed(8, 3)
-    timings = Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=3, compute_output_ns=4, request_ns=11)
-    statistics.succeeded(CountedRequest(timings, rows=8, batch_rows=8))
-    now = statistics.snapshot()
-    assert (now.success, now.inference_count, now.execution_count, now.fail) == (1, 8, 1, 0)
-    assert now.last_inference_ms > before.last_inference_ms == 0
-    totals = {stage: now.stages[stage].total for stage in STAGES}
-    assert totals == {"request": 11, "queue": 2, "compute_input": 1, "compute_infer": 3, "compute_output": 4}
-    assert list(now.batches) == [8]
-    batch = now.batches[8]
-    assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 1, 3, 4)
-
-
 def test_requests_in_one_run_are_one_execution() -> None:
     statistics = ModelStatistics()
+    before = statistics.snapshot()
     statistics.executed(5, infer_ns=100)
     for rows in (2, 3):
-        timings = Timings(compute_input_ns=1, compute_infer_ns=100, compute_output_ns=4)
+        timings = Timings(compute_input_ns=1, queue_ns=2, compute_infer_ns=100, compute_output_ns=4, request_ns=110)
         statistics.succeeded(CountedRequest(timings, rows, batch_rows=5))
     now = statistics.snapshot()
-    assert (now.success, now.inference_count, now.execution_count) == (2, 5, 1)
-    (batch,) = now.batches.values()
-    assert (batch.count, batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (1, 2, 100, 8)
-    assert now.stages["compute_infer"].total == 200  # each waited for the whole run
+    assert (now.success, now.inference_count, now.execution_count, now.fail) == (2, 5, 1, 0)
+    assert now.last_inference_ms > before.last_inference_ms == 0
+    ((rows, batch),) = now.batches.items()
+    assert (rows, batch.count) == (5, 1)
+    assert (batch.compute_input_ns, batch.compute_infer_ns, batch.compute_output_ns) == (2, 100, 8)
+    # Each waited for the whole run.
+    totals = {stage: now.stages[stage].total for stage in STAGES}
+    assert totals == {"request": 220, "queue": 4, "compute_input": 2, "compute_infer": 200, "compute_output": 8}
 
 
 def test_failures_by_reason_and_place() -> None:

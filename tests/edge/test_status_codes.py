@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from edge.pb import inference_pb2 as pb
-from tests.support.sample_requests import LOAD, REGION, UNLOAD, changed, expression, good, log_setting, parameter
+from tests.support.sample_requests import LOAD, REGION, UNLOAD, changed, log_setting, parameter
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -33,20 +33,8 @@ def in_shared_memory(tensor: Any) -> None:
     tensor.parameters["shared_memory_region"].string_param = "a"
 
 
-def add_text(request: pb.ModelInferRequest) -> None:
-    request.inputs.append(expression(b"1").inputs[0])
-    request.raw_input_contents.append(expression(b"1").raw_input_contents[0])
-
-
 ROWS = [
     Row("version ²", changed(lambda r: setattr(r, "model_version", "²")), "positive integer"),
-    Row("text and tokens", changed(add_text), "stands for"),
-    Row("text that is no expression", expression(b"3 times 4"), "'3 times 4'"),
-    Row("text that is not UTF-8", expression(b"\xff"), "UTF-8"),
-    Row("text with nine operands", expression(b"1+1+1+1+1+1+1+1+1"), "8 operands"),
-    Row("text of a megabyte", expression(b"1" * 2**20), "256 characters"),
-    Row("text with too large an operand", expression(b"4096 - 1"), "1024"),
-    Row("batch above max", good(65), "65 rows"),
     Row("a misspelt parameter", parameter("teir", string_param="full"), "'teir', expected 'tier', or a name"),
     Row("log level as a bool", log_setting("log_verbose_level", bool_param=True), "type int", method="LogSettings"),
     Row("input in shared memory", changed(lambda r: in_shared_memory(r.inputs[0])), "--allow-shared", UNIMPLEMENTED),

@@ -1,14 +1,12 @@
-"""Streams with stock clients, their limits, and clients that leave; tests/conformance has order and errors."""
+"""Streams with the stock client, their limits, and clients that leave; tests/conformance has order and errors."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -17,7 +15,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -71,26 +68,6 @@ def test_blocking_stock_client(url: str, server: Ready) -> None:
         assert (response.id, result.as_numpy("value")[0, 0]) == (str(number), number - 1)
         assert response.parameters["triton_final_response"].bool_param
     assert wait_until(lambda: is_at_rest(server))
-
-
-async def test_asyncio_stock_client(url: str) -> None:
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        for number in range(20):
-            name = "zz" if number == 5 else ORACLE
-            yield {
-                "model_name": name,
-                "inputs": [triton_input("expression", column(f"{number} + 1"))],
-                "request_id": str(number),
-            }
-
-    async with triton_aio.InferenceServerClient(url) as client:
-        received = [answer async for answer in client.stream_infer(requests())]
-    assert len(received) == 20
-    for number, (result, error) in enumerate(received):
-        if number == 5:
-            assert "model 'zz'" in str(error)
-        else:
-            assert (result.get_response().id, result.as_numpy("value")[0, 0]) == (str(number), number + 1)
 
 
 def test_two_streams_do_not_wait_for_each_other(stub: Stub) -> None:
@@ -154,45 +131,11 @@ def test_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int) 
     assert most - 4 <= failures(stub) - before <= count
 
 
-def test_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> None:
-    code = (
-        "import sys, grpc, itertools\n"
-        "from tests.support.busy_model import busy\n"
-        f"call = grpc.insecure_channel({url!r}).stream_stream({METHOD!r})\n"
-        "message = busy(100).SerializeToString()\n"
-        "for _ in call(itertools.repeat(message)):\n"
-        "    print('one', flush=True)\n"
-    )
-    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    try:
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"one\n"
-        assert gauge(server, "streams") == 1
-    finally:
-        client.kill()
-        client.communicate()
-    assert wait_until(lambda: is_at_rest(server))
-    assert value_of(next(stub.ModelStreamInfer(iter([numbered(4)])))) == 3
-
-
 def test_deadline_ends_the_stream(stub: Stub, server: Ready) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(stub.ModelStreamInfer(iter(Sender()), timeout=0.2))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert wait_until(lambda: not gauge(server, "streams"))
-
-
-def test_unparseable_message_ends_the_stream_after_the_earlier_responses(channel: grpc.Channel, server: Ready) -> None:
-    call = channel.stream_stream(METHOD)
-    good = numbered(1).SerializeToString()
-    stream = call(iter([good, good, b"\xff\xff\xff", good]))
-    received = [next(stream), next(stream)]
-    with pytest.raises(grpc.RpcError) as caught:
-        next(stream)
-    assert [value_of(pb.ModelStreamInferResponse.FromString(data)) for data in received] == [0, 0]
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "expected the protobuf of this method. Send the type" in caught.value.details()
-    assert wait_until(lambda: is_at_rest(server))
 
 
 def test_shutdown_answers_the_requests_so_far(bundles: list[Path], transport: str) -> None:

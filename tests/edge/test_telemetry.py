@@ -189,13 +189,8 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
     for stages in of_tiers.values():
         assert [stage.stage for stage in stages] == list(STAGES)
         assert 0 < stages[0].p50_ns <= stages[0].p95_ns <= stages[0].p99_ns
-    totals = {stage.stage: stage.total_ns for stage in sentiment.stages}
-    summed = {name: sum(stages[index].total_ns for stages in of_tiers.values()) for index, name in enumerate(STAGES)}
-    assert summed == totals
     stub.ModelInfer(busy(1))  # a model of one tier
-    assert model(reading(), "busy").success_count
     assert not model(reading(), "busy").tier_latencies
-    assert not samples(observed, "fewheads_tier_duration_seconds_count", model="busy")
 
 
 def test_nonfinite_outputs_are_counted_and_unchanged(observed: Ready, stub: Stub, reading: Get) -> None:

@@ -34,10 +34,8 @@ class Attention:
         if variation == "int8":
             softmax = self.quantized(softmax)
         output = self.add("MatMul", softmax, *operands)
-        if variation == "gated heads":
-            output = self.add("Mul", output, self.constant(np.ones((1, HEADS, 1, 1), self.dtype)))
         if variation == "int8":
-            output = self.quantized(output)
+            self.quantized(output)
         self.nodes[-1].output[0] = "y"
         masks = [("mask", TensorProto.BOOL if variation == "where" else element, ["N", 1, 1, "S"])]
         masked = masks if variation in ("mask", "where") else []
@@ -139,7 +137,6 @@ def one(operator, opset=17, **attributes):
 
 
 MODELS = {
-    "classifier": classifier(),
     "int8": classifier("int8"),
     "zero point": quantized(np.int8(3)),
     "unsigned zero point": quantized(np.uint8(128)),
@@ -159,17 +156,16 @@ MODELS = {
         {"w": np.eye(4, dtype=np.int8)},
     ),
     "no ONNX": b"garbage",
-    "nothing": b"",
 }
 ATTENTION = {
-    **{f"{size} features": {"size": size} for size in (8, 16, 19, 24, 64, 256, 264)},
-    **{f"int8, {size} features": {"size": size, "variation": "int8"} for size in (16, 24, 32, 64)},
+    **{f"{size} features": {"size": size} for size in (8, 16, 19, 256, 264)},
+    **{f"int8, {size} features": {"size": size, "variation": "int8"} for size in (16, 24, 32)},
     "int8, long": {"size": 64, "variation": "int8", "longest": INT8_LONG + 1},
     "fp32": {"element": FLOAT},
     "wide values": {"size": 16, "value": 64},
     "narrow values": {"size": 64, "value": 32},
     "pad": {"size": 16, "value": 64, "variation": "pad"},
-    **{name: {"variation": name} for name in ("mask", "where", "cast", "slice", "gated probabilities", "gated heads")},
+    **{name: {"variation": name} for name in ("mask", "where", "cast", "slice", "gated probabilities")},
 }
 
 

@@ -16,8 +16,8 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -57,11 +57,6 @@ def ask(url: str, times: int) -> None:
     with Client(url) as client:
         for _ in range(times):
             client.infer(ORACLE, {"expression": text(["1 + 1"])})
-
-
-def lines(stream: IO[str] | None) -> Iterator[Any]:
-    assert stream is not None
-    return (json.loads(line) for line in stream)
 
 
 def cells(line: str) -> list[str]:
@@ -119,26 +114,6 @@ def test_energy_and_board_of_a_jetson() -> None:
         assert [line.removeprefix(label).strip() for line in lines if line.startswith(label)] == [value]
 
 
-def test_json_lines_follow_the_load(url: str) -> None:
-    with top("--url", url, "--interval", "0.1", "--json") as process:
-        readings = lines(process.stdout)
-        first = next(readings)
-        ask(url, 20)
-        for reading in readings:
-            before, now = (
-                int(next(m for m in r["models"] if m["name"] == ORACLE)["success_count"]) for r in (first, reading)
-            )
-            if now - before == 20:
-                break
-        window = reading["window"]
-        assert not window["since_start"]
-        assert window["seconds"] == pytest.approx(reading["uptime_seconds"] - first["uptime_seconds"])
-        assert window["answers_per_second"] * window["seconds"] == pytest.approx(20)
-        (found,) = [model for model in window["models"] if model["name"] == ORACLE]
-        assert found["stages"]["request"]["count"] == 20
-        assert interrupted(process) == ""
-
-
 def test_pipe_gets_plain_tables(url: str) -> None:
     short = fewheads("top", "--url", url, "--interval", "0.01")
     assert (short.returncode, "0.1<=x<=3600" in short.stderr) == (2, True)
@@ -190,32 +165,6 @@ def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
 def test_missing_server_ends_the_command(arguments: tuple[str, ...]) -> None:
     with closed_address() as url:
         assert "UNAVAILABLE" in refusal(fewheads("top", "--url", url, *arguments), 6)
-
-
-@pytest.mark.slow
-def test_restart_of_the_server_is_awaited() -> None:
-    with ExitStack() as stack:
-        with running_server([ORACLE_BUNDLE]) as ready:
-            url = f"127.0.0.1:{ready.grpc_port}"
-            process = stack.enter_context(top("--url", url, "--interval", "0.1", "--json"))
-            readings = lines(process.stdout)
-            ask(url, 50)
-            while answered(next(readings)) < 50:
-                pass
-        stack.enter_context(running_server([ORACLE_BUNDLE], arguments=[f"--grpc-port={ready.grpc_port}"]))
-        ask(url, 2)
-        for reading in readings:
-            if answered(reading) < 50:
-                assert all(model["answers"] in (0, 1, 2) for model in reading["window"]["models"])  # not 50 fewer
-            if answered(reading) == 2:
-                break
-        error = interrupted(process)
-    assert f"waiting for the server: Watch at {url}: got UNAVAILABLE" in error
-    assert error.splitlines()[-1] == "the server is back"
-
-
-def answered(reading: Any) -> int:
-    return sum(int(model["success_count"]) for model in reading["models"])
 
 
 @pytest.mark.slow

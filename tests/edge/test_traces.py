@@ -1,8 +1,7 @@
-"""Traces of real requests at a real collector."""
+"""Traces of requests at a collector."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -39,18 +38,11 @@ def row(length: int) -> triton.InferInput:
     return triton_input("x", np.ones((1, length), np.float32))
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[Collector, str]]:
-    collector, server = Collector(), grpc.server(futures.ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+def test_spans_of_requests(bundles: list[Path]) -> None:
+    received, server = Collector(), grpc.server(futures.ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(received, server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    yield collector, f"http://127.0.0.1:{port}"
-    server.stop(0).wait()
-
-
-def test_spans_of_requests(collector: tuple[Collector, str], bundles: list[Path]) -> None:
-    received, endpoint = collector
     with running_server(bundles[-1:], arguments=["--trace-endpoint", endpoint, "--trace-ratio", "0"]) as ready:
         name, _, _ = ready.ready[0].partition(":")
         with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
@@ -64,7 +56,7 @@ def test_spans_of_requests(collector: tuple[Collector, str], bundles: list[Path]
                 client.infer(name, [row(14)], headers=context)
             client.infer(name, [row(15)], headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})  # nor is the caller's
             client.infer(name, [row(15)], headers={"traceparent": "no context"})
-    # The server sends what it has before it ends.
+    server.stop(0).wait()  # the other server has sent what it had before it ended
     answered, refused = sorted(
         (span for span in received.spans if span.name == "ModelInfer"), key=lambda s: s.status.code
     )
