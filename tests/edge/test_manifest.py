@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import (
-    FileRecord,
-    Manifest,
-    Profile,
-    Serving,
-    TokenizerPreprocess,
-)
+from edge.bundles.manifest import FileRecord, Manifest, Profile, Serving, TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
@@ -146,38 +140,30 @@ def test_broken_rule_names_field_and_values(good: Manifest, change: Change, mess
     assert str(caught.value).endswith(". Export the bundle again; do not edit it by hand.")
 
 
-@pytest.mark.parametrize(
-    ("good", "change"),
-    [
+def test_values_at_the_limits_of_the_rules_are_valid():
+    for good, change in (
         (ORACLE, profile((64, 15), (64, 15), (64, 15))),
         (ORACLE, fields(serving=Serving(policy="load", preferred_batch_sizes=(64, 1)))),
         (TEXT, fields(outputs=logits("FP32", -1, -1), postprocess=None)),
         (TEXT, fields(outputs=(*logits("FP32", -1, 2), *logits("FP64", -1, 9, name="zz")))),
         (TEXT, fields(max_batch_size=0, program=None)),
         (PAIR, fields(preprocess=None, postprocess=None)),
-    ],
-)
-def test_values_at_the_limits_of_the_rules_are_valid(good: Manifest, change: Change):
-    rules.check(good, "m")
-    rules.check(change(good), "m")
+    ):
+        rules.check(good, "m")
+        rules.check(change(good), "m")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "encoded_sha256"),
-    [
+def test_version_1_is_upgraded_in_memory(tmp_path: Path):
+    for name, expected, encoded_sha256 in (
         ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
         ("sentiment-1", text_model.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
-    ],
-)
-def test_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_sha256: str, tmp_path: Path):
-    bundle = Bundle.open(VERSION_1 / "bundles" / name)
-    assert msgspec.structs.replace(bundle.manifest, files={}) == expected
-    for tier in bundle.manifest.tiers:
-        loaded = load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name)
-        assert loaded.golden_report.passed
-        loaded.runner.close()
-    # The cache of builds is named by this hash: a device that upgrades Fewheads keeps its builds.
-    assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
+    ):
+        bundle = Bundle.open(VERSION_1 / "bundles" / name)
+        assert msgspec.structs.replace(bundle.manifest, files={}) == expected
+        for tier in bundle.manifest.tiers:
+            assert load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name).golden_report.passed
+        # The cache of builds is named by this hash: a device that upgrades Fewheads keeps its builds.
+        assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
 
 
 def test_schema_of_version_1_never_changes():

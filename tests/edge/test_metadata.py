@@ -118,32 +118,26 @@ async def test_statistics_and_index(running: Running) -> None:
         assert (duration.count, duration.ns) == (2, now.stages[stage].total), name
     assert (found.inference_stats.fail.count, found.inference_stats.fail.ns) == (1, now.fail_ns)
     (batch,) = found.batch_stats
-    totals = now.batches[3]
     assert batch.batch_size == 3
     for name in ("compute_input", "compute_infer", "compute_output"):
         duration = getattr(batch, name)
-        assert (duration.count, duration.ns) == (2, getattr(totals, f"{name}_ns")), name
-    states = {
-        ready: {m.name: m.state for m in metadata.repository_index(pb.RepositoryIndexRequest(ready=ready)).models}
-        for ready in (False, True)
-    }
-    assert states == {False: {ORACLE: "READY", "broken": "UNAVAILABLE"}, True: {ORACLE: "READY"}}
+        assert (duration.count, duration.ns) == (2, getattr(now.batches[3], f"{name}_ns")), name
+    for ready, expected in ((False, {ORACLE: "READY", "broken": "UNAVAILABLE"}), (True, {ORACLE: "READY"})):
+        models = metadata.repository_index(pb.RepositoryIndexRequest(ready=ready)).models
+        assert {model.name: model.state for model in models} == expected
 
 
 async def test_statistics_of_versions(tmp_path: Path) -> None:
+    every = [(ORACLE, 1), (ORACLE, 2), ("other", 1)]
+
     def write(repository: Path) -> None:
-        for version in (1, 2):
-            write_oracle_bundle(repository / f"version-{version}", ORACLE, version)
-        write_oracle_bundle(repository / "other", "other")
+        for name, version in every:
+            write_oracle_bundle(repository / f"{name}-{version}", name, version)
 
     async with running_service(tmp_path, write) as running:
-        for name, version, expected in (
-            ("", "", [(ORACLE, "1"), (ORACLE, "2"), ("other", "1")]),
-            (ORACLE, "", [(ORACLE, "1"), (ORACLE, "2")]),
-            (ORACLE, "1", [(ORACLE, "1")]),
-        ):
+        for name, version, expected in (("", "", every), (ORACLE, "", every[:2]), (ORACLE, "1", every[:1])):
             request = pb.ModelStatisticsRequest(name=name, version=version)
             found = described(running).model_statistics(request).model_stats
-            assert sorted((each.name, each.version) for each in found) == expected
+            assert sorted((each.name, int(each.version)) for each in found) == expected
         versions = described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE)).versions
         assert sorted(versions) == ["1", "2"]

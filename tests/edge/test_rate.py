@@ -18,7 +18,6 @@ def clock() -> Mock:
 
 
 def allowed(limit: RateLimit, caller: str, requests: int = 100) -> int:
-    """Return how many of several requests at once are within the limit."""
     refused = limit.refused
     for _ in range(requests):
         with suppress(Overloaded):
@@ -87,15 +86,7 @@ def test_changing_addresses_does_not_evade_the_limit(clock: Mock) -> None:
     assert MAX_BUCKETS == 1024
 
 
-@pytest.mark.parametrize(
-    ("address", "client"),
-    [
-        ("127.0.0.1", "127.0.0.1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("x:y", "x:y"),
-    ],
-)
-def test_ipv6_clients_are_networks(address: str, client: str) -> None:
-    assert client_of(address) == client
+def test_ipv6_clients_are_networks() -> None:
+    addresses = ("127.0.0.1", "::ffff:10.0.0.1", "2001:db8:1:2:3:4:5:6", "fe80::1%eth0", "x:y")
+    clients = ["127.0.0.1", "10.0.0.1", "2001:db8:1:2::/64", "fe80::/64", "x:y"]
+    assert [client_of(address) for address in addresses] == clients

@@ -1,4 +1,4 @@
-"""Statuses of HTTP requests; test_status_codes.py and tests/conformance have those of the inference itself."""
+"""Statuses of HTTP requests; test_server.py and tests/conformance have those of the inference itself."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ ROWS = [
     infer("id as a number", 400, {**good(), "id": 1}, "id of body: got a whole number"),
     # Models and versions.
     infer("unknown model", 404, good(), "model 'zz'", "/v2/models/zz/infer"),
-    infer("a model's name in quotes", 404, good(), "model 'é \"'", "/v2/models/%C3%A9%20%22/infer"),
     Row("unknown model, metadata", 404, "/v2/models/zz", None, "model 'zz'"),
     Row("unknown model, ready", 400, "/v2/models/zz/ready", None, '"ready":false'),
     # Inputs.
@@ -74,16 +73,13 @@ ROWS = [
     infer("a hundred thousand dims", 400, changed(shape=[2**62] * 100_000), "input 'x' shape"),
     infer("too few elements", 400, changed(data=[0] * 14), "14 elements"),
     infer("nested otherwise", 400, changed(data=[[0] * 5] * 3), "lists of other lengths"),
-    infer("nested too deeply", 400, changed(data=[[[0]] * 15]), "got a list"),
     infer("nested and not", 400, changed(shape=[2, 15], data=[[0] * 15, 0]), "lists of other lengths"),
     infer("data as a number", 400, changed(data=0), "data of input 'x': got a whole number"),
     infer("strings for floats", 400, changed(data=["1"] * 15), "got a string, expected a number or a whole number"),
     infer("a float too large", 400, changed(data=[1e39] * 15), "1e+39"),
     infer("an int too large for a float", 400, replaced(str(TOKENS[0].tolist()[0]), HUGE), "an element of input 'x'"),
     Row("an int too large", 400, *echo("INT8", 1, 128), "got 128"),
-    Row("a number for a bool", 400, *echo("BOOL", 1), "got a whole number, expected true or false"),
     Row("FP16 as JSON", 400, *echo("FP16", 1.0), "FP16 as JSON"),
-    Row("an int too large for FP64", 400, *echo("FP64", 10**400), "1.79769"),
     # Binary data.
     infer("bytes that belong to nothing", 400, binary(data=TOKENS.tobytes() + b"1"), "1 bytes that belong to no input"),
     infer("too few bytes", 400, binary(data=b"1234"), "0 to the 4 bytes that are left"),
@@ -111,24 +107,16 @@ ROWS = [
     Row("CUDA unregister", 200, "/v2/cudasharedmemory/unregister", {}),
     Row("CUDA register", 501, "/v2/cudasharedmemory/region/a/register", {"raw_handle": {"b64": ""}}, "IPC"),
     # What an option has to allow.
-    Row("load", 501, f"/v2/repository/models/{ORACLE}/load", {}, "--model-control explicit"),
     Row("unload", 501, f"/v2/repository/models/{ORACLE}/unload", b"", "--model-control explicit"),
     Row("load with a parameter of null", 400, "/v2/repository/models/a/load", {"parameters": {"a": None}}, "got null"),
-    Row("index", 200, "/v2/repository/index", b""),
     Row("index of ready ones", 200, "/v2/repository/index", {"ready": True}),
     Row("index of neither", 400, "/v2/repository/index", {"ready": "yes"}, "ready of body"),
     # Settings.
-    Row("log settings", 200, "/v2/logging", None, '"log_info":true'),
     Row("log level below 0", 400, "/v2/logging", {"log_verbose_level": -1}, "got -1"),
-    Row("trace settings", 200, "/v2/trace/setting", None, '"trace_level":["OFF"]'),
     Row("trace off", 200, "/v2/trace/setting", {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": None}),
     Row("trace settings of a model", 200, f"/v2/models/{ORACLE}/trace/setting", None, "trace_level"),
     Row("trace level as a number", 400, "/v2/trace/setting", {"trace_level": [1]}, "got a whole number"),
     # The server, and HTTP itself.
-    Row("server metadata", 200, "/v2", None, "binary_tensor_data"),
-    Row("live", 200, "/v2/health/live", None, '{"live":true}'),
-    Row("ready", 400, "/v2/health/ready", None, '{"ready":false}'),  # one bundle is broken, and readiness is strict
-    Row("model ready", 200, f"/v2/models/{ORACLE}/ready", None, '"ready":true'),
     Row("all statistics", 200, "/v2/models/stats", None, '"model_stats":['),
     Row("an unknown path", 404, "/v2/zz", None, "'/v2/zz'"),
     Row("a slash too many", 404, "/v2/", None, "'/v2/'"),

@@ -183,8 +183,6 @@ def test_transient_failure_is_repeated(make: Any) -> None:
 
 
 class Error(grpc.RpcError):
-    """An error as gRPC raises it."""
-
     def __init__(self, code: grpc.StatusCode, details: str, after: str = "") -> None:
         self.code, self.details = (lambda: code), (lambda: details)
         self.trailing_metadata = lambda: (("retry-after-ms", after),)

@@ -36,7 +36,6 @@ from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, 
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 NAME, DEVICE = ("onnxruntime-cuda", "GPU") if CUDA else ("onnxruntime", "CPU")
 
-with_cuda = pytest.mark.skipif(not CUDA, reason="needs CUDA in ONNX Runtime")
 without_cuda = pytest.mark.skipif(CUDA, reason="this ONNX Runtime has CUDA")
 without_tensorrt = pytest.mark.skipif(find_spec("tensorrt") is not None, reason="this machine has TensorRT")
 without_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is not None, reason="tensorrt_rtx is installed")
@@ -53,9 +52,8 @@ def test_auto_chooses_the_first_suitable_runtime_and_gives_the_reason():
 
 @without_tensorrt
 def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
-    # A stand-in for JetPack's package, of which only the version is read.
-    tensorrt = ModuleType("tensorrt")
-    tensorrt.__version__ = "10.3.0"  # type: ignore[attr-defined]
+    tensorrt: Any = ModuleType("tensorrt")
+    tensorrt.__version__ = "10.3.0"
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     runtime = choose("auto")
@@ -67,7 +65,6 @@ def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
     ("target", "device", "artifact_runtime", "thread_bound"),
     [
         ("onnxruntime", "CPU", "onnxruntime", False),
-        pytest.param("onnxruntime-cuda", "GPU", "onnxruntime", True, marks=with_cuda),
         ("simulated:1", "GPU", "onnxruntime", True),
         pytest.param("tensorrt-rtx:SM86", "SM86", "tensorrt", False, marks=with_rtx),
     ],
@@ -118,34 +115,29 @@ def artifact(runtime: str, precision: str) -> Artifact:
     return Artifact(file=file, runtime=runtime, precision=precision, opset=17, tolerance=Tolerance(atol=1, rtol=0))
 
 
-@pytest.mark.parametrize(
-    ("files", "chosen"),
-    [
+def test_cuda_uses_no_file_with_dynamic_int8(tmp_path: Path):
+    runtime = RUNTIMES["onnxruntime-cuda"]()
+
+    def bundle_of(*files: tuple[str, str]) -> Bundle:
+        tier = Tier(name="full", artifacts=tuple(artifact(*file) for file in files))
+        return Bundle(tmp_path, msgspec.structs.replace(oracle_manifest(), tiers=(tier,)), {})
+
+    for files, chosen in (
         ([("onnxruntime", "fp32"), ("tensorrt", "int8")], "onnxruntime.fp32.onnx"),
         ([("onnxruntime", "int8"), ("tensorrt", "int8")], "tensorrt.int8.onnx"),
         ([("onnxruntime", "int8"), ("any", "fp32")], "any.fp32.onnx"),
-        ([("onnxruntime", "int8")], None),
-        ([("any", "int8")], None),
-    ],
-)
-def test_cuda_uses_no_file_with_dynamic_int8(tmp_path: Path, files: list[tuple[str, str]], chosen: str | None):
-    manifest = oracle_manifest()
-    tier = Tier(name="full", artifacts=tuple(artifact(*file) for file in files))
-    bundle = Bundle(tmp_path, msgspec.structs.replace(manifest, tiers=(tier,)), {})
-    runtime = RUNTIMES["onnxruntime-cuda"]()
-    if chosen:
-        assert runtime.artifact(bundle).file == chosen
-        assert runtime.row_independent(runtime.artifact(bundle))
-        return
-    with pytest.raises(BundleError, match=r"got \['int8 for .*'\], expected FP32, FP16, or INT8 with fixed scales"):
-        runtime.artifact(bundle)
+    ):
+        found = runtime.artifact(bundle_of(*files))
+        assert (found.file, runtime.row_independent(found)) == (chosen, True)
+    for name in ("onnxruntime", "any"):
+        with pytest.raises(BundleError, match=r"got \['int8 for .*'\], expected FP32, FP16, or INT8 with fixed scales"):
+            runtime.artifact(bundle_of((name, "int8")))
 
 
 def test_gpu_rejects_dynamic_int8_in_a_file_for_any_runtime():
     nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.UINT8, [4])]
-    model = serialized(helper.make_graph(nodes, "dynamic", inputs, outputs))
+    x, y = (helper.make_tensor_value_info(n, t, [4]) for n, t in (("x", TensorProto.FLOAT), ("y", TensorProto.UINT8)))
+    model = serialized(helper.make_graph(nodes, "dynamic", [x], [y]))
     OnnxRuntimeRunner(model, subject="model").close()
     with pytest.raises(BackendError, match=r"model: got dynamic INT8, expected FP32, FP16, or INT8 with fixed scales"):
         OnnxRuntimeRunner(model, subject="model", providers=CUDA_PROVIDERS)
@@ -184,11 +176,9 @@ def test_a_simulated_accelerator_takes_one_instance(tmp_path: Path):
 
 def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(OnnxRuntimeTensorRt, "version", classmethod(lambda _: "1.23"))
-    boards = [DeviceFacts("Orin", "8.7", "12.6", True), DeviceFacts("Orin", "8.7", "13.0", True)]
-    boards.append(DeviceFacts("Thor", "11.0", "13.0", True))
     keys = []
-    for facts in boards:
-        monkeypatch.setattr(cuda, "facts", lambda facts=facts: facts)
+    for board in (("Orin", "8.7", "12.6"), ("Orin", "8.7", "13.0"), ("Thor", "11.0", "13.0")):
+        monkeypatch.setattr(cuda, "facts", lambda board=board: DeviceFacts(*board, True))
         for version in ("10.3.0", "10.16.2"):
             monkeypatch.setattr(tensorrt_package, "version", lambda _, version=version: version)
             keys.append(OnnxRuntimeTensorRt().cache_key())

@@ -39,17 +39,19 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows, **options: Any) -> TierExecutor:
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows) -> TierExecutor:
     """An executor whose runs of one row are predicted to take so long."""
-    executor = executor_of(work, **options)
+    executor = executor_of(work)
     for _ in range(50):
         executor.latency.observe(1, seconds)
     return executor
 
 
 class Held:
-    """Work that signals its start and waits until a test lets it go."""
-
     def __init__(self) -> None:
         self.started, self.go = threading.Event(), threading.Event()
 
@@ -375,10 +377,6 @@ def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler: S
     assert (scheduler.runs.lost, lost) == (reason, ["lost"])
 
 
-def _raise(error: BaseException) -> None:
-    raise error
-
-
 def _fail_with(tensor: np.ndarray) -> None:
     raise ValueError(f"cannot use {tensor.shape}")
 
@@ -410,7 +408,6 @@ def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
 
 
 def _cancelled_before_its_run(scheduler: Scheduler, job: Awaited) -> None:
-    """Cancel a job that its worker has and has not begun yet."""
     go = threading.Event()
     scheduler._workers[0].inbox.put(lambda: go.wait(WAIT) and None)  # type: ignore[func-returns-value]
     with scheduler._lock:

@@ -17,10 +17,7 @@ Key = tuple[str, str]
 
 
 def sampled(sensors: Sensors) -> dict[Key, SensorReading]:
-    sample = sensors.sample()
-    found = {(reading.kind, reading.name): reading for reading in sample}
-    assert len(found) == len(sample)
-    return found
+    return {(reading.kind, reading.name): reading for reading in sensors.sample()}
 
 
 def values(root: Path) -> dict[Key, float]:
@@ -77,7 +74,6 @@ def test_units_and_sources(tmp_path: Path) -> None:
     ("path", "text", "key", "value"),
     [
         ("sys/kernel/debug/bpmp/debug/clk/emc/rate", "0", ("utilization", "emc"), None),
-        ("sys/kernel/debug/bpmp/debug/clk/emc/rate", "N/A", ("utilization", "emc"), None),
         # nvpmodel writes 0 for the memory, and scripts that lift all limits write the largest number for the GPU.
         ("sys/kernel/nvpmodel_clk_cap/emc", "0", ("frequency_limit", "emc-max"), None),
         ("sys/class/devfreq/17000000.gpu/max_freq", str(2**63 - 1), ("frequency_limit", "gpu-max"), None),
@@ -126,16 +122,15 @@ def test_text_that_is_not_a_number_is_absent(tmp_path: Path, text: str) -> None:
     assert set(values(tmp_path)) <= ({("power", rail) for rail in RAILS} if text == "-256000" else set())
 
 
-@pytest.mark.parametrize("key", [("temperature", "gpu-thermal"), ("power", "VDD_IN"), ("utilization", "gpu")])
-def test_missing_file_affects_only_its_sensor(tmp_path: Path, key: Key) -> None:
-    orin_nano(tmp_path, 6)
-    sensors = Sensors(tmp_path)
-    path = sensor_paths(tmp_path)[key]
-    before = set(sampled(sensors))
-    path.unlink()
-    assert set(sampled(sensors)) == before - {key}
-    path.mkdir()
-    assert set(sampled(sensors)) == before - {key}
+def test_missing_file_affects_only_its_sensor(tmp_path: Path) -> None:
+    sensors = Sensors(orin_nano(tmp_path, 6))
+    left, paths = set(sampled(sensors)), sensor_paths(tmp_path)
+    for key in (("temperature", "gpu-thermal"), ("power", "VDD_IN"), ("utilization", "gpu")):
+        left.remove(key)
+        paths[key].unlink()
+        assert set(sampled(sensors)) == left
+        paths[key].mkdir()
+        assert set(sampled(sensors)) == left
 
 
 def test_sensor_that_returns_eagain_is_absent(tmp_path: Path) -> None:
@@ -146,8 +141,6 @@ def test_sensor_that_returns_eagain_is_absent(tmp_path: Path) -> None:
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
-        with pytest.raises(BlockingIOError):
-            os.read(writer, 1)
         found = values(tmp_path)
     finally:
         os.close(writer)

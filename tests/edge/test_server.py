@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -23,52 +23,43 @@ from edge.bundles.expression import tokenize
 from edge.client import Client
 from edge.errors import ServerError
 from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from tests.support.busy_model import busy
-from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
+from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.rpcs import SERVICES
-from tests.support.sample_requests import column, triton_input
+from tests.support.sample_requests import LOAD, REGION, UNLOAD, changed, column, log_setting, parameter, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
+INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.fixture(scope="module")
-def good(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
-    """A server without broken bundles."""
-    cache = tmp_path_factory.mktemp("cache")
-    arguments = [f"--transport={transport}"]
-    with running_server([b for b in bundles if b.name != "broken"], cache=cache, arguments=arguments) as ready:
-        yield ready
+def health_of(ready: Ready, *names: str) -> list[int]:
+    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        return [check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
 
-def test_announcement(server: Ready, good: Ready, transport: str) -> None:
-    assert server.transport == transport
-    assert f"{ORACLE}:1" in server.ready
-    assert set(server.unavailable) == {"broken"}
+def test_announcement_and_health(server: Ready, transport: str) -> None:
+    assert (server.transport, set(server.unavailable), f"{ORACLE}:1" in server.ready) == (transport, {"broken"}, True)
     assert "model.onnx" in server.unavailable["broken"]
-    assert good.unavailable == {}
+    assert health_of(server, "", "broken", ORACLE) == [NOT_SERVING, NOT_SERVING, SERVING]
 
 
-def test_health_is_per_server_and_per_model(server: Ready, good: Ready) -> None:
-    of_good = dict.fromkeys(("", *SERVICES[:2], ORACLE, VERSIONED), SERVING)
-    for ready, expected in ((good, of_good), (server, {"": NOT_SERVING, "broken": NOT_SERVING, ORACLE: SERVING})):
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
-            assert {name: check(health_pb2.HealthCheckRequest(service=name)).status for name in expected} == expected
-
-
-def test_readiness(server: Ready, good: Ready, bundles: list[Path]) -> None:
-    for ready, expected in ((server, False), (good, True)):
+def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport: str) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
+    arguments = ["--no-strict-readiness", f"--transport={transport}"]
+    with running_server([tmp_path / "one", tmp_path / "two"], arguments=arguments) as ready:
+        assert ready.ready == (f"{ORACLE}:1",)
+        assert "each name and version once" in ready.unavailable["two"]
+        assert health_of(ready, "", *SERVICES[:2], ORACLE) == [SERVING] * 4
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
-            assert client.ready() is expected
-    broken = [bundle for bundle in bundles if bundle.name in ("broken", "oracle")]
-    lenient = running_server(broken, arguments=["--no-strict-readiness"])
-    with lenient as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
-        assert client.ready()
+            assert client.ready()
 
 
 def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
@@ -119,14 +110,6 @@ def test_empty_repository_is_served(tmp_path: Path) -> None:
                 client.infer("zz", {"x": np.zeros((1, 15), np.float32)})
 
 
-def test_two_bundles_of_one_name_and_version(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
-    with running_server([tmp_path / "one", tmp_path / "two"]) as ready:
-        assert ready.ready == (f"{ORACLE}:1",)
-        assert "each name and version once" in ready.unavailable["two"]
-
-
 def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -156,3 +139,54 @@ def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path)
     _, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert "Traceback" not in log
+
+
+# Statuses that need models of ours, or features that are off; tests/conformance has those that Triton shares.
+
+
+class Row(NamedTuple):
+    case: str
+    request: Any
+    text: str
+    code: grpc.StatusCode = INVALID
+    method: str = "ModelInfer"
+
+
+def off(method: str, request: Any, option: str) -> Row:
+    """A feature that an option of the server enables; Triton returns UNAVAILABLE."""
+    return Row(f"{method} without {option}", request, option, UNIMPLEMENTED, method)
+
+
+def in_shared_memory(tensor: Any) -> None:
+    tensor.parameters["shared_memory_region"].string_param = "a"
+
+
+ROWS = [
+    Row("version ²", changed(lambda r: setattr(r, "model_version", "²")), "positive integer"),
+    Row("a misspelt parameter", parameter("teir", string_param="full"), "'teir', expected 'tier', or a name"),
+    Row("log level as a bool", log_setting("log_verbose_level", bool_param=True), "type int", method="LogSettings"),
+    Row("input in shared memory", changed(lambda r: in_shared_memory(r.inputs[0])), "--allow-shared", UNIMPLEMENTED),
+    Row(
+        "output in shared memory",
+        changed(lambda r: in_shared_memory(r.outputs.add(name="value"))),
+        "output 'value': got shared memory, expected none",
+        UNIMPLEMENTED,
+    ),
+    off("RepositoryModelLoad", LOAD, "--model-control explicit"),
+    off("RepositoryModelUnload", UNLOAD, "--model-control explicit"),
+    off("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(), "--allow-shared-memory"),
+    off("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
+    off("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.case)
+def test_bad_call_ends_with_its_status(channel: grpc.Channel, row: Row) -> None:
+    call = channel.unary_unary(f"/inference.GRPCInferenceService/{row.method}")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(row.request.SerializeToString(), timeout=10)
+    details = caught.value.details()
+    assert caught.value.code() is row.code, details
+    for part in (row.text, "got ", "expected "):
+        assert part in details
+    assert len(details) < 2000

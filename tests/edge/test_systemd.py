@@ -28,8 +28,6 @@ UNIT = Path(__file__).parents[2] / "deploy" / "fewheads.service"
 
 
 class Listener:
-    """The end of the socket that systemd reads."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         self.messages: list[str] = []
@@ -75,19 +73,16 @@ def test_full_socket_does_not_block(listener: Listener) -> None:
     assert 0 < len(listener.read()) < 2000
 
 
-@pytest.mark.parametrize(
-    ("variables", "seconds"),
-    [
+def test_watchdog_interval_comes_from_the_environment() -> None:
+    for variables, seconds in (
         ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": str(os.getpid())}, 1.5),
         ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "²"}, None),
         ({}, None),
         ({"WATCHDOG_USEC": "1000000", "NOTIFY_SOCKET": ""}, None),
-    ],
-)
-def test_watchdog_interval_comes_from_the_environment(variables: dict[str, str], seconds: float | None) -> None:
-    assert Notifier({"NOTIFY_SOCKET": "@x", **variables}).watchdog_seconds == seconds
+    ):
+        assert Notifier({"NOTIFY_SOCKET": "@x", **variables}).watchdog_seconds == seconds
 
 
 @pytest.mark.parametrize("listener", ["abstract"], indirect=True)

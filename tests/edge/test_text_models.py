@@ -17,7 +17,6 @@ from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.cli.infer import infer
-from edge.cli.info import info
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
@@ -33,7 +32,6 @@ from tests.support.text_pair_model import INPUTS, NAME, PAIRS, scores, write_pai
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with a model for pairs and one for single texts."""
     directory = tmp_path_factory.mktemp("pairs")
     write_pair_bundle(directory / NAME)
     write_sentiment_bundle(directory / "sentiment")
@@ -137,16 +135,6 @@ def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> N
     np.testing.assert_array_equal(client.infer(NAME, pairs(long)).as_numpy("score"), scores([cut]))
 
 
-def test_metadata_and_config(client: triton.InferenceServerClient) -> None:
-    metadata = client.get_model_metadata(NAME)
-    texts, ids = ([-1, 1], "BYTES"), ([-1, -1], "INT64")
-    described = {tensor.name: (list(tensor.shape), tensor.datatype) for tensor in metadata.inputs}
-    assert described == {"text": texts, "text_pair": texts, **dict.fromkeys(INPUTS, ids)}
-    outputs = [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in metadata.outputs]
-    assert outputs == [("logits", "FP32", [-1, 1]), ("score", "FP32", [-1, 1])]
-    assert all(tensor.optional for tensor in client.get_model_config(NAME).config.input)
-
-
 ONES = np.ones((1, 2), np.int64)
 
 
@@ -177,41 +165,23 @@ def test_bad_requests(client: triton.InferenceServerClient, inputs: list[triton.
 # From the command line
 
 
-def invoke(*arguments: object) -> str:
-    command = infer if arguments[0] == "infer" else info
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments[1:]], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
+def invoke(url: str, *arguments: str) -> str:
+    return CliRunner().invoke(infer, ["--url", url, *arguments], catch_exceptions=False).stdout
 
 
 def test_infer_command_sends_pairs(url: str) -> None:
-    arguments = ("infer", "--url", url, NAME, "good good", "--text-pair", "bad", "bad", "--text-pair", "- good")
-    shown = json.loads(invoke(*arguments, "--json"))
-    assert shown["outputs"] == {"logits": [[3], [-2]], "score": [[3], [-2]]}
-    text = invoke(*arguments)
+    arguments = (NAME, "good good", "--text-pair", "bad", "bad", "--text-pair", "- good")
+    assert json.loads(invoke(url, *arguments, "--json"))["outputs"] == {"logits": [[3], [-2]], "score": [[3], [-2]]}
+    lines = invoke(url, *arguments).splitlines()
     for cells in (("text", "text_pair", "logits", "score"), ("good good", "bad", "3"), ("bad", "- good", "-2")):
-        assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
+        assert any(all(cell in line for cell in cells) for line in lines), cells
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_infer_command_refuses_unpaired_texts(url: str) -> None:
+    for arguments, message in (
         ((NAME, "good"), "TEXT for better: got 1 TEXT, 0 --text-pair, expected as many of both. This model reads two"),
         ((NAME, "--text-pair=good"), "got 0 TEXT, 1 --text-pair"),
         (("sentiment", "good", "--text-pair=bad"), "--text-pair for sentiment: got 'bad', expected TEXT alone. Leave"),
-    ],
-)
-def test_infer_command_refuses_unpaired_texts(url: str, arguments: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        invoke("infer", "--url", url, *arguments)
-    assert message in str(caught.value)
-
-
-def test_info_shows_inputs_and_outputs(tmp_path: Path) -> None:
-    lines = invoke("info", write_pair_bundle(tmp_path / NAME).path).splitlines()
-    for cells in (
-        ("text for inputs", "text_pair", "BYTES", "[-1, 1]"),
-        ("input", "token_type_ids", "INT64", "[-1, -1]"),
-        ("made of outputs", "score", "FP32", "[-1, 1]"),
     ):
-        assert any(all(cell in line for cell in cells) for line in lines), cells
+        with pytest.raises(UsageError, match=message):
+            invoke(url, *arguments)

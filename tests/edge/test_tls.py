@@ -12,7 +12,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import grpc
-import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
@@ -22,7 +21,7 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.settings import TRANSPORTS
 from tests.support.commands import fewheads, refusal
 from tests.support.metrics import values
-from tests.support.sample_requests import expression, good
+from tests.support.sample_requests import column, expression, good, triton_input
 from tests.support.secured_servers import (
     HOST,
     Authority,
@@ -75,8 +74,7 @@ def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with triton.InferenceServerClient(
         secured.url, False, True, str(secured.authority.file), key, certificate
     ) as client:
-        tensor = triton.InferInput("expression", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[b"1 + 2"]], np.object_))
+        tensor = triton_input("expression", column("1 + 2"))
         result = client.infer("calculator-oracle", [tensor], headers=dict(bearer(secured.tokens["all"])))
         assert result.as_numpy("value")[0, 0] == 3
     assert "fewheads_build_info" in metrics_page(secured, secured.client)
@@ -105,15 +103,13 @@ def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_pat
 def test_http1_client_gets_no_answer(secured: Secured) -> None:
     context = tls_context(secured, secured.client)
     context.set_alpn_protocols(["http/1.1"])
-    received = b""
     with (
         suppress(ConnectionError),
         socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname=HOST) as connection,
     ):
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        received = connection.recv(100)
-    assert b"HTTP" not in received
+        assert b"HTTP" not in connection.recv(100)
     with secured.channel() as channel:
         assert live(secured, channel)
 
@@ -201,6 +197,6 @@ def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
 
 def test_server_listens_on_loopback_alone(secured: Secured) -> None:
     connections = psutil.Process(secured.ready.process_id).net_connections()
-    listening = [one.laddr for one in connections if one.status == psutil.CONN_LISTEN]
+    listening = {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
     assert {address.port for address in listening} == {secured.ready.grpc_port, secured.ready.metrics_port}
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}

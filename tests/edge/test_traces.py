@@ -77,9 +77,9 @@ def test_spans_of_requests(bundles: list[Path]) -> None:
 
 def test_requests_do_not_need_the_collector(bundles: list[Path]) -> None:
     arguments = ["--trace-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0.5"]
-    with running_server(bundles[-1:], arguments=arguments) as ready:
-        name, _, _ = ready.ready[0].partition(":")
-        with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
-            assert client.get_trace_settings(as_json=True)["settings"]["trace_rate"] == {"value": ["2"]}
-            for _ in range(20):
-                assert client.infer(name, [row(15)]).as_numpy("value").size
+    with (
+        running_server(bundles[-1:], arguments=arguments) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        assert client.get_trace_settings(as_json=True)["settings"]["trace_rate"] == {"value": ["2"]}
+        assert all(client.infer("versioned", [row(15)]).as_numpy("value").size for _ in range(20))

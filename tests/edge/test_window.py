@@ -66,17 +66,12 @@ def test_stages_of_the_server_combine_its_models() -> None:
 
 def test_tiers_failures_and_runs() -> None:
     def at(full: int, half: int, drops: int, runs: Mapping[int, int]) -> pb.ModelReading:
+        counts = [("full", "full", full, 10**8), ("half", "load", half, 10**6)]
         return model(
             [10**6] * (full + half),
             failure_count=drops,
-            tiers=[
-                {"tier": "full", "reason": "full", "count": full},
-                {"tier": "half", "reason": "load", "count": half},
-            ],
-            tier_latencies=[
-                {"tier": "full", "stages": [stage([10**8] * full)]},
-                {"tier": "half", "stages": [stage([10**6] * half)]},
-            ],
+            tiers=[{"tier": tier, "reason": reason, "count": count} for tier, reason, count, _ in counts],
+            tier_latencies=[{"tier": tier, "stages": [stage([ns] * count)]} for tier, _, count, ns in counts],
             drops=[{"reason": "Overloaded", "place": "requests", "count": drops}],
             executions=runs,
         )
