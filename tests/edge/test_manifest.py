@@ -57,9 +57,9 @@ def fields(**changes: Any) -> Change:
 
     def change(m: Manifest) -> Manifest:
         for name, value in changes.items():
-            old = getattr(m, name)
-            nested = isinstance(old, msgspec.Struct) and isinstance(value, dict)
-            m = msgspec.structs.replace(m, **{name: msgspec.structs.replace(old, **value) if nested else value})
+            nested = isinstance(getattr(m, name), msgspec.Struct) and isinstance(value, dict)
+            value = msgspec.structs.replace(getattr(m, name), **value) if nested else value
+            m = msgspec.structs.replace(m, **{name: value})
         return m
 
     return change
@@ -69,18 +69,12 @@ def logits(datatype: str, *shape: int, name: str = "logits") -> tuple[TensorSpec
     return (TensorSpec(name, datatype, shape),)
 
 
-def profile(*shapes: tuple[int, ...]) -> Change:
-    return fields(profile={"x": Profile(min=shapes[0], opt=shapes[1], max=shapes[2])})
+def profile(least: tuple[int, ...], usual: tuple[int, ...], most: tuple[int, ...]) -> Change:
+    return fields(profile={"x": Profile(min=least, opt=usual, max=most)})
 
 
-def own_record(m: Manifest) -> Manifest:
-    return fields(files={**m.files, "manifest.json": m.files["golden.npz"]})(m)
-
-
-def auto_tier(m: Manifest) -> Manifest:
-    return fields(tiers=(m.tiers[0], msgspec.structs.replace(m.tiers[1], name="auto")), program={"lean": "auto"})(m)
-
-
+own_record = fields(files={**ORACLE.files, "manifest.json": ORACLE.files["golden.npz"]})
+auto_tier = fields(tiers=(TEXT.tiers[0], msgspec.structs.replace(TEXT.tiers[1], name="auto")), program={"lean": "auto"})
 ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
 LABELS = "expected an FP32 output of shape [-1, {}], a column for each label"
 #: Changes of a manifest, and a part of the message.

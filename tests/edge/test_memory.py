@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import pytest
 
 from edge.instruments.memory import MemorySampler
 from tests.support.boards import BUDDYINFO, write
@@ -41,22 +40,11 @@ FILES = {
     "sys/kernel/debug/nvmap/stats/total_memory": "537280512\n",
     "proc/buddyinfo": BUDDYINFO,
 }
-KINDS = {
-    "process_rss": 120000 * 1024,
-    "process_peak_rss": 123456 * 1024,
-    "process_pss": 90000 * 1024,
-    "system_available": 4200000 * 1024,
-    "system_total": 7665664 * 1024,
-    "device_used": 524688 * 1024,
-    "device_peak_used": 524688 * 1024,
-    "device_total": 7665664 * 1024,
-    "device_process": 524288 * 1024,
-    "device_allocated": 537280512,
-    "swap_total": 3901440 * 1024,
-    "swap_used": 168960 * 1024,
-    "largest_free_block": 4 * 2**20,
-    "largest_free_blocks_total": 157 * 4 * 2**20,
-}
+KINDS = {"process_rss": 120000, "process_peak_rss": 123456, "process_pss": 90000, "system_available": 4200000}
+KINDS |= {"system_total": 7665664, "device_used": 524688, "device_peak_used": 524688, "device_total": 7665664}
+KINDS |= {"device_process": 524288, "device_allocated": 524688, "swap_total": 3901440, "swap_used": 168960}
+KINDS |= {"largest_free_block": 4 * 1024, "largest_free_blocks_total": 157 * 4 * 1024}
+KINDS = {kind: kilobytes * 1024 for kind, kilobytes in KINDS.items()}
 MEMINFO_KINDS = {
     *("system_available", "system_total", "swap_total", "swap_used"),
     *("device_used", "device_peak_used", "device_total", "largest_free_block", "largest_free_blocks_total"),
@@ -80,23 +68,21 @@ def test_memory_of_a_jetson(tmp_path: Path) -> None:
     assert sources["process_pss"] == "/proc/self/smaps_rollup Pss"
 
 
-@pytest.mark.parametrize(
-    ("missing", "absent"),
-    [
+def test_unreadable_file_affects_only_its_readings(tmp_path: Path) -> None:
+    for missing, absent in (
         ("proc/meminfo", MEMINFO_KINDS),
         ("proc/buddyinfo", {"largest_free_block", "largest_free_blocks_total"}),
         ("sys/kernel/debug/nvmap/stats/total_memory", {"device_allocated"}),
         (f"proc/{PROCESS}/status", {"process_rss", "process_peak_rss"}),
         (f"proc/{PROCESS}/smaps_rollup", {"process_pss"}),
         ("sys/kernel/debug/nvmap/iovmm/clients", {"device_process"}),
-    ],
-)
-def test_unreadable_file_affects_only_its_readings(tmp_path: Path, missing: str, absent: set[str]) -> None:
-    write(tmp_path, FILES)
-    (tmp_path / missing).unlink()
-    assert set(readings(tmp_path)) == set(KINDS) - absent
-    (tmp_path / missing).mkdir()
-    assert set(readings(tmp_path)) == set(KINDS) - absent
+    ):
+        write(tmp_path, FILES)
+        (tmp_path / missing).unlink()
+        assert set(readings(tmp_path)) == set(KINDS) - absent
+        (tmp_path / missing).mkdir()
+        assert set(readings(tmp_path)) == set(KINDS) - absent
+        (tmp_path / missing).rmdir()
 
 
 def test_empty_file_system_has_no_readings_and_a_machine_without_swap_zero_bytes(tmp_path: Path) -> None:
@@ -139,26 +125,21 @@ def test_largest_free_blocks(tmp_path: Path) -> None:
         assert (found.get("largest_free_block"), found.get("largest_free_blocks_total")) == (size, total)
 
 
-@pytest.mark.parametrize(
-    ("clients", "size"),
-    [
+def test_device_memory_in_nvmap(tmp_path: Path) -> None:
+    for clients, size in (
         ("total 4321 524688K\nuser a 43210 1K\nuser b 432 1K\n", None),
         ("user a 4321 1K\nuser my server 4321 2M\nuser b 1 7K\n", 1024 + 2 * 1024**2),
         *((f"user server 4321 {size}\n", None) for size in ("", "K", "0", "4096", "12X", "²K", "-1K", "1.5K", "K12")),
-    ],
-)
-def test_device_memory_in_nvmap(tmp_path: Path, clients: str, size: int | None) -> None:
-    files = {**FILES, "sys/kernel/debug/nvmap/iovmm/clients": clients}
-    assert readings(write(tmp_path, files)).get("device_process") == size
+    ):
+        files = {**FILES, "sys/kernel/debug/nvmap/iovmm/clients": clients}
+        assert readings(write(tmp_path, files)).get("device_process") == size
 
 
-@pytest.mark.parametrize(
-    "line", ["MemTotal: ² kB", "MemTotal: -1 kB", "MemTotal: 12 MB", "MemTotal: 12", "MemTotal 12 kB"]
-)
-def test_malformed_line_is_absent(tmp_path: Path, line: str) -> None:
-    found = readings(write(tmp_path, {**FILES, "proc/meminfo": f"{line}\nMemAvailable: 1 kB\n"}))
-    assert "system_total" not in found
-    assert found["system_available"] == 1024
+def test_malformed_line_is_absent(tmp_path: Path) -> None:
+    for line in ("MemTotal: ² kB", "MemTotal: -1 kB", "MemTotal: 12 MB", "MemTotal: 12", "MemTotal 12 kB"):
+        found = readings(write(tmp_path, {**FILES, "proc/meminfo": f"{line}\nMemAvailable: 1 kB\n"}))
+        assert "system_total" not in found
+        assert found["system_available"] == 1024
 
 
 def test_bytes_that_are_not_text_are_ignored(tmp_path: Path) -> None:

@@ -66,20 +66,15 @@ def test_counters_and_energy_of_a_model() -> None:
     stages = {"compute_input_ns": 1000, "queue_ns": 2000, "compute_infer_ns": 3000, "compute_output_ns": 4000}
     for rows in (1, 3):
         statistics.succeeded(CountedRequest(Timings(**stages, request_ns=11000), rows, batch_rows=4))
-    statistics.failed("InvalidRequest", 10)
+    statistics.failed("Overloaded", 10, "bytes")
     energy = {"full": TierEnergy(12.5, 10, 10, 320), "half": TierEnergy(1.0, 4, 4, 4)}
     model = ModelNow("m", "1", statistics.snapshot(), ready=True, load_memory_bytes=7, energy=energy)
-    found = [
-        line for line in rendered(families([model])).splitlines() if re.match("nv_|fewheads_(energy|mod|batch)", line)
-    ]
-    expected = (
-        "request_success{} 2.0, count{} 4.0, exec_count{} 1.0, request_duration_us{} 22.0, queue_duration_us{} 4.0, "
-    )
-    expected += "compute_input_duration_us{} 2.0, compute_infer_duration_us{} 6.0, compute_output_duration_us{} 8.0, "
-    expected += (
-        'request_failure{reason="InvalidRequest"} 1.0, batch_executions_total{rows="4"} 1.0, model_ready{} 1.0, '
-    )
-    expected += 'model_load_memory_bytes{} 7.0, energy_joules_total{tier="full"} 12.5, '
+    found = [line for line in rendered(families([model])).splitlines() if re.match("nv_|fewheads_(dr|en|mod|ba)", line)]
+    expected = "request_success{} 2.0, count{} 4.0, exec_count{} 1.0, request_duration_us{} 22.0, "
+    expected += "queue_duration_us{} 4.0, compute_input_duration_us{} 2.0, compute_infer_duration_us{} 6.0, "
+    expected += 'compute_output_duration_us{} 8.0, request_failure{reason="Overloaded"} 1.0, '
+    expected += 'dropped_requests_total{place="bytes",reason="Overloaded"} 1.0, batch_executions_total{rows="4"} 1.0, '
+    expected += 'model_ready{} 1.0, model_load_memory_bytes{} 7.0, energy_joules_total{tier="full"} 12.5, '
     expected += 'energy_joules_total{tier="half"} 1.0, energy_requests_total{tier="full"} 10.0, '
     expected += 'energy_requests_total{tier="half"} 4.0, energy_tokens_total{tier="full"} 320.0'
     assert re.sub('nv_inference_|fewheads_|,?(model="m"|version="1"),?', "", ", ".join(found)) == expected

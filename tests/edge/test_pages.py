@@ -110,9 +110,6 @@ def test_concurrent_viewers_share_one_reading() -> None:
     assert json.loads(live.json())["window"]["since_start"]
 
 
-# The port
-
-
 def metrics(accept: str) -> tuple[dict[str, str], bytes]:
     assert accept != "failure", "a secret"
     return {"Content-Type": "text/plain"}, b"the page"

@@ -30,9 +30,8 @@ def test_values() -> None:
         assert parse(request(**parameters)) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
+def test_errors() -> None:
+    for name, value, message in (
         ("timeout", {"string_param": "1"}, "'timeout': got 'string_param', expected int64_param or uint64_param"),
         ("timeout", {"int64_param": -1}, "parameter 'timeout': got -1, expected 0 or more. 0 is the default."),
         ("priority", {"int64_param": 11}, "parameter 'priority': got 11, expected 1, the highest, to 10, or 0."),
@@ -47,9 +46,7 @@ def test_values() -> None:
         ("deadline", {}, "expected 'timeout', or a name"),
         ("Deadline-MS", {}, "Correct or rename it; timeout is in microseconds."),
         ("timeout_" + "x" * 24, {}, "expected 'timeout'"),  # 32 characters
-    ],
-)
-def test_errors(name: str, value: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse(request(**{name: value}))
-    assert message in str(caught.value)
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(request(**{name: value}))
+        assert message in str(caught.value)

@@ -17,18 +17,13 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
 from edge.bundles.postprocess import postprocessor
 from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, TokenizerPreprocessor, preprocessor
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from tests.support import text_model, text_pair_model
 from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import column
 
 STEP = ExpressionPreprocessor(ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0))
-
-
-def column(*texts: str | bytes) -> Array:
-    array = np.empty((len(texts), 1), np.object_)
-    array[:, 0] = [text.encode() if isinstance(text, str) else text for text in texts]
-    return array
 
 
 def test_every_step_of_the_manifest_has_an_implementation() -> None:

@@ -110,17 +110,14 @@ def test_auto_prefers_tensorrt_then_its_provider_then_cuda_then_the_cpu():
     assert (on_cuda.device, on_cuda.thread_bound) == ("GPU", True)
 
 
-def artifact(runtime: str, precision: str) -> Artifact:
-    file = f"{runtime}.{precision}.onnx"
-    return Artifact(file=file, runtime=runtime, precision=precision, opset=17, tolerance=Tolerance(atol=1, rtol=0))
-
-
 def test_cuda_uses_no_file_with_dynamic_int8(tmp_path: Path):
     runtime = RUNTIMES["onnxruntime-cuda"]()
 
     def bundle_of(*files: tuple[str, str]) -> Bundle:
-        tier = Tier(name="full", artifacts=tuple(artifact(*file) for file in files))
-        return Bundle(tmp_path, msgspec.structs.replace(oracle_manifest(), tiers=(tier,)), {})
+        rest = {"opset": 17, "tolerance": Tolerance(atol=1, rtol=0)}
+        artifacts = [Artifact(file=f"{of}.{size}.onnx", runtime=of, precision=size, **rest) for of, size in files]
+        tiers = (Tier(name="full", artifacts=tuple(artifacts)),)
+        return Bundle(tmp_path, msgspec.structs.replace(oracle_manifest(), tiers=tiers), {})
 
     for files, chosen in (
         ([("onnxruntime", "fp32"), ("tensorrt", "int8")], "onnxruntime.fp32.onnx"),

@@ -223,11 +223,6 @@ def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) 
     assert sizes == [4]
 
 
-def test_request_that_finds_the_server_idle_does_not_wait_for_others(scheduler: Scheduler) -> None:
-    executor = executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=2 * WAIT)
-    assert output(submitted(scheduler, job_of(executor, 1))).tolist() == [[1]]
-
-
 @pytest.mark.parametrize("instances", [1, 2])
 def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> None:
     scheduler = Scheduler(100, instances=instances)
@@ -244,12 +239,14 @@ def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> 
     assert sizes == [2, 3]
 
 
-def test_request_that_waits_for_others_delays_no_other_model() -> None:
+def test_only_a_busy_server_makes_a_request_wait_and_that_delays_no_other_model() -> None:
     scheduler = Scheduler(100, instances=2)
+    executor = executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=2 * WAIT)
+    assert output(submitted(scheduler, job_of(executor, 1))).tolist() == [[1]]  # the server is idle
     work = Held()
     holding = submitted(scheduler, job_of(executor_of(work), 0))
     assert work.started.wait(WAIT)
-    patient = submitted(scheduler, job_of(executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=60), 1))
+    patient = submitted(scheduler, job_of(executor, 1))
     hasty = submitted(scheduler, job_of(executor_of(lambda rows: rows), 2))
     assert output(hasty).tolist() == [[2]]
     assert not patient.done()

@@ -69,9 +69,8 @@ def test_every_setting_with_bounds_or_choices_is_in_the_table() -> None:
     assert {name for name, it in DECLARATIONS.items() if it.least is not None or it.choices} == set(VALUES)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_settings_that_contradict_each_other(tmp_path: Path) -> None:
+    for wrong, message in (
         ({"grpc_port": 9000, "metrics_port": 9000}, "--metrics-port: got 9000, expected another port than gRPC's. "),
         ({"http_port": 8001}, "--http-port: got 8001, expected another port than gRPC's and the metrics'. "),
         ({"http_port": 8002}, "--http-port: got 8002, expected another port than gRPC's and the metrics'. "),
@@ -81,10 +80,8 @@ def test_every_setting_with_bounds_or_choices_is_in_the_table() -> None:
         ({"tls_key": Path("k")}, "--tls-certificate and --tls-key: got one without the other, expected both or none. "),
         ({"tls_certificate": Path("c")}, "--tls-certificate and --tls-key: got one without the other, expected both"),
         ({"tls_client_ca": Path("a")}, "--tls-client-ca: got no --tls-certificate, expected --tls-certificate and "),
-    ],
-)
-def test_settings_that_contradict_each_other(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
-    assert str(refused(tmp_path, **wrong)).startswith(message)
+    ):
+        assert str(refused(tmp_path, **wrong)).startswith(message)
 
 
 def test_settings_that_fit_together(tmp_path: Path) -> None:
@@ -105,9 +102,8 @@ def test_repository_must_be_a_directory(tmp_path: Path) -> None:
         assert str(refused(path)).startswith(start)
 
 
-@pytest.mark.parametrize(
-    ("given", "risks"),
-    [
+def test_warnings_of_a_server_on_the_network(tmp_path: Path) -> None:
+    for given, risks in (
         ({}, []),
         ({"host": "localhost"}, []),
         ({"host": "::1"}, []),
@@ -116,12 +112,10 @@ def test_repository_must_be_a_directory(tmp_path: Path) -> None:
         ({"host": "10.0.0.1", **TLS}, ["may call any RPC"]),
         ({"host": "10.0.0.1", **TLS, "tokens": Path("t")}, []),
         ({"host": "10.0.0.1", **TLS, "tls_client_ca": Path("a")}, []),
-    ],
-)
-def test_warnings_of_a_server_on_the_network(tmp_path: Path, given: dict[str, Any], risks: list[str]) -> None:
-    warnings = Settings(repository=tmp_path, **given).exposure_warnings()
-    assert len(warnings) == len(risks)
-    assert all(risk in text for risk, text in zip(risks, warnings, strict=True))
+    ):
+        warnings = Settings(repository=tmp_path, **given).exposure_warnings()
+        assert len(warnings) == len(risks)
+        assert all(risk in text for risk, text in zip(risks, warnings, strict=True))
 
 
 def test_defaults(tmp_path: Path) -> None:

@@ -145,9 +145,6 @@ def test_no_memory_or_file_leaks(client: triton.InferenceServerClient, allowing:
     assert process.memory_info().rss - size < 4 * 2**20
 
 
-# The registry itself
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "shm").mkdir()

@@ -111,9 +111,6 @@ def test_stages_and_reasons_by_tier() -> None:
     assert (now.stages["request"].count, now.stages["request"].total) == (5, 27)
 
 
-# The table
-
-
 def test_names_end_with_unit_and_kind() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:

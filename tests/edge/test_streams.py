@@ -64,16 +64,6 @@ def test_blocking_stock_client(url: str, server: Ready) -> None:
     assert wait_until(lambda: is_at_rest(server))
 
 
-def test_two_streams_do_not_wait_for_each_other(stub: Stub) -> None:
-    silent = Sender()
-    waiting = stub.ModelStreamInfer(iter(silent))
-    assert [value_of(r) for r in stub.ModelStreamInfer(iter([numbered(7)]))] == [6]
-    silent.queue.put(numbered(8))
-    assert value_of(next(waiting)) == 7
-    silent.queue.put(None)
-    assert not list(waiting)
-
-
 def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -> None:
     data = np.zeros(ECHO_MAX).tobytes()  # 32 KiB
     sent: list[int] = []

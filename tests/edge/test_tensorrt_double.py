@@ -31,7 +31,7 @@ class Attention:
             query, key, operands = self.quantized("q"), self.quantized("k"), [self.quantized("v")]
         scores = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 1, 3, 2]))
         softmax = self.softmax(variation, self.scaled(variation, scores))
-        if variation == "gated probabilities":
+        if variation == "gated":
             softmax = self.add("Mul", softmax, self.constant(np.ones((1, HEADS, 1, 1), self.dtype)))
         if variation == "int8":
             softmax = self.quantized(softmax)
@@ -156,13 +156,13 @@ MODELS = {
 }
 ATTENTION = {
     **{f"{size} features": {"size": size} for size in (8, 16, 19, 256, 264)},
-    **{f"int8, {size} features": {"size": size, "variation": "int8"} for size in (16, 24, 32)},
+    **{f"int8, {size} features": {"size": size, "variation": "int8"} for size in (16, 24, 32, 64)},
     "int8, long": {"size": 64, "variation": "int8", "longest": INT8_LONG + 1},
     "fp32": {"element": FLOAT},
     "wide values": {"size": 16, "value": 64},
     "narrow values": {"size": 64, "value": 32},
     "pad": {"size": 16, "value": 64, "variation": "pad"},
-    **{name: {"variation": name} for name in ("mask", "where", "cast", "slice", "gated probabilities")},
+    **{name: {"variation": name} for name in ("mask", "where", "cast", "slice", "gated")},
 }
 
 

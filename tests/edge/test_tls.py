@@ -19,19 +19,11 @@ import tritonclient.grpc as triton
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.settings import TRANSPORTS
+from tests.support import secured_servers
 from tests.support.commands import fewheads, refusal
 from tests.support.metrics import values
 from tests.support.sample_requests import column, expression, good, triton_input
-from tests.support.secured_servers import (
-    HOST,
-    Authority,
-    Pair,
-    Secured,
-    bearer,
-    logging_server,
-    secure_channel,
-    secured_server,
-)
+from tests.support.secured_servers import HOST, Authority, Secured, bearer, secure_channel, secured_server
 
 DAY = timedelta(days=1)
 
@@ -53,14 +45,14 @@ def problems(secured: Secured, channel: grpc.Channel) -> list[str]:
     return list(stub.Get(telemetry_pb2.GetRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).problems)
 
 
-def tls_context(secured: Secured, client: Pair | None) -> ssl.SSLContext:
+def tls_context(secured: Secured, client: tuple[Path, Path] | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(secured.authority.file))
     if client:
         context.load_cert_chain(*client)
     return context
 
 
-def metrics_page(secured: Secured, client: Pair | None) -> str:
+def metrics_page(secured: Secured, client: tuple[Path, Path] | None) -> str:
     address = f"https://{HOST}:{secured.ready.metrics_port}/metrics"
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {secured.tokens['all']}"})
     with urllib.request.urlopen(request, timeout=10, context=tls_context(secured, client)) as got:
@@ -154,7 +146,7 @@ def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path: Path) ->
     (tmp_path / "repository").mkdir()
     log = tmp_path / "log"
     arguments = (f"--tls-certificate={chain}", f"--tls-key={key}", "--host=0.0.0.0")
-    with logging_server(tmp_path / "repository", log, *arguments):
+    with secured_servers.logging_server(tmp_path / "repository", log, *arguments):
         pass
     assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
     assert "0.0.0.0 is not a loopback address, and anyone who reaches it may call any RPC" in log.read_text()
