@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
-from edge.errors import InvalidRequest
+from edge.errors import InvalidRequest, Unsupported
 from edge.pb import inference_pb2 as pb
 from edge.serving.responses import encode_outputs
 from edge.serving.wire import CONTENTS_FIELDS, decode_inputs, from_raw, requested_outputs, to_raw
@@ -189,6 +189,14 @@ def test_outputs_are_all_or_those_asked_for() -> None:
     request.outputs.add(name="d")
     with pytest.raises(InvalidRequest, match=r"got 'd', expected one of \['a', 'b', 'c'\]"):
         requested_outputs(request, specs)
+
+
+def test_shared_memory_is_not_allowed_by_default() -> None:
+    request = pb.ModelInferRequest()
+    tensor = request.inputs.add(name="t", datatype="FP32", shape=[1])
+    tensor.parameters["shared_memory_region"].string_param = "region"
+    with pytest.raises(Unsupported, match="inputs: got shared memory"):
+        decoded(request, TensorSpec("t", "FP32", (-1,)))
 
 
 @given(bytes_arrays())
