@@ -126,7 +126,10 @@ def test_object_can_be_unlinked_and_unregistered_during_a_request(client: triton
         inputs.unlink()
         file.seek(0)
         file.write(np.int64(1).tobytes())  # it was read when the request came
-        assert [list(future.result().raw_output_contents) for future in flying] == [[b""], [b""]]
+        results = [future.result() for future in flying]
+        assert [list(result.raw_output_contents) for result in results] == [[b""], [b""]]
+        offsets = [result.outputs[0].parameters["shared_memory_offset"].int64_param for result in results]
+        assert offsets == [0, 8]
         assert np.fromfile(outputs, np.int64, 2).tolist() == [300, 300]
 
 
@@ -254,6 +257,8 @@ def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
         registry.register("one more", "object", 0, 1)
     registry.unregister("zz")
     registry.unregister("7")
+    with pytest.raises(NotFound, match="got '7', expected one of: 0, 1, 10, "):
+        registry.window("7", 0, 1, "t", write=False)
     registry.register("one more", "object", 0, 1)
 
 
