@@ -15,7 +15,6 @@ from tests.support.server_models import echo_input
 JSON_LENGTH = "Inference-Header-Content-Length"
 TOKENS = tokenize(["3 - -4 + 2"])
 INFER = f"/v2/models/{ORACLE}/infer"
-HUGE = "9" * 4000
 
 
 class Heard(NamedTuple):
@@ -82,19 +81,8 @@ def text(*expressions: Any) -> dict[str, Any]:
     return {"inputs": [tensor("expression", "BYTES", [len(expressions), 1], list(expressions))]}
 
 
-def parameters(**values: Any) -> dict[str, Any]:
-    return {**good(), "parameters": values}
-
-
 def output(name: str, **values: Any) -> dict[str, Any]:
     return {**good(), "outputs": [{"name": name, "parameters": values}]}
-
-
-def replaced(old: str, new: str) -> bytes:
-    """The good body as JSON, with text that Python's encoder does not write."""
-    written = json.dumps(good())
-    assert old in written
-    return written.replace(old, new).encode()
 
 
 def binary(size: Any = 60, data: bytes = TOKENS.tobytes(), length: str | None = None) -> tuple[bytes, dict[str, str]]:
