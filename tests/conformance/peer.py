@@ -1,4 +1,4 @@
-"""A client of one server, and the outcomes of its calls as text that can be compared."""
+"""A client of one server, and cases: the outcomes of its calls as text that can be compared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import numpy as np
@@ -27,17 +27,12 @@ View = Callable[[Any], object]
 
 
 class Peer:
-    """A client of one server.
-
-    Args:
-        url: ``host:port``.
-    """
+    """A client of the server at ``host:port``."""
 
     def __init__(self, url: str) -> None:
         self.channel = grpc.insecure_channel(url, options=[("grpc.max_send_message_length", -1)])
 
     def send(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
-        """Send one message, and return the response."""
         return self.start(method, request, timeout).result()
 
     def start(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
@@ -80,6 +75,22 @@ class Outcome(str):
 Action = Callable[[Peer], str]
 
 
+class Case(NamedTuple):
+    """Something to do with both servers.
+
+    Attributes:
+        name: what the client does.
+        action: does it, and leaves the server as it was.
+        outcome: a status, and the part of the response that matters; empty if DIFFERENCES.md has both outcomes.
+        text: part of this server's error message.
+    """
+
+    name: str
+    action: Action
+    outcome: str = ""
+    text: str = ""
+
+
 def outcome(call: Callable[[], Any], view: View | None = None) -> Outcome:
     """Return the status of a call, and a view of its response."""
     try:
@@ -95,8 +106,12 @@ def call(method: str, request: Message | bytes = b"", view: View | None = None, 
     return lambda peer: outcome(lambda: peer.send(method, request, timeout), view)
 
 
-def infer(request: pb.ModelInferRequest, view: View | None = None) -> Action:
+def infer(request: pb.ModelInferRequest | bytes, view: View | None = None) -> Action:
     return call("ModelInfer", request, view)
+
+
+def invalid(name: str, message: pb.ModelInferRequest, text: str) -> Case:
+    return Case(name, infer(message), "INVALID_ARGUMENT", text)
 
 
 def steps(*actions: Action) -> Action:
@@ -152,12 +167,9 @@ def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.Mode
     return message
 
 
-def slow(count: int, timeout_us: int = 0) -> pb.ModelInferRequest:
+def slow(count: int) -> pb.ModelInferRequest:
     """A request that takes about half a millisecond for each step."""
-    message = request("slow", steps=np.array([[count]], np.int64))
-    if timeout_us:
-        message.parameters["timeout"].int64_param = timeout_us
-    return message
+    return request("slow", steps=np.array([[count]], np.int64))
 
 
 def shaped(message: pb.ModelInferRequest, index: int, *shape: int) -> pb.ModelInferRequest:
