@@ -51,8 +51,6 @@ def _back(name: str) -> Action:
 
 
 def _while_gone(what: str, action: Action, expected: str = "", name: str = "versioned") -> Case:
-    """An action while a model is unloaded."""
-
     def run(peer: Peer) -> str:
         _gone(name)(peer)
         try:
@@ -71,7 +69,6 @@ def _state(name: str) -> Action:
 
 
 def _answered_while_unloading(peer: Peer) -> str:
-    """A request in progress when its model is unloaded."""
     flying = peer.infer(slow(400))
     time.sleep(0.03)
     gone = _unload("slow")(peer)

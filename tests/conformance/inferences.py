@@ -73,7 +73,6 @@ def _of(version: str, model: str = "flat", identity: str = "") -> pb.ModelInferR
 
 
 def _set(**fields: Any) -> pb.ModelInferRequest:
-    """A request with other fields in its input."""
     message = flat()
     for name, value in fields.items():
         setattr(message.inputs[0], name, value)
@@ -81,7 +80,6 @@ def _set(**fields: Any) -> pb.ModelInferRequest:
 
 
 def _unequal() -> pb.ModelInferRequest:
-    """Two rows in one input, one in the others."""
     text = np.array([[b"a"]], np.object_)
     return request("mixed", real=np.ones((2, 4), np.float32), whole=np.ones((1, 2), np.int64), text=text)
 

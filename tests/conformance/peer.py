@@ -59,7 +59,6 @@ class Peer:
         return outcome(lambda: stub.Check(request, timeout=_SECONDS), lambda response: name_of(response.status))
 
     def executions(self, model: str, version: str = "1") -> int:
-        """The number of runs of a model."""
         request = pb.ModelStatisticsRequest(name=model, version=version)
         (statistics,) = self.send("ModelStatistics", request).model_stats
         return int(statistics.execution_count)
@@ -115,8 +114,6 @@ def invalid(name: str, message: pb.ModelInferRequest, text: str) -> Case:
 
 
 def steps(*actions: Action) -> Action:
-    """Several actions in turn."""
-
     def run(peer: Peer) -> Outcome:
         each = [action(peer) for action in actions]
         joined = Outcome(", ".join(each))
@@ -127,7 +124,6 @@ def steps(*actions: Action) -> Action:
 
 
 def values(response: pb.ModelInferResponse) -> str:
-    """All outputs of a response."""
     return "; ".join(
         f"{tensor.name}={from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name).tolist()}"
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -135,7 +131,6 @@ def values(response: pb.ModelInferResponse) -> str:
 
 
 def request(model: str, *, version: str = "", identity: str = "", **inputs: Array) -> pb.ModelInferRequest:
-    """A request with raw contents."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=identity)
     for name, array in inputs.items():
         datatype = datatype_of(array)
@@ -145,7 +140,6 @@ def request(model: str, *, version: str = "", identity: str = "", **inputs: Arra
 
 
 def mixed(rows: int = 1, text: bytes = b"a") -> pb.ModelInferRequest:
-    """A good request to ``mixed``."""
     return request(
         "mixed",
         real=np.full((rows, 4), 1.5, np.float32),
@@ -155,12 +149,10 @@ def mixed(rows: int = 1, text: bytes = b"a") -> pb.ModelInferRequest:
 
 
 def flat(*numbers: float, model: str = "flat") -> pb.ModelInferRequest:
-    """A good request to ``flat``."""
     return request(model, x=np.array(numbers or (1.5, 2.5), np.float32))
 
 
 def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.ModelInferRequest:
-    """The request with typed contents in one input, and without raw contents."""
     del message.raw_input_contents[:]
     for name, items in contents.items():
         getattr(message.inputs[index].contents, name).extend(items)
@@ -168,19 +160,16 @@ def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.Mode
 
 
 def slow(count: int) -> pb.ModelInferRequest:
-    """A request that takes about half a millisecond for each step."""
     return request("slow", steps=np.array([[count]], np.int64))
 
 
 def shaped(message: pb.ModelInferRequest, index: int, *shape: int) -> pb.ModelInferRequest:
-    """The request with another shape for one input."""
     message.inputs[index].ClearField("shape")
     message.inputs[index].shape.extend(shape)
     return message
 
 
 def parameter(name: str, message: pb.ModelInferRequest | None = None, **value: Any) -> pb.ModelInferRequest:
-    """A request with a parameter."""
     message = message or flat()
     message.parameters[name].MergeFrom(pb.InferParameter(**value))
     return message

@@ -27,7 +27,6 @@ _START_SECONDS = 60
 
 
 def is_installed() -> bool:
-    """Whether Triton is installed."""
     return (TRITON / "versions.txt").is_file()
 
 
@@ -49,7 +48,6 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 
 @contextmanager
 def triton(directory: Path) -> Iterator[str]:
-    """Serve with a real Triton, and yield the address."""
     repository = directory / "repository"
     write_repository(repository)
     with socket.socket() as free:

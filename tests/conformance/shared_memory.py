@@ -104,7 +104,6 @@ def _status(peer: Peer, path: Path) -> str:
 
 
 def _while_in_use(peer: Peer, path: Path) -> str:
-    """Unregister a region while a request has an output for it."""
     message = slow(400)
     _point(message.outputs.add(name="steps_out"), 8)
     flying = peer.infer(message)

@@ -141,7 +141,6 @@ def golden_compressed() -> bytes:
 
 
 def golden_pickled() -> bytes:
-    """Return the good golden set with its text as an array of Python objects."""
     member, buffer = io.BytesIO(), io.BytesIO(oracle_golden().encode())
     np.save(member, oracle_golden().raw["expression"].astype(object), allow_pickle=True)
     with zipfile.ZipFile(buffer, "a") as archive:
@@ -157,7 +156,6 @@ def external_data(model: onnx.ModelProto) -> None:
 
 
 def custom_operator(model: onnx.ModelProto) -> None:
-    """Replace the activation by an operator that no runtime knows."""
     model.graph.node[1].op_type = "Frobnicate"
     model.graph.node[1].domain = "com.example"
     model.opset_import.append(helper.make_opsetid("com.example", 1))
@@ -168,7 +166,6 @@ def rename_input(model: onnx.ModelProto) -> None:
 
 
 def cases(version: int) -> dict[str, Tree]:
-    """Return the files of every case of a format version by its name."""
     good = Good(version)
     of_version = broken_only_in_version_1 if version == 1 else broken_only_in_version_2
     return {
@@ -310,7 +307,6 @@ def broken_models(good: Good) -> dict[str, Tree]:
 
 
 def write(directory: Path, version: int) -> None:
-    """Write all cases of a format version, replacing those that are there."""
     for name, files in cases(version).items():
         shutil.rmtree(directory / name, ignore_errors=True)
         for file, content in files.items():

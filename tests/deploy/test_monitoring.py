@@ -80,7 +80,6 @@ def test_names_in_compose_match_the_configurations() -> None:
 
 
 def expressions() -> list[str]:
-    """Every expression of the dashboard, for all boards and models."""
     found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
     found = [one.replace("$instance", ".*").replace("$model", ".*").replace("$__rate_interval", "1m") for one in found]
     assert not [one for one in found if "$" in one]
@@ -91,8 +90,6 @@ def expressions() -> list[str]:
 
 
 class Prometheus:
-    """The API of a Prometheus on loopback."""
-
     def __init__(self, port: str) -> None:
         self._api = f"http://127.0.0.1:{port}/api/v1"
 
@@ -104,7 +101,6 @@ class Prometheus:
         return answer["data"]
 
     def values(self, expression: str) -> list[float]:
-        """Return the current value of each series of an expression."""
         return [float(one["value"][1]) for one in self.get("query", query=expression)["result"]]
 
 

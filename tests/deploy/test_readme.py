@@ -16,7 +16,6 @@ ENTRYPOINT = (DEPLOY / "container" / "entrypoint.sh").read_text()
 
 
 def commands(program: str) -> list[list[str]]:
-    """The arguments of each call of a program in the page's examples."""
     examples = "\n".join(re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
     lines = [line for line in examples.splitlines() if line.startswith(f"{program} ")]
     return [shlex.split(line.removeprefix(program), comments=True) for line in lines]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -83,7 +82,6 @@ class Subject:
             yield b"%d" % number
 
     def unary(self) -> dict[str, Direct]:
-        """The unary methods as callbacks, by name."""
         starts: tuple[Any, ...] = (self.echo, self.blow, self.abort, self.fail, self.metadata)
         found = {start.__name__.title(): Direct(start, lambda handle: handle.cancel()) for start in starts}
         return {**found, "Wait": Direct(self.wait, self._cancel_wait)}
@@ -117,7 +115,6 @@ def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
 
 @asynccontextmanager
 async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
-    """Serve on nghttp2, and yield the port."""
     directs = subject.unary() if subject.direct else {}
     routes = Routes(by_path=True, direct={f"/test.Test/{name}": direct for name, direct in directs.items()})
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", subject.methods()),))
@@ -161,9 +158,8 @@ class Answer:
     def messages(self) -> list[bytes]:
         found, rest = [], self.data
         while rest:
-            length = int.from_bytes(rest[1:5], "big")
-            found.append(rest[5 : 5 + length])
-            rest = rest[5 + length :]
+            end = 5 + int.from_bytes(rest[1:5], "big")
+            found, rest = [*found, rest[5:end]], rest[end:]
         return found
 
     @property
@@ -189,15 +185,12 @@ class RawClient:
         self._reading = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._reading.cancel()
         self.writer.close()
         await asyncio.gather(self._reading, self.writer.wait_closed(), return_exceptions=True)
 
     def greet(self, settings: dict[int, int] | None = None) -> RawClient:
-        """Send the connection preface."""
         self.writer.write(PREFACE)
         self.send(SettingsFrame(0, settings=settings or {}))
         return self
@@ -228,7 +221,6 @@ class RawClient:
         return self.fields(stream_id, list(fields.items()), *flags)
 
     def fields(self, stream_id: int, fields: Fields, *flags: str) -> HeadersFrame:
-        """HEADERS with exactly these fields."""
         return HeadersFrame(stream_id, self.encoder.encode(fields), flags=["END_HEADERS", *flags])
 
     def body(self, stream_id: int, message: bytes, *flags: str) -> DataFrame:

@@ -28,7 +28,6 @@ def good(rows: int = 1) -> pb.ModelInferRequest:
 
 
 def in_region(tensor: Any, name: str, size_bytes: int, offset: int | None = None) -> None:
-    """Put a tensor of a request into a region of shared memory."""
     tensor.parameters["shared_memory_region"].string_param = name
     tensor.parameters["shared_memory_byte_size"].int64_param = size_bytes
     if offset is not None:
@@ -42,7 +41,6 @@ def triton_input(name: str, values: Array, module: Any = triton, **how: bool) ->
 
 
 def column(*texts: str | bytes) -> Array:
-    """Texts as a batch, [rows, 1]."""
     return np.array([[text.encode() if isinstance(text, str) else text] for text in texts], np.object_)
 
 

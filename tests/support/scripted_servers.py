@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +12,10 @@ import grpc
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
+from tests.support import commands
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+closed_port = commands.closed_address
 _METHODS = {
     "ModelInfer": pb.ModelInferRequest,
     "ServerReady": pb.ServerReadyRequest,
@@ -31,7 +32,6 @@ def doubled(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.
 
 
 def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9) -> Behaviour:
-    """Refuse the first requests, then answer."""
     left = iter(range(times))
 
     def behave(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
@@ -45,14 +45,6 @@ def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9)
 
 def x(value: float = 1.0) -> dict[str, Any]:
     return {"x": np.array([value], np.float32)}
-
-
-@contextmanager
-def closed_port() -> Iterator[str]:
-    """Hold an address without a listener: it refuses connections, and no other process can take it."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 class Peer:

@@ -42,11 +42,7 @@ SECONDS = 30
 
 
 class Traffic:
-    """The clients of one server.
-
-    Args:
-        ready: the server, with REST, and with models to load at will: those of :data:`NAMES`, and ``busy``.
-        repository: its directory.
+    """The clients of a server with REST and with :data:`NAMES` and ``busy`` to load at will.
 
     Attributes:
         ended: the number of requests by kind and status.
@@ -168,7 +164,6 @@ class Traffic:
         return "OK"
 
     def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> str:
-        """Send nothing, garbage or half a request, and disconnect."""
         port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
         data = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
         with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:

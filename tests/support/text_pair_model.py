@@ -39,8 +39,6 @@ def model() -> bytes:
 
 
 def scores(pairs: Sequence[tuple[str, str]]) -> Array:
-    """Return what the model has to answer, [rows, 1]."""
-
     def worth(text: str) -> int:
         return text.split().count("good") - text.split().count("bad")
 

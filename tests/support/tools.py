@@ -27,5 +27,4 @@ def tool(name: str, install: str) -> str:
 
 
 def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and return its code, stdout and stderr."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]

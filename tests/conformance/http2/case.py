@@ -92,12 +92,10 @@ def head(client: RawClient, *flags: str, stream: int = 1, **changed: str | None)
 
 
 def body(stream: int = 1, message: bytes = b"") -> DataFrame:
-    """The message of a call, and END_STREAM."""
     return DataFrame(stream, prefix(message) + message, flags=["END_STREAM"])
 
 
 def call(client: RawClient, stream: int = 1, **changed: str | None) -> list[Frame]:
-    """A whole call of ServerLive."""
     return [head(client, stream=stream, **changed), body(stream)]
 
 

@@ -58,8 +58,6 @@ async def _byte_by_byte(client: RawClient) -> list[Frame]:
 
 
 def _after_the_end(make: Callable[[RawClient], Frame]) -> Say:
-    """Send a frame on an answered stream."""
-
     async def say(client: RawClient) -> Frames:
         client.send(*call(client))
         await client.answer()
@@ -70,7 +68,6 @@ def _after_the_end(make: Callable[[RawClient], Frame]) -> Say:
 
 
 def _after_a_reset(make: Callable[[RawClient], Frame]) -> Say:
-    """Send a frame on a stream that the client has reset."""
     return lambda client: [head(client), _RESET, make(client)]
 
 

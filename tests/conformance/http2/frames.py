@@ -51,7 +51,6 @@ def _prioritised(client: RawClient) -> list[Frame]:
 
 
 def _in_parts(client: RawClient) -> list[Frame]:
-    """A call whose field block is cut into many parts."""
     block = head(client).data
     parts = [block[at : at + 16] for at in range(0, len(block), 16)]
     ends = ContinuationFrame(1, parts[-1], flags=["END_HEADERS"])
@@ -72,7 +71,6 @@ async def _acknowledged(client: RawClient) -> str:
 
 
 async def _pongs(client: RawClient) -> str:
-    """A PING, and one that is an acknowledgement."""
     client.send(PingFrame(0, opaque_data=b"12345678"), PingFrame(0, opaque_data=b"87654321", flags=["ACK"]))
     await client.settle()
     return " ".join(pong.decode() for pong in client.pongs if pong in (b"12345678", b"87654321"))

@@ -9,8 +9,6 @@ from tests.support.http2_client import RawClient
 
 
 def _block(after: bytes = b"", before: bytes = b"") -> Say:
-    """A call whose field block has more bytes before and after it."""
-
     def say(client: RawClient) -> Frames:
         return [HeadersFrame(1, before + head(client).data + after, flags=["END_HEADERS"]), body()]
 

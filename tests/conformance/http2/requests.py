@@ -14,12 +14,10 @@ _GRPC: Fields = [("te", "trailers"), ("content-type", "application/grpc")]
 
 
 def _has(*fields: tuple[str, str]) -> Say:
-    """A call with these fields and no others."""
     return lambda client: [client.fields(1, list(fields)), body()]
 
 
 def _adds(name: str, value: str) -> Say:
-    """A call with one more field."""
     return _has(*_PSEUDO, *_GRPC, (name, value))
 
 
@@ -28,7 +26,6 @@ def _without(field: tuple[str, str]) -> Say:
 
 
 def _ends_with(client: RawClient, fields: Fields, *flags: str) -> list[Frame]:
-    """A call with trailers."""
     return [head(client), DataFrame(1, bytes(5)), client.fields(1, fields, *flags)]
 
 
