@@ -72,10 +72,7 @@ def test_manifests_follow_the_schemas(document: Any, version: str) -> None:
 @pytest.mark.parametrize(
     ("file", "path", "value"),
     [
-        ("serving-runtime.yaml", ("spec", "runtimeClassName"), "nvidia"),
         ("serving-runtime.yaml", ("spec", "containers", 0, "readinessProbe", "grpc", "prot"), 1),
-        ("serving-runtime.yaml", ("spec", "supportedModelFormats", 0, "version"), 1),
-        ("inference-service.yaml", ("spec", "predictor", "model", "storageURI"), "pvc://models"),
         ("inference-service.yaml", ("spec", "predictor", "minReplicas"), "3"),
         ("k3s.yaml", ("spec", "template", "spec", "containers", 0, "image"), 3),
     ],

@@ -1,4 +1,4 @@
-"""The container image without NVIDIA's base images: its Dockerfile, entry point and health check."""
+"""The container without NVIDIA's base images: Dockerfile, entry point, health check, and compose.yaml."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,10 @@ from edge.settings import Settings
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.tools import DEPLOY, ROOT, run, tool
 
+yaml = pytest.importorskip("yaml")
+COMPOSE = DEPLOY / "compose.yaml"
+SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+SERVER = SERVICES["server"]
 DOCKERFILE = ROOT / "jetson.Dockerfile"
 ENTRYPOINT = DEPLOY / "container" / "entrypoint.sh"
 HEALTHCHECK = DEPLOY / "container" / "healthcheck.py"
@@ -283,3 +288,49 @@ def test_server_that_is_not_ready_is_unhealthy(repository: Path) -> None:
     assert code == 1
     assert message.startswith("not ready: oracle UNAVAILABLE ")
     assert "model.onnx" in message
+
+
+def test_compose_follows_its_schema(tmp_path: Path) -> None:
+    program = tool("check-jsonschema", "pip install check-jsonschema")
+    done = run(program, "--builtin-schema", "vendor.compose-spec", COMPOSE)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / COMPOSE.name
+    wrong.write_text(COMPOSE.read_text().replace("read_only: true", "readonly: true"))
+    assert run(program, "--builtin-schema", "vendor.compose-spec", wrong).returncode == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_are_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {"privileged", "cap_add", "user", "network_mode", "pid", "ipc", "devices"}.isdisjoint(service)
+    assert "mem_limit" in service
+    address = "${BIND_ADDRESS:-127.0.0.1}" if name == "server" else "127.0.0.1"  # the others have no tokens
+    for port in service["ports"]:
+        assert port.startswith(f"{address}:"), "a port is open to the network"
+    for mount in service["volumes"]:
+        if isinstance(mount, str):
+            assert mount.endswith(":ro") or not mount.startswith((".", "/")), mount
+        else:
+            assert mount["type"] == "volume" or mount["read_only"], mount
+
+
+def test_command_of_compose_agrees_with_the_mounts() -> None:
+    mounts = {mount["target"]: mount for mount in SERVER["volumes"]}
+    name, *arguments = SERVER["command"]
+    context = serve.make_context(name, arguments)
+    assert str(context.params["repository"]) in mounts
+    assert mounts[image_variables("6.2")["FEWHEADS_CACHE"]]["type"] == "volume"
+    assert mounts["/etc/nv_tegra_release"]["bind"] == {"create_host_path": False}
+    assert SERVER["runtime"] == "nvidia"
+    published = {int(port.rsplit(":", 1)[1]) for port in SERVER["ports"]}
+    assert published == {context.params[f"{kind}_port"] for kind in ("grpc", "http", "metrics")}
+    assert int(SERVER["stop_grace_period"].removesuffix("s")) > context.params["drain_seconds"] + 3
+
+
+def test_variables_of_compose_are_explained() -> None:
+    example = (DEPLOY / "example.env").read_text()
+    assert set(re.findall(r"\$\{(\w+)", COMPOSE.read_text())) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+    for name, value in re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE):
+        assert f"${{{name}:-{value}}}" in COMPOSE.read_text(), name
