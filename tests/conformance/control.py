@@ -12,20 +12,17 @@ from tests.conformance.metadata import metadata, ready, statistics
 from tests.conformance.peer import Action, Case, Peer, call, flat, infer, outcome, request, slow, steps
 
 
-def _change(verb: str, name: str, repository: str, parameters: dict[str, Any]) -> Action:
-    kind = {"Load": pb.RepositoryModelLoadRequest, "Unload": pb.RepositoryModelUnloadRequest}[verb]
-    message = kind(model_name=name, repository_name=repository)
-    for key, value in parameters.items():
-        message.parameters[key].MergeFrom(pb.ModelRepositoryParameter(**value))
-    return call(f"RepositoryModel{verb}", message)
+def _parameters(parameters: dict[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
+    return {name: pb.ModelRepositoryParameter(**value) for name, value in parameters.items()}
 
 
 def _load(name: str, repository: str = "", **parameters: Any) -> Action:
-    return _change("Load", name, repository, parameters)
+    fields = {"model_name": name, "repository_name": repository, "parameters": _parameters(parameters)}
+    return call("RepositoryModelLoad", **fields)
 
 
 def _unload(name: str, **parameters: Any) -> Action:
-    return _change("Unload", name, "", parameters)
+    return call("RepositoryModelUnload", model_name=name, parameters=_parameters(parameters))
 
 
 def _wait(name: str, state: str) -> Action:
@@ -65,7 +62,7 @@ def _state(name: str) -> Action:
     def states(response: pb.RepositoryIndexResponse) -> str:
         return " ".join(f"{m.version}={m.state} {m.reason}" for m in response.models if m.name == name)
 
-    return call("RepositoryIndex", pb.RepositoryIndexRequest(), states)
+    return call("RepositoryIndex", view=states)
 
 
 def _answered_while_unloading(peer: Peer) -> str:

@@ -160,7 +160,7 @@ def _compressed(peer: Peer) -> str:
 
 
 _ECHOED = "OK: real_out=[[1.5, 1.5, 1.5, 1.5]]; whole_out=[[7, 7]]; text_out=[[b'a']]"
-_GOES_ON = infer(flat(), values)
+_GOES_ON, _GONE_ON = infer(flat(), values), "OK: x_out=[1.5, 2.5]"
 CASES = [
     Case("a good raw request", infer(mixed(), values), _ECHOED),
     Case("a good typed request", infer(_typed_mixed(), values), _ECHOED),
@@ -169,7 +169,7 @@ CASES = [
     Case("compressed by gzip", _compressed, "OK"),
     # Models and versions.
     Case("unknown model", infer(flat(model="zz")), "NOT_FOUND", "model 'zz'"),
-    Case("an empty message", steps(infer(b""), _GOES_ON), "NOT_FOUND, OK: x_out=[1.5, 2.5]", "model ''"),
+    Case("an empty message", steps(infer(b""), _GOES_ON), f"NOT_FOUND, {_GONE_ON}", "model ''"),
     Case("a broken model", infer(flat(model="broken")), "NOT_FOUND"),
     Case("no version", infer(_of("", "versioned", "a\n7"), _head), "OK: id='a\\n7' model=versioned version=3"),
     Case("version 1", infer(_of("1", "versioned"), _head), "OK: id='' model=versioned version=1"),
@@ -189,8 +189,8 @@ CASES = [
     invalid("typed in the wrong field", typed(flat(), 0, int64_contents=[1, 2]), "'int64_contents', expected fp32"),
     Case(
         "more raw entries than inputs",
-        infer(_changed(lambda r: r.raw_input_contents.append(b"1"), flat())),
-        text="got 2 entries, expected 1, one for each input",
+        infer(_changed(lambda r: r.raw_input_contents.append(b""), flat())),
+        text="got 2 entries, expected 1",
     ),
     invalid("fewer raw entries than inputs", _changed(lambda r: r.raw_input_contents.pop(), mixed()), "got 2 entries"),
     Case("NaN and infinity", infer(flat(float("nan"), float("inf")), values), "OK: x_out=[nan, inf]"),
@@ -234,11 +234,7 @@ CASES = [
     Case("final response wanted", infer(parameter("triton_enable_empty_final_response", bool_param=True)), "OK"),
     invalid("another parameter triton_…", parameter("triton_zz", bool_param=True), "'triton_zz'"),
     Case("priority 1 as int64", infer(parameter("priority", mixed(), int64_param=1)), "OK"),
-    Case(
-        "priority 99",
-        infer(parameter("priority", mixed(), uint64_param=99)),
-        text="got 99, expected 1, the highest, to",
-    ),
+    Case("priority 99", infer(parameter("priority", mixed(), uint64_param=99)), text="got 99, expected 1, the highest"),
     invalid("priority below 0", parameter("priority", mixed(), int64_param=-1), "got -1, expected 0 or more"),
     invalid("timeout as text", parameter("timeout", mixed(), string_param="1"), "int64_param or uint64_param"),
     Case("timeout of a minute as uint64", infer(parameter("timeout", mixed(), uint64_param=60_000_000))),
@@ -248,11 +244,9 @@ CASES = [
     Case("binary_data_output as a number", infer(parameter("binary_data_output", int64_param=1)), text="bool_param"),
     # Failures, and the next request.
     Case(
-        "a model that fails",
-        steps(infer(request("failing", index=np.array([5], np.int64))), _GOES_ON),
-        "INTERNAL, OK: x_out=[1.5, 2.5]",
+        "a model that fails", steps(infer(request("failing", index=np.array([5]))), _GOES_ON), f"INTERNAL, {_GONE_ON}"
     ),
-    Case("a message that is none", steps(infer(b"\xff\xff\xff"), _GOES_ON), "INTERNAL, OK: x_out=[1.5, 2.5]"),
+    Case("a message that is none", steps(infer(b"\xff\xff\xff"), _GOES_ON), f"INTERNAL, {_GONE_ON}"),
     Case("a message of 2 MB", infer(parameter("mine", string_param="x" * 2_000_000))),
     # Time.
     Case(

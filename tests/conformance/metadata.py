@@ -7,25 +7,26 @@ from tests.conformance.peer import SERVICE, Action, Case, Peer, View, call, flat
 
 
 def ready(name: str, version: str = "") -> Action:
-    return call("ModelReady", pb.ModelReadyRequest(name=name, version=version), lambda r: r.ready)
+    return call("ModelReady", view=lambda r: r.ready, name=name, version=version)
 
 
 def metadata(name: str, version: str = "", view: View | None = None) -> Action:
-    return call("ModelMetadata", pb.ModelMetadataRequest(name=name, version=version), view)
+    return call("ModelMetadata", view=view, name=name, version=version)
 
 
 def config(name: str, version: str = "", view: View | None = None) -> Action:
-    return call("ModelConfig", pb.ModelConfigRequest(name=name, version=version), view)
+    return call("ModelConfig", view=view, name=name, version=version)
 
 
 def statistics(name: str = "", version: str = "") -> Action:
-    request = pb.ModelStatisticsRequest(name=name, version=version)
-    return call("ModelStatistics", request, lambda r: " ".join(sorted(f"{m.name}/{m.version}" for m in r.model_stats)))
+    def names(response: pb.ModelStatisticsResponse) -> str:
+        return " ".join(sorted(f"{m.name}/{m.version}" for m in response.model_stats))
+
+    return call("ModelStatistics", view=names, name=name, version=version)
 
 
 def log(name: str, view: View | None = None, **value: object) -> Action:
-    settings = {name: pb.LogSettingsRequest.SettingValue(**value)}
-    return call("LogSettings", pb.LogSettingsRequest(settings=settings), view)
+    return call("LogSettings", view=view, settings={name: pb.LogSettingsRequest.SettingValue(**value)})
 
 
 def logged(name: str, kind: str, *values: object) -> Action:
@@ -34,8 +35,7 @@ def logged(name: str, kind: str, *values: object) -> Action:
 
 
 def trace(name: str, *value: str, model: str = "") -> Action:
-    settings = {name: pb.TraceSettingRequest.SettingValue(value=value)}
-    return call("TraceSetting", pb.TraceSettingRequest(settings=settings, model_name=model))
+    return call("TraceSetting", settings={name: pb.TraceSettingRequest.SettingValue(value=value)}, model_name=model)
 
 
 def tensors(response: pb.ModelMetadataResponse) -> str:
@@ -57,7 +57,7 @@ def states(*names: str, ready: bool = False) -> Action:
     def view(response: pb.RepositoryIndexResponse) -> str:
         return " ".join(sorted(f"{m.name}/{m.version}={m.state}" for m in response.models if m.name in names))
 
-    return call("RepositoryIndex", pb.RepositoryIndexRequest(ready=ready), view)
+    return call("RepositoryIndex", view=view, ready=ready)
 
 
 def growth(peer: Peer) -> str:
@@ -101,11 +101,7 @@ NOT_FOUND, INVALID = "NOT_FOUND", "INVALID_ARGUMENT"
 CASES = [
     Case("ServerLive", call("ServerLive", view=lambda r: r.live), "OK: True"),
     Case("ServerReady with a broken model", call("ServerReady", view=lambda r: r.ready), "OK: False"),
-    Case(
-        "ServerMetadata: name and version",
-        call("ServerMetadata", view=lambda r: bool(r.name and r.version)),
-        "OK: True",
-    ),
+    Case("ServerMetadata: version", call("ServerMetadata", view=lambda r: bool(r.name and r.version)), "OK: True"),
     Case("ServerMetadata: extensions", call("ServerMetadata", view=lambda r: " ".join(sorted(r.extensions)))),
     Case("ModelReady, version", ready("versioned", "3"), "OK: True"),
     Case("ModelReady, no such version", ready("flat", "7"), "OK: False"),
@@ -151,10 +147,7 @@ CASES = [
         "OK: True",
     ),
     Case(
-        "RepositoryIndex, another repository",
-        call("RepositoryIndex", pb.RepositoryIndexRequest(repository_name="zz")),
-        "UNIMPLEMENTED",
-        "one repository",
+        "RepositoryIndex, elsewhere", call("RepositoryIndex", repository_name="zz"), "UNIMPLEMENTED", "one repository"
     ),
     Case("health of the server", lambda peer: peer.health(""), "OK: NOT_SERVING"),
     Case("health of the service", lambda peer: peer.health(SERVICE), "OK: NOT_SERVING"),
@@ -178,10 +171,8 @@ CASES = [
         call("TraceSetting", view=names),
         "OK: log_frequency trace_count trace_file trace_level trace_mode trace_rate",
     ),
-    Case(
-        "TraceSetting of a model", call("TraceSetting", pb.TraceSettingRequest(model_name="flat"), level), "OK: ['OFF']"
-    ),
-    Case("TraceSetting, unknown model", call("TraceSetting", pb.TraceSettingRequest(model_name="zz")), text="'zz'"),
+    Case("TraceSetting of a model", call("TraceSetting", view=level, model_name="flat"), "OK: ['OFF']"),
+    Case("TraceSetting, unknown model", call("TraceSetting", model_name="zz"), text="'zz'"),
     Case("TraceSetting, unknown name", trace("zz", "1"), text="'zz'"),
     Case("TraceSetting, level as it is", trace("trace_level", "OFF"), "OK"),
     Case("TraceSetting, cleared", trace("trace_level"), "OK"),

@@ -37,14 +37,7 @@ _TRITON = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "BYTES": "TYPE_STRING"}
 
 
 class Shape(NamedTuple):
-    """A model from outside; the names of outputs follow from those of inputs.
-
-    Attributes:
-        inputs: datatype and shape, batch included.
-        golden: one input of each, batch included.
-        rows: how large a batch may be; 0 for none.
-        versions: each a positive integer.
-    """
+    """Inputs by datatype and shape, one golden input of each, the largest batch, or 0, and versions."""
 
     inputs: dict[str, tuple[str, tuple[int, ...]]]
     golden: dict[str, Array]

@@ -101,8 +101,12 @@ def outcome(call: Callable[[], Any], view: View | None = None) -> Outcome:
     return Outcome("OK" if view is None else f"OK: {view(response)}")
 
 
-def call(method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS) -> Action:
-    return lambda peer: outcome(lambda: peer.send(method, request, timeout), view)
+def call(
+    method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS, **fields: Any
+) -> Action:
+    """Send one message: ``request``, or one with these fields."""
+    message = GetMessageClass(_METHODS[method].input_type)(**fields) if fields else request
+    return lambda peer: outcome(lambda: peer.send(method, message, timeout), view)
 
 
 def infer(request: pb.ModelInferRequest | bytes, view: View | None = None) -> Action:

@@ -11,12 +11,12 @@ from edge.settings import TRANSPORTS
 from tests.conformance import control, inferences, metadata, shared_memory, streams
 from tests.conformance.pages import check, differences
 from tests.conformance.peer import Case, Peer
-from tests.conformance.servers import NO_TRITON, is_installed, ours, triton
+from tests.conformance.servers import IS_INSTALLED, NO_TRITON, ours, triton
 
 CASES = [*metadata.CASES, *inferences.CASES, *streams.CASES, *shared_memory.CASES, *control.CASES]
 PAGE = Path(__file__).with_name("DIFFERENCES.md")
 DIFFERENCES = differences(PAGE)
-TRITON = pytest.param("triton", marks=[pytest.mark.triton, pytest.mark.skipif(not is_installed(), reason=NO_TRITON)])
+TRITON = pytest.param("triton", marks=[pytest.mark.triton, pytest.mark.skipif(not IS_INSTALLED, reason=NO_TRITON)])
 
 
 @pytest.fixture(scope="module", params=[*TRANSPORTS, TRITON])

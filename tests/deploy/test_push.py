@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from edge.bundles.golden import Golden
 from edge.client import Client, text
 from edge.errors import ServerError
 from edge.launch import serving
+from tests.support.commands import free_port
 from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.tools import DEPLOY, run, tool
 
@@ -251,12 +251,6 @@ def test_mistakes(tmp_path: Path, repository: Path, arguments: tuple[str, ...], 
     assert found[0] == code, found[1]
     assert message.format(**words) in found[1]
     assert names(repository) == {"oracle-1", "other"}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -35,13 +35,10 @@ ATTENTION_SEQUENCE = 16
 
 
 def oracle_weights() -> tuple[Array, Array, Array]:
-    """Weights of a network that computes expressions exactly: ``relu(x @ first + bias) @ second``.
+    """Weights (15, 30), (30,) and (30, 1) that compute expressions exactly: ``relu(x @ first + bias) @ second``.
 
     An operand x behind the operator code o contributes ``relu(x + Mo - M) - relu(-x + Mo - M) - relu(x - Mo) +
     relu(-x - Mo)`` with M = 1024: x for o = 1, -x for o = 0, and nothing for the padding x = o = 0.5.
-
-    Returns:
-        float32 of the shapes (15, 30), (30,) and (30, 1).
     """
     first = np.zeros((TOKENS, 2 + 4 * (MAX_TERMS - 1)), np.float32)
     bias = np.zeros(first.shape[1], np.float32)

@@ -143,18 +143,10 @@ def write_model(directory, transformer):
     config = transformer.config
     shape = config.layers[0]
     directory.mkdir(parents=True)
-    fields = {
-        "model_type": "bert",
-        "hidden_size": config.dim,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": shape.num_heads,
-        "intermediate_size": shape.ffn_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.segments,
-        "layer_norm_eps": config.norm_eps,
-        "hidden_act": "gelu",
-    }
+    fields = {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": config.norm_eps}
+    fields |= {"hidden_size": config.dim, "num_hidden_layers": len(config.layers), "vocab_size": config.vocab_size}
+    fields |= {"num_attention_heads": shape.num_heads, "intermediate_size": shape.ffn_dim}
+    fields |= {"max_position_embeddings": config.max_positions, "type_vocab_size": config.segments}
     (directory / "config.json").write_bytes(msgspec.json.encode(fields))
     weights = transformer.state_dict()
     names = {name: source.name for name, source in NAMES["bert"].sources(weights).items()}

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hyperframe.frame import (
-    ContinuationFrame,
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    PriorityFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
+from hyperframe import frame as h2
 
 from tests.conformance.http2.case import (
     ANSWERED,
@@ -35,12 +24,12 @@ from tests.conformance.http2.case import (
 )
 from tests.support.http2_client import PREFACE, RawClient, raw
 
-_SETTINGS = SettingsFrame(0).serialize()
+_SETTINGS = h2.SettingsFrame(0).serialize()
 _CLIENT_HELLO = b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3" + bytes(512)
-_DATA = DataFrame(1, b"x")
-_WINDOW = WindowUpdateFrame(1, 9)
-_RESET = RstStreamFrame(1, error_code=8)
-_CONTINUATION = ContinuationFrame(1, b"", flags=["END_HEADERS"])
+_DATA = h2.DataFrame(1, b"x")
+_WINDOW = h2.WindowUpdateFrame(1, 9)
+_RESET = h2.RstStreamFrame(1, error_code=8)
+_CONTINUATION = h2.ContinuationFrame(1, b"", flags=["END_HEADERS"])
 #: One unknown field, which suits every RPC, and fills a DATA frame of 2^14 bytes.
 _FILLING = b"\x7a\xf6\xff\x80\0" + bytes(2**14 - 10)
 
@@ -50,14 +39,14 @@ async def _first_frame(client: RawClient) -> str:
     return type(client.frames[0]).__name__
 
 
-async def _byte_by_byte(client: RawClient) -> list[Frame]:
+async def _byte_by_byte(client: RawClient) -> list[h2.Frame]:
     for byte in PREFACE + _SETTINGS + b"".join(frame.serialize() for frame in call(client)):
         client.send(bytes((byte,)))
         await client.writer.drain()
     return []
 
 
-def _after_the_end(make: Callable[[RawClient], Frame]) -> Say:
+def _after_the_end(make: Callable[[RawClient], h2.Frame]) -> Say:
     async def say(client: RawClient) -> Frames:
         client.send(*call(client))
         await client.answer()
@@ -67,24 +56,24 @@ def _after_the_end(make: Callable[[RawClient], Frame]) -> Say:
     return say
 
 
-def _after_a_reset(make: Callable[[RawClient], Frame]) -> Say:
+def _after_a_reset(make: Callable[[RawClient], h2.Frame]) -> Say:
     return lambda client: [head(client), _RESET, make(client)]
 
 
-def _inside_a_field_block(make: Callable[[RawClient], Frame | bytes]) -> Say:
+def _inside_a_field_block(make: Callable[[RawClient], h2.Frame | bytes]) -> Say:
     def say(client: RawClient) -> Frames:
         block = head(client).data
-        end = ContinuationFrame(1, block[9:], flags=["END_HEADERS"])
-        return [HeadersFrame(1, block[:9]), make(client), end, body()]
+        end = h2.ContinuationFrame(1, block[9:], flags=["END_HEADERS"])
+        return [h2.HeadersFrame(1, block[:9]), make(client), end, body()]
 
     return say
 
 
-def _too_many_streams(client: RawClient) -> list[Frame]:
+def _too_many_streams(client: RawClient) -> list[h2.Frame]:
     return [head(client, stream=2 * number + 1) for number in range(4097)]
 
 
-def _reserved(frame: Frame) -> bytes:
+def _reserved(frame: h2.Frame) -> bytes:
     """The frame with the reserved bit of its header set."""
     data = bytearray(frame.serialize())
     data[5] |= 0x80
@@ -99,7 +88,7 @@ CASES = [
     Case("3.4 wrong preface", CLOSED, lambda _: [PREFACE[:-2] + b"xx"], greets=False),
     Case("3.4 request of HTTP/1.1", CLOSED, lambda _: [b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"], greets=False),
     Case("3.4 ClientHello of TLS", CLOSED, lambda _: [_CLIENT_HELLO], greets=False),
-    Case("3.4 PING in place of SETTINGS", PROTOCOL, lambda _: [PREFACE, PingFrame(0)], greets=False),
+    Case("3.4 PING in place of SETTINGS", PROTOCOL, lambda _: [PREFACE, h2.PingFrame(0)], greets=False),
     # Frames and field blocks.
     Case("4.1 frame of an unknown type", ANSWERED, lambda c: [head(c), raw(0xEE, 0xFF, 1, b"a"), body()]),
     Case("4.1 undefined flags of PING", NO_ERROR, lambda _: [raw(6, 0xFE, 0, bytes(8))]),
@@ -108,7 +97,7 @@ CASES = [
     Case("4.2 DATA of 2^14 + 1 bytes", DIFFERS, lambda c: [head(c), raw(0, 0, 1, bytes(2**14 + 1))]),
     Case("4.2 HEADERS of 2^14 + 1 bytes", FRAME_SIZE, lambda _: [raw(1, 4, 1, bytes(2**14 + 1))]),
     Case("4.3 field block that is not HPACK", COMPRESSION, lambda _: [raw(1, 5, 1, b"\xff" * 6)]),
-    Case("4.3 PRIORITY inside a field block", PROTOCOL, _inside_a_field_block(lambda _: PriorityFrame(1))),
+    Case("4.3 PRIORITY inside a field block", PROTOCOL, _inside_a_field_block(lambda _: h2.PriorityFrame(1))),
     Case("4.3 HEADERS inside a field block", PROTOCOL, _inside_a_field_block(lambda c: head(c, stream=3))),
     # Stream states. HEADERS on a closed stream may be STREAM_CLOSED too.
     Case("5.1 idle: DATA", PROTOCOL, lambda _: [_DATA]),
@@ -145,7 +134,9 @@ CASES = [
     Case(
         "7 GOAWAY with an unknown error code",
         f"{ANSWERED}, {CLOSED}",
-        lambda c: [head(c), GoAwayFrame(0, error_code=0xFF), body()],
+        lambda c: [head(c), h2.GoAwayFrame(0, error_code=0xFF), body()],
     ),
-    Case("7 RST_STREAM with an unknown error code", NO_ERROR, lambda c: [head(c), RstStreamFrame(1, error_code=0xFF)]),
+    Case(
+        "7 RST_STREAM with an unknown error code", NO_ERROR, lambda c: [head(c), h2.RstStreamFrame(1, error_code=0xFF)]
+    ),
 ]

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from hyperframe.frame import (
-    ContinuationFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    PushPromiseFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
+from hyperframe import frame as h2
 
 from tests.conformance.http2.case import (
     ANSWERED,
@@ -34,31 +25,31 @@ from tests.conformance.http2.case import (
 from tests.support.http2_client import RawClient, raw
 
 _MAX_WINDOW = 2**31 - 1
-_PUSH = PushPromiseFrame(1, 2, b"", flags=["END_HEADERS"])
+_PUSH = h2.PushPromiseFrame(1, 2, b"", flags=["END_HEADERS"])
 
 
-def _padded(client: RawClient) -> list[Frame]:
+def _padded(client: RawClient) -> list[h2.Frame]:
     fields, data = head(client, "PADDED"), body()
     data.flags.add("PADDED")
     fields.pad_length, data.pad_length = 200, 255
     return [fields, data]
 
 
-def _prioritised(client: RawClient) -> list[Frame]:
+def _prioritised(client: RawClient) -> list[h2.Frame]:
     fields = head(client, "PRIORITY")
     fields.stream_weight, fields.depends_on, fields.exclusive = 255, 5, True
     return [fields, body()]
 
 
-def _in_parts(client: RawClient) -> list[Frame]:
+def _in_parts(client: RawClient) -> list[h2.Frame]:
     block = head(client).data
     parts = [block[at : at + 16] for at in range(0, len(block), 16)]
-    ends = ContinuationFrame(1, parts[-1], flags=["END_HEADERS"])
-    return [HeadersFrame(1, parts[0]), *(ContinuationFrame(1, part) for part in parts[1:-1]), ends, body()]
+    ends = h2.ContinuationFrame(1, parts[-1], flags=["END_HEADERS"])
+    return [h2.HeadersFrame(1, parts[0]), *(h2.ContinuationFrame(1, part) for part in parts[1:-1]), ends, body()]
 
 
-def _settings(settings: dict[int, int]) -> SettingsFrame:
-    return SettingsFrame(0, settings=settings)
+def _settings(settings: dict[int, int]) -> h2.SettingsFrame:
+    return h2.SettingsFrame(0, settings=settings)
 
 
 async def _acknowledged(client: RawClient) -> str:
@@ -66,12 +57,12 @@ async def _acknowledged(client: RawClient) -> str:
     client.frames.clear()
     client.send(_settings({INITIAL_WINDOW: 1}), _settings({INITIAL_WINDOW: 2}))
     await client.settle()
-    count = sum(isinstance(frame, SettingsFrame) and "ACK" in frame.flags for frame in client.frames)
+    count = sum(isinstance(frame, h2.SettingsFrame) and "ACK" in frame.flags for frame in client.frames)
     return f"{count} acknowledgements"
 
 
 async def _pongs(client: RawClient) -> str:
-    client.send(PingFrame(0, opaque_data=b"12345678"), PingFrame(0, opaque_data=b"87654321", flags=["ACK"]))
+    client.send(h2.PingFrame(0, opaque_data=b"12345678"), h2.PingFrame(0, opaque_data=b"87654321", flags=["ACK"]))
     await client.settle()
     return " ".join(pong.decode() for pong in client.pongs if pong in (b"12345678", b"87654321"))
 
@@ -82,7 +73,7 @@ def _sizes(*steps: dict[int, int] | int) -> Say:
     async def say(client: RawClient) -> str:
         sizes: list[int] = []
         for number, step in enumerate(steps):
-            client.send(WindowUpdateFrame(1, step) if isinstance(step, int) else _settings(step))
+            client.send(h2.WindowUpdateFrame(1, step) if isinstance(step, int) else _settings(step))
             client.send(*(call(client) if number == 0 else ()))
             await client.settle()
             sizes.append(sum(len(answer.data) for answer in client.answers.values()) - sum(sizes))
@@ -91,8 +82,8 @@ def _sizes(*steps: dict[int, int] | int) -> Say:
     return say
 
 
-def _sums(client: RawClient, stream: int) -> list[Frame]:
-    return [*watch(client), WindowUpdateFrame(stream, _MAX_WINDOW), WindowUpdateFrame(stream, _MAX_WINDOW)]
+def _sums(client: RawClient, stream: int) -> list[h2.Frame]:
+    return [*watch(client), h2.WindowUpdateFrame(stream, _MAX_WINDOW), h2.WindowUpdateFrame(stream, _MAX_WINDOW)]
 
 
 def _set(settings: dict[int, int]) -> Say:
@@ -133,7 +124,7 @@ CASES = [
     Case("6.7 PING and an acknowledgement", "12345678", _pongs),
     Case("6.7 PING on stream 1", PROTOCOL, _sent((6, 0, 1, bytes(8)))),
     Case("6.7 PING of 7 bytes", FRAME_SIZE, _sent((6, 0, 0, bytes(7)))),
-    Case("6.8 GOAWAY while a stream is open", f"{ANSWERED}, {CLOSED}", lambda c: [head(c), GoAwayFrame(0), body()]),
+    Case("6.8 GOAWAY while a stream is open", f"{ANSWERED}, {CLOSED}", lambda c: [head(c), h2.GoAwayFrame(0), body()]),
     Case("6.8 GOAWAY on stream 1", PROTOCOL, _sent((7, 0, 1, bytes(8)))),
     Case("6.8 GOAWAY of 4 bytes", FRAME_SIZE, _sent((7, 0, 0, bytes(4)))),
     Case("6.9 increment of 0 on the connection", PROTOCOL, _sent((8, 0, 0, bytes(4)))),
@@ -152,7 +143,7 @@ CASES = [
     Case(
         "6.9.2 SETTINGS that push a window above 2^31 - 1",
         FLOW_CONTROL,
-        lambda c: [*watch(c), WindowUpdateFrame(1, _MAX_WINDOW - 2**16), _settings({INITIAL_WINDOW: _MAX_WINDOW})],
+        lambda c: [*watch(c), h2.WindowUpdateFrame(1, _MAX_WINDOW - 2**16), _settings({INITIAL_WINDOW: _MAX_WINDOW})],
     ),
     Case("6.10 field block in many parts", ANSWERED, _in_parts),
     Case("6.10 CONTINUATION, then DATA", PROTOCOL, lambda c: [*_in_parts(c)[:2], body()]),
