@@ -75,13 +75,9 @@ Action = Callable[[Peer], str]
 
 
 class Case(NamedTuple):
-    """Something to do with both servers.
+    """Something to do with both servers; without an outcome, DIFFERENCES.md has both servers' outcomes.
 
-    Attributes:
-        name: what the client does.
-        action: does it, and leaves the server as it was.
-        outcome: a status, and the part of the response that matters; empty if DIFFERENCES.md has both outcomes.
-        text: part of this server's error message.
+    ``action`` leaves the server as it was, and ``text`` is part of this server's error message.
     """
 
     name: str

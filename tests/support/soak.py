@@ -44,9 +44,7 @@ SECONDS = 30
 class Traffic:
     """The clients of a server with REST and with :data:`NAMES` and ``busy`` to load at will.
 
-    Attributes:
-        ended: the number of requests by kind and status.
-        faults: unexpected results.
+    ``ended`` counts requests by kind and status; ``faults`` are unexpected results.
     """
 
     def __init__(self, ready: Ready, repository: Path) -> None:

@@ -42,14 +42,9 @@ Say: TypeAlias = Callable[[RawClient], Frames | Awaitable[Frames | str | None]]
 
 
 class Case(NamedTuple):
-    """A rule of RFC 9113 or RFC 7541.
+    """The section of an RFC and the client's action as ``name``, and its outcome on stream 1 or ``stream``.
 
-    Attributes:
-        name: the section of the RFC, and the action of the client.
-        outcome: what the RFC requires.
-        say: performs the action, on stream 1 or on ``stream``.
-        greets: whether to send the connection preface first.
-        stream: the stream of the outcome.
+    ``greets`` is whether to send the connection preface first.
     """
 
     name: str
