@@ -1,10 +1,22 @@
-"""Cases of RFC 9113, section 8: requests."""
+"""Cases of RFC 9113, section 8, and of RFC 7541: requests, and the coding of their fields."""
 
 from __future__ import annotations
 
-from hyperframe.frame import DataFrame, Frame
+from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame
 
-from tests.conformance.http2.case import ANSWERED, LIVE, RESET, Case, Say, body, head
+from tests.conformance.http2.case import (
+    ANSWERED,
+    COMPRESSION,
+    LIVE,
+    RESET,
+    TABLE_SIZE,
+    Case,
+    Frames,
+    Say,
+    body,
+    call,
+    head,
+)
 from tests.support.http2_client import Fields, RawClient
 
 _MALFORMED = RESET("PROTOCOL_ERROR")
@@ -37,6 +49,24 @@ def _changed(**changed: str | None) -> Say:
     return lambda client: [head(client, **changed), body()]
 
 
+def _block(after: bytes = b"", before: bytes = b"") -> Say:
+    """A call whose field block has more bytes before and after it."""
+    return lambda c: [HeadersFrame(1, before + head(c).data + after, flags=["END_HEADERS"]), body()]
+
+
+async def _without_a_table(client: RawClient) -> Frames:
+    """The decoder raises unless the server's next field block begins with a table size update."""
+    client.send(*call(client, stream=3))
+    await client.answer(3)
+    client.send(SettingsFrame(0, settings={TABLE_SIZE: 0}))
+    await client.settle()
+    client.decoder.max_allowed_table_size = 0
+    return call(client, stream=5)
+
+
+_NAME = b"\0\3x-a"  # of a literal without indexing; a value has to follow
+_INDEXED = b"\x40\3x-a"  # of a literal with incremental indexing
+_AGENT = {"with incremental indexing": b"\x7a", "without indexing": b"\x0f\x2b", "never indexed": b"\x1f\x2b"}
 _CONNECT = (":method", "CONNECT")
 CASES = [
     # Message framing.
@@ -72,4 +102,26 @@ CASES = [
     # CONNECT.
     Case("8.5 CONNECT", "HTTP 405", _has(_CONNECT, _AUTHORITY)),
     Case("8.5 CONNECT with :protocol", _MALFORMED, _has(_CONNECT, (":protocol", "websocket"), *_PSEUDO[1:])),
+    # The coding of fields.
+    Case("HPACK 2.3.3 indexed field beyond the tables", COMPRESSION, _block(b"\xff\x49")),
+    Case("HPACK 2.3.3 literal with an indexed name beyond the tables", COMPRESSION, _block(b"\x7f\x89\1\1x")),
+    Case("HPACK 4.1 entry larger than the table", ANSWERED, _block(_INDEXED + b"\x7f\xf1\x1f" + b"a" * 4208)),
+    Case("HPACK 4.2 table size update at the end of a field block", COMPRESSION, _block(b"\x20")),
+    Case("HPACK 4.2 table size updates to 0 and back", ANSWERED, _block(before=b"\x20\x3f\xe1\x1f")),
+    Case("HPACK 4.2 SETTINGS_HEADER_TABLE_SIZE of 0 for the server's table", ANSWERED, _without_a_table, stream=5),
+    Case("HPACK 5.1 integer that overflows", COMPRESSION, _block(b"\xff" * 11 + b"\x7f")),
+    Case("HPACK 5.1 integer without its end", COMPRESSION, _block(b"\xff\x80")),
+    Case("HPACK 5.2 string longer than the field block", COMPRESSION, _block(_NAME + b"\x7f\x10a")),
+    Case("HPACK 5.2 Huffman padding of more than 7 bits", COMPRESSION, _block(_NAME + b"\x82\x1f\xff")),
+    Case("HPACK 5.2 Huffman padding of zeros", COMPRESSION, _block(_NAME + b"\x81\x18")),
+    Case("HPACK 5.2 Huffman-coded EOS", COMPRESSION, _block(_NAME + b"\x84\xff\xff\xff\xff")),
+    Case("HPACK 6.1 indexed field of the static table", ANSWERED, _block(b"\x90")),
+    Case("HPACK 6.1 indexed field of the dynamic table", ANSWERED, _block(_INDEXED + b"\x011" + b"\xbe")),
+    Case("HPACK 6.1 index 0", COMPRESSION, _block(b"\x80")),
+    *(
+        Case(f"HPACK 6.2 user-agent {kind}", ANSWERED, _block(name + b"\x83\x18\xc6\x3f"))
+        for kind, name in _AGENT.items()
+    ),
+    Case("HPACK 6.2.1 new name", ANSWERED, _block(_INDEXED + b"\x011")),
+    Case("HPACK 6.3 table size update above SETTINGS_HEADER_TABLE_SIZE", COMPRESSION, _block(before=b"\x3f\xe2\x1f")),
 ]

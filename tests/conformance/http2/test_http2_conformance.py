@@ -11,12 +11,12 @@ import pytest
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from tests.conformance.http2 import connection, frames, hpack, requests
+from tests.conformance.http2 import frames, requests
 from tests.conformance.http2.case import Case
 from tests.conformance.pages import check, differences
 from tests.support.models import ORACLE_BUNDLE
 
-CASES = [*connection.CASES, *frames.CASES, *requests.CASES, *hpack.CASES]
+CASES = [*frames.CASES, *requests.CASES]
 PAGE = Path(__file__).with_name("DIFFERENCES.md")
 DIFFERENCES = differences(PAGE)
 
