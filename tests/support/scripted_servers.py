@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from tests.support import commands
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 closed_port = commands.closed_address
+_serialized = methodcaller("SerializeToString")
 _METHODS = {
     "ModelInfer": pb.ModelInferRequest,
     "ServerReady": pb.ServerReadyRequest,
@@ -87,8 +89,3 @@ def peer(behave: Behaviour = doubled, port: int = 0) -> Iterator[Peer]:
         yield one
     finally:
         server.stop(None).wait()
-
-
-def _serialized(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
