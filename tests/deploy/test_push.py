@@ -21,7 +21,7 @@ from edge.bundles.golden import Golden
 from edge.client import Client, text
 from edge.errors import ServerError
 from edge.launch import serving
-from tests.support.commands import free_port
+from tests.support.balanced_servers import free_port
 from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.tools import DEPLOY, run, tool
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +18,18 @@ import psutil
 from edge.client import Client, Credentials, Retries, text
 from edge.errors import ServerError
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.support.commands import free_port
 from tests.support.models import ORACLE
 
 _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"
 SECONDS = 60
 INPUTS = {"expression": text(["1 + 1"])}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 class Board:

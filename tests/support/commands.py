@@ -49,11 +49,6 @@ def refusal(done: Done[str], code: int) -> str:
     return line
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def closed_address() -> Iterator[str]:
     """Yield an address that is bound and has no listener: connections are refused."""

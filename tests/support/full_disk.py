@@ -25,6 +25,7 @@ def _command(kind: str, directory: str, *command: str) -> list[str]:
 
 
 def can_mount(directory: str) -> bool:
+    """Return whether users of this machine may mount file systems."""
     try:
         return all(not subprocess.run(_command(kind, directory, "true"), check=False).returncode for kind in _MOUNTS)
     except FileNotFoundError:
