@@ -55,7 +55,6 @@ def tensor(name: str, datatype: str, shape: list[int], data: object) -> dict[str
 
 
 def busy(steps: int, timeout_us: int = 0) -> dict[str, object]:
-    """A body for this many steps of the busy model."""
     parameters = {"parameters": {"timeout": timeout_us}} if timeout_us else {}
     return {"inputs": [tensor("steps", "INT64", [1], [steps])], **parameters}
 
@@ -65,7 +64,6 @@ def good() -> dict[str, Any]:
 
 
 def changed(**fields: Any) -> dict[str, Any]:
-    """The good body with other fields in its input."""
     body = good()
     body["inputs"][0] |= fields
     return body
@@ -93,6 +91,5 @@ def binary(size: Any = 60, data: bytes = TOKENS.tobytes(), length: str | None = 
 
 
 def echo(datatype: str, *data: Any) -> tuple[str, dict[str, Any]]:
-    """The path of a model that returns its input, and a body for it."""
     body = {"inputs": [tensor(echo_input(datatype), datatype, [len(data)], list(data))]}
     return f"/v2/models/echo-{datatype.lower()}/infer", body
