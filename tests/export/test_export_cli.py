@@ -8,7 +8,7 @@ from export.calculator import NAMES
 from export.calculator.models import MODELS
 from export.cli import export, train
 from export.runs import read_config
-from tests.support.commands import answer, fewheads, python
+from tests.support.commands import answer, fewheads
 from tests.support.task_data import invoke
 
 #: Environment in which warnings are errors.
@@ -79,8 +79,3 @@ def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
         with pytest.raises(UsageError, match=message):
             invoke(export, *options, "--repository", tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_help_does_not_load_torch():
-    code = "import sys, export.cli; sys.exit('torch' in sys.modules or 'onnx' in sys.modules or 'grpc' in sys.modules)"
-    assert python(code).returncode == 0

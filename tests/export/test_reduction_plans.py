@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge.errors import UsageError
 from edge.profiling.table import Comparison, LatencyTable, Shape
 from export.errors import PlanError
-from export.reduction.latency import feeds_of, machine_key, measure_layers, measure_models, measure_times
+from export.reduction.latency import feeds_of, machine_key, measure_layers, measure_times
 from export.reduction.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
 from export.reduction.plot import draw
 from export.reduction.reduce import LayerReport
@@ -181,14 +181,6 @@ def test_times_add_up_to_those_of_a_model():
     assert times.attention[0] + times.feed_forward[0] == pytest.approx(1, abs=0.3)
     assert times.attention[1] < times.attention[0]
     assert rest > 0
-
-
-def test_whole_models_are_compared():
-    classifier, smaller = (model(dim=128, heads=heads, head_dim=32, ffn_dim=128 * heads) for heads in (4, 2))
-    found = measure_models(classifier, smaller, feeds_of(config(), 32), calls=30)
-    assert found.calls == 30
-    assert 0 < found.milliseconds < found.dense_milliseconds
-    assert found.ratio > 1
 
 
 def test_images_have_no_mask():
