@@ -241,6 +241,7 @@ def test_a_budget_reaches_its_target(learnt, train, holdout, scorer, epochs, rat
 
 
 def test_the_task_trains_the_scorer_in_the_modes_with_a_gradient(learnt, train):
+    assert head_use(learnt, train) is None
     batch = train.batch(np.arange(16))
     for mode, expected in (("literal", False), ("fixed", True), ("budget", True)):
         model = with_scores(learnt, mode, scorers(0)).train()

@@ -13,7 +13,7 @@ from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
 from export.attention import MultiHeadAttention
 from export.convert import largest_difference, to_onnx
-from export.errors import CheckpointError
+from export.errors import CheckpointError, ReductionError
 from export.experiments.attention.baselines import (
     BLOCK,
     RATIO,
@@ -194,6 +194,13 @@ def test_a_record_explains_its_speeds_and_is_read_as_written(tmp_path):
     (place / "record.json").write_text("{")
     with pytest.raises(CheckpointError, match="Delete the directory"):
         read_record(place)
+
+
+def test_too_few_calibration_examples_are_rejected_before_training(place, tmp_path):
+    options = (place / "SST-2", "--only", "ours", "--limit", 4, "--no-plots", "--out", tmp_path / "out")
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 64"):
+        invoke(command, *options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_arguments_are_rejected(place, tmp_path):
