@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from edge.bundles.onnx_file import check_self_contained
 from edge.bundles.preprocess import preprocessor
 from edge.errors import BundleError
 from edge.runtimes.build import load_runner
-from tests.data import make_broken_bundles
 from tests.data.make_broken_bundles import BROKEN_BUNDLES, CORPORA
 from tests.support.models import oracle_onnx
 
@@ -48,24 +46,6 @@ def _load(path: Path, cache: Path, *, models: bool) -> None:
     bundle = Bundle.open(path, models=models)
     preprocessor(bundle)
     load_runner(bundle, "onnxruntime", cache)
-
-
-@pytest.mark.parametrize("version", CORPORA)
-def test_generator_writes_the_same_corpus(version: int, tmp_path: Path):
-    make_broken_bundles.write(tmp_path, version)
-    committed = _tree(CORPORA[version][1])
-    committed.pop("expected.json", None)
-    assert _tree(tmp_path) == committed
-    assert set(make_broken_bundles.cases(version)) == {case for of, case in CASES if of == version}
-
-
-def _tree(directory: Path) -> dict[str, bytes | str]:
-    """Return contents of files, and targets of links, by path."""
-    paths = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return {
-        str(path.relative_to(directory)): os.readlink(path) if path.is_symlink() else path.read_bytes()
-        for path in paths
-    }
 
 
 def _models_with(tensor: TensorProto) -> dict[str, onnx.ModelProto]:

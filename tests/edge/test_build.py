@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
-from edge.cli.build import build as command
 from edge.errors import UsageError
 from edge.files import sha256
 from edge.runtimes import cache
@@ -41,6 +37,8 @@ def cached(bundle: Bundle, cache_dir: Path) -> Cached | None:
 
 
 def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
+    assert cached(oracle, tmp_path) is None
+    straight = load_runner(oracle, ORT, tmp_path)
     built = build(oracle, ORT, tmp_path)
     record = built.record
     assert not built.reused
@@ -48,36 +46,18 @@ def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
     assert (record.name, record.version, record.tier) == ("calculator-oracle", 1, "full")
     assert (record.runtime, record.device, record.reason) == (ORT, "CPU", "The target names it.")
     assert record.onnx_sha256 == oracle.manifest.files["model.onnx"].sha256
-    assert record.golden is not None
-    assert record.golden.max_abs_diff == 0.0
-    assert record.engine is None
+    assert (record.golden, record.engine) == (straight.golden_report, None)
     data = (built.directory / record.file).read_bytes()
     assert (record.size_bytes, record.sha256) == (len(data), sha256(data))
     stored = (built.directory / "build.json").read_bytes()
     assert msgspec.json.decode(stored, type=BuildRecord) == record
     assert sorted(os.listdir(tmp_path)) == [built.directory.name]
     assert build(oracle, ORT, tmp_path) == (built.directory, record, True)
-
-
-def test_version_of_the_bundle_is_part_of_the_key(oracle: Bundle, tmp_path: Path):
-    second = write_oracle_bundle(tmp_path / "second", version=2)
-    assert build(oracle, ORT, tmp_path / "cache").directory != build(second, ORT, tmp_path / "cache").directory
-    assert build(second, ORT, tmp_path / "cache").record.version == 2
-
-
-def test_load_from_the_bundle_and_from_the_cache(oracle: Bundle, tmp_path: Path):
-    assert cached(oracle, tmp_path) is None
-    straight = load_runner(oracle, ORT, tmp_path)
-    built = build(oracle, ORT, tmp_path)
-    found = cached(oracle, tmp_path)
-    assert found is not None
-    assert found.record == built.record
     through = load_runner(oracle, ORT, tmp_path)
     assert (straight.source, through.source) == ("bundle", "cache")
-    assert through.golden_report == straight.golden_report == built.record.golden
-    np.testing.assert_array_equal(
-        through.runner.infer(oracle.golden.inputs)["value"], straight.runner.infer(oracle.golden.inputs)["value"]
-    )
+    assert through.golden_report == record.golden
+    second = write_oracle_bundle(tmp_path / "second", version=2)
+    assert build(second, ORT, tmp_path).directory != built.directory
 
 
 @pytest.mark.parametrize(
@@ -87,7 +67,6 @@ def test_load_from_the_bundle_and_from_the_cache(oracle: Bundle, tmp_path: Path)
         ("model.onnx", bytes, "sha256: got"),
         ("model.onnx", None, "No such file or directory"),
         ("build.json", b"{}", "missing required field"),
-        ("build.json", None, "No such file or directory"),
     ],
 )
 def test_corrupted_build_is_ignored_and_repeated(
@@ -117,13 +96,6 @@ def test_record_cannot_name_a_file_outside_its_directory(oracle: Bundle, tmp_pat
     assert cached(oracle, tmp_path) is None
 
 
-def test_build_rejects_a_cache_that_cannot_be_created(oracle: Bundle, tmp_path: Path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"--cache: got .*(File exists|Not a directory).*FEWHEADS_CACHE"):
-        build(oracle, ORT, tmp_path / "file")
-    assert load_runner(oracle, ORT, tmp_path / "file").source == "bundle"
-
-
 def test_full_disk_keeps_nothing(tmp_path: Path):
     code = (
         "import resource, sys; from pathlib import Path\n"
@@ -150,28 +122,9 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @with_rtx
 def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle: Bundle, tmp_path: Path):
-    built = build(oracle, RTX, tmp_path)
-    record = built.record
-    assert record.engine is not None
-    assert record.engine.layers == 8
-    assert record.golden is None
-    assert record.golden_skipped == "golden check not run: it needs a GPU of SM86"
-    data = (built.directory / "model.engine").read_bytes()
-    assert record.sha256 == sha256(data)
+    record = build(oracle, RTX, tmp_path).record
+    assert (record.golden, record.golden_skipped) == (None, "golden check not run: it needs a GPU of SM86")
     assert build(oracle, RTX, tmp_path).reused
-    assert build(oracle, "tensorrt-rtx:SM89", tmp_path).directory != built.directory
     wrong = "--target: got 'tensorrt-rtx:SM86', expected a target that this program can run"
     with pytest.raises(UsageError, match=wrong):
         load_runner(oracle, RTX, tmp_path)
-
-
-def test_command_prints_the_build_and_the_reason_or_json(tmp_path: Path):
-    arguments = [str(ORACLE_BUNDLE), "--target", ORT, "--cache", str(tmp_path)]
-    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert f"building {ORACLE_BUNDLE} for onnxruntime" in result.stderr.replace("\n", "")
-    for text in ("onnxruntime", "on CPU", "The target names it.", "largest difference 0 in 8 rows"):
-        assert text in result.stdout
-    (one,) = json.loads(CliRunner().invoke(command, [*arguments, "--json", "--replace"]).stdout)
-    assert one["reused"] is False
-    assert one["build"]["golden"]["outputs"][0]["passed"] is True
-    assert Path(one["directory"], one["build"]["file"]).is_file()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,23 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import schema
 from edge.cli import output
-from edge.cli.build import note_of
-from edge.runtimes.runtime import BuildProgress
 from tests.support.commands import SECONDS, answer, fewheads, mistake, python, refusal, shown
-from tests.support.marks import with_rtx
 from tests.support.models import ORACLE_BUNDLE, write_bundle_of_roles
 
 COMMANDS = ("train", "export", "build", "serve", "infer", "bench", "info", "doctor")
 ROOT = Path(__file__).parent.parent.parent
-
-
-# Help and usage
 
 
 def test_help_names_every_command() -> None:
@@ -65,23 +56,12 @@ finally:
     assert python(code, *arguments).stderr == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["zz"], ["info", "--zz"], ["build"], ["bench", ORACLE_BUNDLE, "--requests", "x"]]
-)
+@pytest.mark.parametrize("arguments", [["zz"], ["bench", ORACLE_BUNDLE, "--requests", "x"]])
 def test_wrong_usage_exits_with_2(arguments: list[object]) -> None:
     done = fewheads(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Error: " in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not on this machine")
-def test_shell_completion() -> None:
-    code = "import sys; sys.argv[0] = 'fewheads'; from edge.__main__ import main; main()"
-    script = answer(python(code, _FEWHEADS_COMPLETE="bash_source"))
-    assert "_FEWHEADS_COMPLETE=bash_complete" in script
-    variables = {"_FEWHEADS_COMPLETE": "bash_complete", "COMP_WORDS": "fewheads b", "COMP_CWORD": "1"}
-    assert answer(python(code, **variables)).split() == ["plain,bench", "plain,build"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +95,7 @@ main()
     assert f"fewheads[{extra}]" in line
 
 
-@pytest.mark.parametrize("arguments", [["info", "--schema"], ["info", ORACLE_BUNDLE], ["--help"], ["doctor", "--json"]])
+@pytest.mark.parametrize("arguments", [["info", ORACLE_BUNDLE], ["doctor", "--json"]])
 def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -123,9 +103,6 @@ def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-# info
 
 
 def test_info_shows_bundles(tmp_path: Path) -> None:
@@ -156,9 +133,6 @@ def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:
     assert mistake("info").startswith("BUNDLE: got none")
 
 
-# doctor
-
-
 def test_doctor_reports_every_check(tmp_path: Path) -> None:
     found = json.loads(shown("doctor", "--json", "--cache", tmp_path / "cache"))
     assert found["version"] == __version__
@@ -183,12 +157,11 @@ def test_doctor_fails_without_a_writable_cache(tmp_path: Path) -> None:
     assert check["advice"].startswith("Give a writable --cache or $FEWHEADS_CACHE, in a container a volume;")
 
 
-# build
-
-
 def test_build_reuses_the_cache(tmp_path: Path) -> None:
     arguments = ("build", ORACLE_BUNDLE, "--target", "onnxruntime", "--cache", tmp_path, "--json")
-    (first,) = json.loads(shown(*arguments))
+    text = shown(*arguments[:-1])
+    assert all(words in text for words in ("on CPU", "The target names it.", "largest difference 0 in 8 rows"))
+    (first,) = json.loads(shown(*arguments, "--replace"))
     (second,) = json.loads(shown(*arguments))
     assert (first["reused"], second["reused"]) == (False, True)
     assert (first["directory"], first["build"]) == (second["directory"], second["build"])
@@ -210,43 +183,8 @@ def test_build_checks_all_bundles_first(tmp_path: Path) -> None:
     assert not cache.exists()
 
 
-# serve
-
-
-@with_rtx
-def test_serve_rejects_a_target_that_only_builds(tmp_path: Path) -> None:
-    expected = "--target: got 'tensorrt-rtx:SM86', expected a target that this program can run"
-    assert expected in mistake("serve", tmp_path, "--target", "tensorrt-rtx:SM86")
-
-
-@pytest.mark.parametrize("option", ["--grpc-port", "--metrics-port"])
-def test_serve_rejects_a_taken_port(tmp_path: Path, option: str) -> None:
-    other = "--metrics-port" if option == "--grpc-port" else "--grpc-port"
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        line = refusal(fewheads("serve", tmp_path, f"{option}={port}", f"{other}=0"), 2)
-    assert line.startswith(f"fewheads: {option} {port}: got ")
-    assert f"Give another {option}" in line
-
-
-def test_serve_reports_all_wrong_settings_together(tmp_path: Path) -> None:
-    done = fewheads("serve", tmp_path, "--grpc-port=70000", "--log-level=zz", "--http-port=8002", "--load-model=a")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("fewheads: 4 settings: got ")
-    wrong = ["--grpc-port", "--log-level", "--http-port", "--load-model"]
-    assert [line.partition(": got ")[0].strip() for line in done.stderr.splitlines()[1:]] == wrong
-
-
-# Tables, and progress where stderr is not a terminal: a line at every interval, however long a step takes
-
-
-@pytest.fixture
-def lines(monkeypatch, capsys):
-    monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
-
-    def printed(needed):
+def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, capsys):
+    def lines(needed):
         """Wait until so many lines were printed, and return them."""
         found, deadline = [], time.monotonic() + 10
         while len(found) < needed:
@@ -255,43 +193,19 @@ def lines(monkeypatch, capsys):
             found += capsys.readouterr().err.splitlines()
         return found
 
-    return printed
-
-
-def test_step_without_an_end_prints_lines(lines):
-    with output.progress() as bar:
-        bar.add_task("one", total=None, note="")
-        assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
-
-
-def test_lines_have_the_current_task_its_position_and_its_note(lines):
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
     with output.progress() as bar:
         first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
         bar.update(first, completed=4)
         bar.update(second, completed=3, note="nearly")
         assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d", lines(3)[-1])
-
-
-def test_no_lines_after_the_end(lines, capsys):
-    with output.working("work"):
-        lines(1)
+    capsys.readouterr()
+    with output.progress() as bar:
+        bar.add_task("one", total=None, note="")
+        assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
-
-
-def test_long_note_wraps_and_leaves_the_position(monkeypatch):
-    screen = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
-    monkeypatch.setattr(output, "stderr", screen)
-    bar = output.progress()
-    note = note_of(BuildProgress("a long name of a step of a compiler", 0.42, 180.0))
-    bar.add_task("sentiment", total=100, completed=42, note=note)
-    screen.print(bar.get_renderable())
-    text = screen.file.getvalue()
-    assert "42/100" in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert " ".join(text.split()).endswith("3 min left: a long name of a step of a compiler")
-    assert note_of(BuildProgress("step", 0.0)) == "step"
 
 
 def test_table_of_fields(capsys):

@@ -29,8 +29,6 @@ from tests.support.commands import SECONDS, answer, closed_address, fewheads, mi
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
-# info
-
 
 def test_info_shows_models_and_memory_of_a_server(url: str) -> None:
     found = json.loads(shown("info", "--url", url, "--json"))
@@ -40,19 +38,6 @@ def test_info_shows_models_and_memory_of_a_server(url: str) -> None:
     assert 0 < found["memory_bytes"]["process_rss"] < found["memory_bytes"]["system_total"]
     text = shown("info", "--url", url)
     assert any("broken" in line and "UNAVAILABLE" in line for line in text.splitlines())
-
-
-def test_number_of_instances_is_that_of_the_cores(tmp_path: Path) -> None:
-    with (
-        running_server([ORACLE_BUNDLE], cache=tmp_path) as ready,
-        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
-    ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        config = stub.ModelConfig(inference_pb2.ModelConfigRequest(name=ORACLE)).config
-    assert [group.count for group in config.instance_group] == [len(os.sched_getaffinity(0))]
-
-
-# infer
 
 
 def infer(url: str, *arguments: object) -> Any:
@@ -88,9 +73,7 @@ def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
 def test_infer_rejects_wrong_options() -> None:
     for words, message in (
         (["--polcy", "deadline"], "No such option '?--polcy'?.*--policy"),
-        (["--ulr", "127.0.0.1:1"], "No such option '?--ulr'?.*--url"),
         (["--deadline-ms=0"], "0.0 is not in the range x>0"),
-        (["--timeout", "-5 + 3"], "'-5 [+] 3' is not a valid float"),
         (["-x"], "No such option '?-x"),
     ):
         with pytest.raises(click.UsageError) as caught:
@@ -102,6 +85,10 @@ def test_infer_chooses_a_tier(tmp_path: Path) -> None:
     write_tiered_bundle(tmp_path / "tiered")
     np.save(tmp_path / "x.npy", np.ones((1, WIDTH), np.float32))
     with running_server([tmp_path / "tiered"], cache=tmp_path / "cache") as ready:
+        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            (group,) = stub.ModelConfig(inference_pb2.ModelConfigRequest(name="tiered")).config.instance_group
+            assert group.count == len(os.sched_getaffinity(0))
         question = (f"127.0.0.1:{ready.grpc_port}", "tiered", f"--input=x=@{tmp_path / 'x.npy'}")
         for options, expected in (
             (["--tier", "half"], ("half", "requested")),
@@ -110,7 +97,6 @@ def test_infer_chooses_a_tier(tmp_path: Path) -> None:
         ):
             found = infer(*question, *options)
             assert (found["tier"], found["tier_reason"]) == expected
-            assert f"  {expected[1]} " in shown("infer", "--help")
         # No tier computes in a millisecond: the server refuses, or ends the request at its deadline.
         done = fewheads("infer", "--url", *question, "--policy=deadline", "--deadline-ms=1")
         assert refusal(done, done.returncode)
@@ -150,15 +136,12 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("model", MALFORMED)
-def test_infer_rejects_malformed_tensors(url: str, model: str) -> None:
-    for tensor in MALFORMED[model]:
-        message = mistake("infer", "--url", url, model, "--input", tensor)
-        assert message.startswith("--input")
-        assert len(message) < 1000
-
-
-def test_infer_rejects_malformed_files(url: str, tmp_path: Path) -> None:
+def test_infer_rejects_malformed_tensors_and_files(url: str, tmp_path: Path) -> None:
+    for model, tensors in MALFORMED.items():
+        for tensor in tensors:
+            message = mistake("infer", "--url", url, model, "--input", tensor)
+            assert message.startswith("--input")
+            assert len(message) < 1000
     file = tmp_path / "x.npy"
     arguments = ("infer", "--url", url, ORACLE, "--input", f"x=@{file}")
     assert mistake(*arguments).startswith("--input x: got @")
@@ -179,18 +162,9 @@ def test_infer_reports_unknown_models_with_the_known_ones(url: str) -> None:
     line = refusal(fewheads("infer", "--url", url, "zz", "1"), 7)
     assert line.startswith(f"fewheads: model 'zz' at {url}: got NOT_FOUND, expected an answer. The server says: ")
     assert ORACLE in line
-    assert "characters)" not in line
-    with grpc.insecure_channel(url) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelMetadata(inference_pb2.ModelMetadataRequest(name="zz"))
-    assert line.endswith(f"The server says: {caught.value.details()}")
 
 
-# bench
-
-
-def test_bench_in_process_and_served() -> None:
+def test_bench_in_process_and_served(url: str) -> None:
     (report,) = json.loads(shown("bench", ORACLE_BUNDLE, "--requests", 50, "--json"))
     assert (report["model"], report["rows"], report["concurrency"]) == (ORACLE, 1, 1)
     for side in ("in_process", "served"):
@@ -198,9 +172,6 @@ def test_bench_in_process_and_served() -> None:
         assert 0 < report[side]["p50_ms"] <= report[side]["p95_ms"] <= report[side]["p99_ms"]
         assert report[side]["per_second"] > 0
     assert report["overhead_ratio"] == pytest.approx(report["served"]["p50_ms"] / report["in_process"]["p50_ms"])
-
-
-def test_bench_against_a_running_server(url: str) -> None:
     arguments = ("--requests", 60, "--rows", 3, "--concurrency", 2)
     before = requests_of(url)
     text = shown("bench", ORACLE_BUNDLE, "--url", url, *arguments)
@@ -214,12 +185,9 @@ def test_bench_without_the_bundle(url: str, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("1 + 1\n2 - 3\n")
     run = ("bench", "--url", url, "--requests", 20, "--json")
     for arguments in ((ORACLE,), (ORACLE, "--texts", tmp_path / "texts", "--rows", 2), ("echo-int64", "--rows", 3)):
-        before = requests_of(url)
         (report,) = json.loads(shown(*run, *arguments))
         assert (report["model"], report["in_process"], report["overhead_ratio"]) == (arguments[0], None, None)
         assert report["served"]["count"] == 20
-        assert 0 < report["served"]["p50_ms"] <= report["served"]["p99_ms"]
-        assert requests_of(url) - before == (22 if arguments[0] == ORACLE else 0)
     expected = "inputs of echo-bytes: got in_bytes BYTES [-1], expected numbers of a fixed shape. Give lines"
     assert expected in mistake(*run, "echo-bytes")
     assert "got 'zz', expected a bundle directory" in mistake(*run, "zz", "--rate", 10)
@@ -230,9 +198,6 @@ def test_bench_without_the_bundle(url: str, tmp_path: Path) -> None:
 def requests_of(url: str) -> int:
     latency = json.loads(shown("info", "--url", url, "--json"))["latency"]
     return int(latency[f"{ORACLE}:1"]["request"]["count"])
-
-
-# Servers that are missing, hostile or silent
 
 
 def test_missing_server_exits_with_6() -> None:

@@ -92,9 +92,6 @@ def test_commands_explain_missing_credentials(secured: Secured, tmp_path: Path) 
     assert "--url: got none, with credentials" in refusal(fewheads("bench", ORACLE_BUNDLE, *options_of(secured)), 2)
 
 
-# Advice for connections that fail
-
-
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("wrong"))

@@ -17,7 +17,7 @@ from edge.cli.checks import Check, driver_version, jetson_checks
 from edge.cli.doctor import runtime_checks
 from edge.instruments.board import read_board
 from edge.runtimes.table import RUNTIMES
-from tests.support.boards import BUDDYINFO, MODELS, SWAPS, in_container, orin_nano, write
+from tests.support.boards import MODELS, SWAPS, in_container, orin_nano, write
 
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 RELEASE = "etc/nv_tegra_release"
@@ -124,10 +124,8 @@ FRAGMENTS = "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 8 0\n"
 SEEN = (RELEASE,)
 CASES = [
     Case("jetpack", "absent", "unknown, L4T unknown", JETPACKS, files={RELEASE: None}),
-    Case("jetpack", "absent", "unknown, L4T malformed", JETPACKS, files={RELEASE: "malformed\n"}),
     Case("jetpack", "warning", "unknown, L4T 40.1.0", "Fewheads is", files=release("R40 (release), REVISION: 1.0")),
     Case("jetpack", "warning", "5.1.2, L4T 35.4.1", JETPACKS, files=release("R35 (release), REVISION: 4.1")),
-    Case("jetpack", "warning", "6.0, L4T 36.3.0", JETPACKS, files=release("R36 (release), REVISION: 3.0")),
     Case("jetpack", "ok", "6.1, L4T 36.4.0", files=release("R36 (release), REVISION: 4.0")),
     Case("jetpack", "absent", "unknown, L4T unknown", f"{MOUNT} to see it.", mounts=()),
     Case("power mode", "absent", "unknown", "Mount /etc/nvpmodel.conf, /etc/nvpmodel and /var/lib/nvpm", mounts=()),
@@ -135,16 +133,10 @@ CASES = [
     # An image for a Jetson needs the GPU; another one may be for the CPU.
     Case("cuda driver", "failed", NO_DRIVER, WITHOUT_DRIVER, mounts=SEEN, environment=image("r36.4")),
     Case("cuda driver", "warning", NO_DRIVER, WITHOUT_DRIVER, mounts=SEEN, environment=DEFAULT),
-    Case("cuda driver", "warning", NO_DRIVER, WITHOUT_DRIVER, mounts=SEEN, environment={CAPABILITIES: ""}),
     Case("cuda driver", "warning", NO_DRIVER, DEVICES, mounts=SEEN, environment={"NVIDIA_VISIBLE_DEVICES": "void"}),
-    Case("cuda driver", "warning", NO_DRIVER, DEVICES, mounts=SEEN, environment={"NVIDIA_VISIBLE_DEVICES": ""}),
     Case("cuda driver", "warning", NO_DRIVER, COMPUTE, mounts=SEEN, environment={CAPABILITIES: "utility"}),
     Case("cuda driver", "warning", NO_DRIVER, "Install JetPack's driver: sudo apt install nvidia-jetpack."),
-    *(
-        Case("container", "warning", f"{CAPABILITIES}={all_of_them}", LESS + bad, mounts=SEEN, environment=environment)
-        for all_of_them, bad in (("all", "all"), ("compute,graphics", "graphics"), ("display,compute", "display"))
-        for environment in ({CAPABILITIES: all_of_them},)
-    ),
+    Case("container", "warning", f"{CAPABILITIES}=all", f"{LESS}all", mounts=SEEN, environment={CAPABILITIES: "all"}),
     Case("container", "ok", "yes", mounts=SEEN, environment=DEFAULT),
     Case("cuda-compat", "warning", HIDING, REMOVE, 7, COMPAT, SEEN),
     Case("image", "ok", "made for L4T 36.4, the host has L4T 36.5.2", mounts=SEEN, environment=image("r36.4")),
@@ -153,19 +145,13 @@ CASES = [
     Case("image", "failed", f"{FOR_39}L4T 36.5.2, which is older", build("6.2"), 6, {}, SEEN, image("r39.2")),
     # Without the release, the kernel rules images out.
     Case("image", "warning", f"{FOR_36}kernel 5.15.185-tegra", f"{MOUNT}, so", mounts=(), environment=image("r36.4")),
-    Case("image", "failed", FOR_39, build("6.2"), mounts=(), environment=image("r39.2")),
     Case("image", "failed", FOR_36, build("7.2"), 7, mounts=(), environment=image("r36.4")),
-    Case("image", "failed", FOR_36, JETPACKS, 5, mounts=(), environment=image("r36.4")),
     Case("super firmware", "warning", SLOW, FLASH, 7, SLOW_GPU | release("R39 (release), REVISION: 2.0")),
-    Case("super firmware", "warning", SLOW, FLASH, 7, SLOW_GPU | release("R36 (release), REVISION: 4.3")),
     Case("super firmware", "absent", SLOW, "JetPack 6.2 and", 7, SLOW_GPU | release("R36 (release), REVISION: 4.2")),
     Case("swap", "warning", "none", NO_SWAP, files=swap("")),
-    Case("swap", "warning", "none", NO_SWAP, files={"proc/swaps": None}),
     Case("swap", "warning", "none", NO_SWAP, files=swap("/swapfile file N/A 0 -2")),
     Case("swap", "ok", "file 8192 MiB", files=swap("/swapfile file 8388604 0 -2")),
-    Case("swap", "ok", "zram 1 MiB, file 2 MiB", files=swap("/dev/zram0 p 1024 0 5\n/swapfile file 2048 0 -2")),
     Case("largest free blocks", "warning", "8 of 2048 KiB", COMPACT, files={"proc/buddyinfo": FRAGMENTS}),
-    Case("largest free blocks", "ok", "157 of 4096 KiB", files={"proc/buddyinfo": BUDDYINFO}),
 ]
 
 

@@ -101,14 +101,6 @@ def test_grpcurl_requests(url: str, channel: grpc.Channel) -> None:
     assert json.loads(json_format.MessageToJson(answers[1]))["name"] == ORACLE
 
 
-@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="needs grpcurl")
-def test_grpcurl(url: str) -> None:
-    done = run("sh", EXAMPLES / "grpcurl.sh", url)
-    assert done.returncode == 0, done.stderr
-    assert "inference.GRPCInferenceService" in done.stdout
-    assert '"AAAQQQ=="' in done.stdout  # 9 as FP32
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(any(shutil.which(tool) is None for tool in CPP_TOOLS), reason=f"needs {', '.join(CPP_TOOLS)}")
@@ -127,8 +119,6 @@ def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
     assert "status 14" in run(ask, closed_url, ORACLE, QUESTION).stderr
     assert run(ask).returncode == 2
 
-
-# Commands in the READMEs
 
 PAGES = ("README.md", "edge/README.md")
 #: Options of other programs.

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grpc
@@ -17,7 +16,6 @@ from edge.pb import inference_pb2 as pb
 from tests.support.busy_model import busy
 from tests.support.commands import Done, answer, fewheads, refusal
 from tests.support.full_disk import can_mount
-from tests.support.models import write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
 from tests.support.server_processes import Served, served
 
@@ -75,19 +73,6 @@ def test_server_that_can_write_nothing_serves(repository: Path) -> None:
         assert one.end() == (0, "")
 
 
-@mounting
-@pytest.mark.parametrize("place", ["builds", pytest.param("scratch", marks=pytest.mark.slow)])
-def test_build_without_room_is_rejected(repository: Path, cache: Path, tmp_path: Path, place: str) -> None:
-    small = tmp_path / place
-    small.mkdir(exist_ok=True)
-    variables = {"TMPDIR": str(small)} if place == "scratch" else {}
-    line = refusal(build(repository, cache, "small", small, **variables), 2)
-    assert "No space left on device" in line
-    assert "make room" in line
-    assert list(cache.iterdir()) == []
-    answer(build(repository, cache))  # the failed build left nothing in the way
-
-
 @pytest.mark.slow
 @mounting
 def test_read_only_cache_is_used_and_not_written(repository: Path, cache: Path) -> None:
@@ -97,42 +82,3 @@ def test_read_only_cache_is_used_and_not_written(repository: Path, cache: Path) 
     assert "was read from the bundle" in log_of(repository, cache, program)
     answer(build(repository, cache))
     assert "was read from the cache" in log_of(repository, cache, program)
-
-
-@pytest.mark.parametrize("file", ["model.onnx", pytest.param("build.json", marks=pytest.mark.slow)])
-def test_truncated_build_is_ignored(repository: Path, cache: Path, file: str) -> None:
-    answer(build(repository, cache))
-    (path,) = cache.glob(f"*/{file}")
-    path.write_bytes(path.read_bytes()[:-100])
-    log = log_of(repository, cache)
-    assert "is ignored, build it again" in log
-    assert "was read from the bundle" in log
-
-
-@pytest.mark.slow
-def test_killed_build_leaves_a_whole_one_or_none(repository: Path, cache: Path) -> None:
-    write_oracle_bundle(repository / "oracle", "oracle", 1)
-    code = (
-        "import sys; from itertools import count; from pathlib import Path\n"
-        "from edge.runtimes.build import build; from edge.bundles.bundle import Bundle\n"
-        "bundle = Bundle.open(sys.argv[1])\n"
-        "for number in count():\n"
-        "    build(bundle, 'onnxruntime', Path(sys.argv[2], str(number)))\n"
-        "    print(flush=True)\n"
-    )
-    for delay_s in (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1):
-        place = cache / str(delay_s)
-        command = [sys.executable, "-c", code, str(repository / "oracle"), str(place)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as builder:
-            assert builder.stdout is not None
-            builder.stdout.readline()
-            time.sleep(delay_s)
-            builder.kill()
-        found = [entry for entry in place.glob("*/*") if not entry.name.startswith(".")]
-        assert found
-        for entry in found:
-            assert {file.name for file in entry.iterdir()} == {"model.onnx", "build.json"}
-    last = max(place.iterdir(), key=lambda directory: int(directory.name))
-    assert "golden" in answer(
-        fewheads("build", repository / "oracle", "--target=onnxruntime", f"--cache={last}", "--json")
-    )

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.support.metrics import wait_until
-from tests.support.model_control import NAME, READY, ask, damage, explicit, is_healthy, served, states
+from tests.support.model_control import NAME, READY, damage, explicit, is_healthy, served, states
 from tests.support.models import DATA, write_oracle_bundle
-
-CLIENTS = 3
+from tests.support.traffic import Traffic, traffic
 
 
 @pytest.fixture
@@ -53,44 +49,15 @@ CORRUPTIONS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@contextmanager
-def clients_of(url: str) -> Iterator[list[str]]:
-    """Send requests on several connections while the block runs; yield the versions that answered, or errors."""
-    versions: list[str] = []
-    stop = threading.Event()
-
-    def answer(client: triton.InferenceServerClient) -> str:
-        try:
-            return ask(client)
-        except (InferenceServerException, AssertionError) as error:
-            return repr(error)
-
-    def keep_asking() -> None:
-        with triton.InferenceServerClient(url) as client:
-            while not stop.is_set():
-                versions.append(answer(client))
-
-    threads = [threading.Thread(target=keep_asking) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert wait_until(lambda: len(versions) > CLIENTS)
-        yield versions
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
-def goes_on(versions: list[str]) -> bool:
-    before = len(versions)
-    return wait_until(lambda: len(versions) > before + CLIENTS)
+def goes_on(sent: Traffic) -> bool:
+    before = len(sent.answers)
+    return wait_until(lambda: len(sent.answers) > before + 4)
 
 
 def test_failed_reloads_leave_the_model_serving(repository: Path) -> None:
     with (
         explicit(repository, "--load-model=*") as (ready, client),
-        clients_of(f"127.0.0.1:{ready.grpc_port}") as versions,
+        traffic(f"127.0.0.1:{ready.grpc_port}", NAME, threads=4) as sent,
     ):
         for corrupt, message in CORRUPTIONS:
             write_oracle_bundle(repository / "a", NAME, 1, replace=True)
@@ -102,13 +69,13 @@ def test_failed_reloads_leave_the_model_serving(repository: Path) -> None:
             assert (state, "got " in reason) == (READY, True)
             assert is_healthy(ready)
             assert client.is_server_ready()
-            assert goes_on(versions)
-        assert set(versions) == {"1"}
+            assert goes_on(sent)
+        assert set(sent.versions()) == {"1"}
         write_oracle_bundle(repository / "a", NAME, 2, replace=True)
         client.load_model(NAME)
         assert states(client) == {(NAME, "2"): (READY, "")}
-        assert wait_until(lambda: versions[-CLIENTS:] == ["2"] * CLIENTS)
-    assert set(versions) == {"1", "2"}
+        assert wait_until(lambda: sent.versions()[-4:] == ["2"] * 4)
+    assert (set(sent.versions()), sent.failures) == ({"1", "2"}, [])
 
 
 @pytest.mark.parametrize(
@@ -120,13 +87,13 @@ def test_poll_does_not_follow_broken_bundles(repository: Path, corrupt: Callable
     """An interrupted copy, where the server follows its repository."""
     with (
         served(repository, "--model-control=poll", "--poll-seconds=0.1") as (ready, client),
-        clients_of(f"127.0.0.1:{ready.grpc_port}") as versions,
+        traffic(f"127.0.0.1:{ready.grpc_port}", NAME, threads=4) as sent,
     ):
         corrupt(repository / "a")
         assert wait_until(lambda: any("got " in reason for _, reason in states(client).values()))
-        assert goes_on(versions)
+        assert goes_on(sent)
         assert [state for state, _ in states(client).values()][-1] == READY
-        assert set(versions) == {"1"}
+        assert set(sent.versions()) == {"1"}
         write_oracle_bundle(repository / "a", NAME, 2, replace=True)
-        assert wait_until(lambda: versions[-CLIENTS:] == ["2"] * CLIENTS)
-    assert set(versions) == {"1", "2"}
+        assert wait_until(lambda: sent.versions()[-4:] == ["2"] * 4)
+    assert (set(sent.versions()), sent.failures) == ({"1", "2"}, [])

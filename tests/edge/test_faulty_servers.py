@@ -7,14 +7,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.expression import TOKENS
 from edge.pb import inference_pb2 as pb
 from tests.support.faulty_runners import ILLEGAL
+from tests.support.in_process import write_failing_bundle
 from tests.support.metrics import wait_until
-from tests.support.models import serialized, write_oracle_bundle
-from tests.support.server_models import write_bundle_of
+from tests.support.models import write_oracle_bundle
 from tests.support.server_processes import (
     NOT_SERVING,
     SERVING,
@@ -85,16 +84,8 @@ def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(reposi
 
 def test_bad_requests_leave_the_model_ready(tmp_path: Path) -> None:
     """An index beyond the table makes the runtime fail, but the model is fine."""
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "index"], ["value"])],
-        "lookup",
-        [helper.make_tensor_value_info("index", TensorProto.INT64, ["n"])],
-        [helper.make_tensor_value_info("value", TensorProto.FLOAT, ["n"])],
-        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "table")],
-    )
-    golden = np.arange(4)
-    write_bundle_of(tmp_path, "lookup", serialized(graph), {"index": golden}, {"value": golden.astype(np.float32)})
-    wrong = pb.ModelInferRequest(model_name="lookup")
+    write_failing_bundle(tmp_path)
+    wrong = pb.ModelInferRequest(model_name="failing")
     wrong.inputs.add(name="index", datatype="INT64", shape=[1])
     wrong.raw_input_contents.append(np.int64(4).tobytes())
     with served(tmp_path) as server:

@@ -15,7 +15,7 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.support.models import ORACLE_BUNDLE
-from tests.support.sample_requests import LOAD, REGION, UNLOAD, log_setting, trace_setting
+from tests.support.sample_requests import LOAD, REGION, log_setting, trace_setting
 
 ROOT = Path(edge.__file__).parent.parent
 PAGE = (ROOT / "deploy" / "THREATS.md").read_text()
@@ -34,13 +34,10 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("method", "request_", "message"),
     [
         ("RepositoryModelLoad", LOAD, "--model-control explicit"),
-        ("RepositoryModelUnload", UNLOAD, "--model-control explicit"),
         ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
         ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
         ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
-        ("LogSettings", log_setting("log_file", string_param="/tmp/log"), "--allow-log-settings"),
         ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
-        ("TraceSetting", trace_setting("trace_file", "/tmp/trace"), "as the server was started"),
         ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),
     ],
 )

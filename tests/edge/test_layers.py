@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 
-from edge.runtimes import tensorrt_package
-from edge.runtimes.table import RUNTIMES
 from tests.support.imports import (
     EDGE,
     EXPORT,
@@ -25,7 +22,6 @@ from tests.support.imports import (
     name_of,
     part_of,
     reached,
-    sources,
     tree_of,
 )
 
@@ -51,8 +47,6 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "rich": ("edge/cli/",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
 }
-#: They name packages that have the names of runtimes.
-OWNERS_OF_RUNTIME_PACKAGES = {f"edge/runtimes/{name}.py" for name in ("onnxruntime_runner", "tensorrt_package")}
 #: The packages that see the protocol's messages; others get tensors and plain values.
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
@@ -66,15 +60,6 @@ def users_of(package: str) -> set[str]:
     return {found.file for found in imports(EDGE) if found.is_of(package)}
 
 
-def test_imports_are_found() -> None:
-    found = set(imports(EDGE))
-    assert {"edge/errors.py", "edge/cli/serve.py", "edge/pb/inference_pb2.py"} <= {name_of(path) for path in EDGE}
-    assert ("edge/bundles/golden.py", "numpy", False, False) in {(f.file, f.module, f.lazy, f.typing) for f in found}
-    lazy = {(one.file, one.module) for one in found if one.lazy}
-    assert {("edge/runtimes/onnxruntime_runner.py", "onnxruntime"), ("edge/cli/infer.py", "edge.client")} <= lazy
-    assert ("edge/bundles/preprocess.py", "tokenizers") in {(one.file, one.module) for one in found if one.typing}
-
-
 def test_packages_are_imported_by_their_owners_only() -> None:
     for package, owners in OWNERS.items():
         users = users_of(package)
@@ -82,25 +67,6 @@ def test_packages_are_imported_by_their_owners_only() -> None:
         assert [owner for owner in owners if not any(file.startswith(owner) for file in users)] == []
     eager = [f for f in imports(EDGE) if any(f.is_of(heavy) for heavy in HEAVY) and not f.lazy and not f.typing]
     assert not eager
-
-
-def test_imports_by_name() -> None:
-    """TensorRT is imported by a string, and nothing else is but commands and the client's names."""
-    ways = {"import_module", "__import__", "load", "spec_from_file_location", "exec", "eval", "run_module", "run_path"}
-    found = set()
-    for path in EDGE:
-        for call in ast.walk(tree_of(path)):
-            if isinstance(call, ast.Call):
-                name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-                # Arrays and models are no modules.
-                if name in ways and not ast.unparse(call).startswith(("np.load(", "runtime.load(", "super().load(")):
-                    found.add((name_of(path), ast.unparse(call)))
-    assert found == {
-        ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
-        ("edge/__main__.py", "point.load()"),  # the commands' entry points
-        ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
-    }
-    assert set(get_args(tensorrt_package.Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
 
 def test_no_part_of_edge_imports_a_later_one() -> None:
@@ -121,19 +87,6 @@ def test_no_module_imports_itself_in_a_circle(files: list[object]) -> None:
     assert not [module for module in graph if module in reached(graph, module)]
 
 
-def test_only_a_runtimes_own_file_names_it() -> None:
-    """A new runtime changes its file and the table, because no other module compares names of runtimes."""
-    own = {f"{runtime.__module__.replace('.', '/')}.py" for runtime in RUNTIMES.values()}
-    naming = {
-        name_of(path)
-        for path in WRITTEN
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if node.value.partition(":")[0] in RUNTIMES and " " not in node.value
-    }
-    assert naming == own | OWNERS_OF_RUNTIME_PACKAGES
-
-
 def test_messages_commands_and_transports_stay_in_their_packages() -> None:
     users = {file for file in users_of("edge.pb") if not file.startswith(GENERATED)}
     assert {file.split("/")[1] for file in users} == USERS_OF_MESSAGES
@@ -150,13 +103,6 @@ def test_export_reaches_no_part_of_the_server() -> None:
         modules = {found.module} | reached(graph, found.module)
         wrong = {module for module in modules if module.startswith("edge.") and part_of(module) not in FOR_EXPORT}
         assert not wrong, f"{found.file}:{found.line} by {found.module}"
-
-
-def test_tasks_and_the_calculator_do_not_import_each_other() -> None:
-    for package, other in (("tasks", "calculator"), ("calculator", "tasks")):
-        found = imports(sources(f"export/{package}"))
-        assert found
-        assert not [one for one in found if one.is_of(f"export.{other}")]
 
 
 def test_few_files_read_the_environment() -> None:
@@ -184,14 +130,3 @@ def test_imports_load_no_runtime() -> None:
     loaded = imported_by(*modules)
     assert set(modules) <= loaded
     assert not set(HEAVY) & loaded
-
-
-def test_models_and_commands_load_without_grpc() -> None:
-    graph = graph_of(EDGE, only_at_import=True)
-    transport = {module_of(ROOT / f.file) for f in imports(EDGE) if f.is_of("grpc") and not f.lazy and not f.typing}
-    free = sorted(module for module in graph if not (reached(graph, module) | {module}) & transport)
-    wanted = {"runtimes.build", "repository.model", "serving.inference", "serving.metadata", "repository.repository"}
-    wanted |= {"__main__", "client.inference", "client.retries", "client.round_robin"}
-    assert {f"edge.{module}" for module in wanted} <= set(free)
-    assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
-    assert "grpc" not in imported_by(*free)

@@ -1,24 +1,21 @@
-"""Limits for one client: connections, time, pings, headers. Most clients here are sockets without a library."""
+"""Limits for one client: connections, time, pings, headers."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
+from hyperframe.frame import PingFrame
 
 from edge.rpc.limits import Limits
 from edge.server import Ready
-from tests.support.http2_client import OPENING, Subject, serving
+from tests.support.http2_client import RawClient, Subject, serving
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
-
-PING, GOAWAY = 6, 7
 
 
 @asynccontextmanager
@@ -39,58 +36,19 @@ async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
         await server.stop(0)
 
 
-def frames(data: bytes) -> list[tuple[int, bytes]]:
-    """Type and payload of each HTTP/2 frame."""
-    found = []
-    while len(data) >= 9:
-        size = int.from_bytes(data[:3], "big")
-        found.append((data[3], data[9 : 9 + size]))
-        data = data[9 + size :]
-    return found
-
-
-def conversation(
-    port: int, say: Callable[[socket.socket], None], seconds: float = 2.0
-) -> tuple[list[tuple[int, bytes]], bool]:
-    """Return the frames that a server sends to a client, and whether it closed the connection in time."""
-    received = b""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.settimeout(seconds)
-        try:
-            connection.sendall(OPENING)
-            say(connection)
-            while data := connection.recv(65536):
-                received += data
-        except TimeoutError:
-            return frames(received), False
-        except OSError:
-            pass  # the server hung up before it had read everything
-        return frames(received), True
-
-
-def pings(count: int, pause: float = 0.0) -> Callable[[socket.socket], None]:
-    def say(connection: socket.socket) -> None:
-        for number in range(count):
-            connection.sendall(b"\0\0\x08\x06\0\0\0\0\0" + struct.pack(">Q", number))
-            time.sleep(pause)
-
-    return say
-
-
 async def test_silent_connection_closes(transport: str) -> None:
     async with echo(Limits(handshake_seconds=0.3), transport) as port:
         started = time.monotonic()
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.settimeout(5)
-            while await asyncio.to_thread(connection.recv, 1000):
-                pass
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.wait_for(reader.read(), 5)
+        writer.close()
         assert 0.2 < time.monotonic() - started < 2
 
 
 async def test_idle_connection_closes_and_the_client_reconnects(transport: str) -> None:
     async with echo(Limits(idle_seconds=0.3), transport) as port:
-        _, closed = await asyncio.to_thread(conversation, port, lambda _: None)
-        assert closed
+        async with RawClient(port) as client:
+            await client.greet().end()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
                 assert await channel.unary_unary("/test.Test/Echo")(b"x", timeout=5) == b"x"
@@ -98,40 +56,35 @@ async def test_idle_connection_closes_and_the_client_reconnects(transport: str) 
 
 
 async def test_number_of_connections_is_limited(transport: str) -> None:
-    async with echo(Limits(max_connections=4), transport) as port:
-        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(6)]
-        for connection in sockets:
-            connection.settimeout(0.5)
-
-        def greets(connection: socket.socket) -> bool:
-            try:
-                connection.sendall(OPENING)
-                return bool(connection.recv(1000))
-            except OSError:
-                return False
-
-        assert sum([await asyncio.to_thread(greets, connection) for connection in sockets]) == 4
-        for connection in sockets:
-            connection.close()
+    async with echo(Limits(max_connections=4), transport) as port, AsyncExitStack() as stack:
+        clients = [(await stack.enter_async_context(RawClient(port))).greet() for _ in range(6)]
+        await asyncio.sleep(0.5)
+        assert sum(bool(client.frames) for client in clients) == 4
 
 
-def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
-    sent, closed = conversation(server.grpc_port, pings(100))
-    assert closed
-    _, closed = conversation(server.grpc_port, pings(Limits.max_ping_strikes + 2))
-    assert closed
-    sent, closed = conversation(server.grpc_port, pings(Limits.max_ping_strikes), seconds=0.3)
-    assert not closed
-    assert not [kind for kind, _ in sent if kind == GOAWAY]
+async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
+    """Send pings, and return the client after the server's answers."""
+    async with RawClient(port) as client:
+        client.greet()
+        for number in range(count):
+            client.send(PingFrame(0, opaque_data=b"%08d" % number))
+            await asyncio.sleep(pause)
+        await asyncio.sleep(0.5)
+        return client
+
+
+async def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
+    for count in (100, Limits.max_ping_strikes + 2):
+        assert (await pinged(server.grpc_port, count)).closed
+    client = await pinged(server.grpc_port, Limits.max_ping_strikes)
+    assert (client.closed, client.goaway) == (False, None)
 
 
 async def test_slow_pings_are_answered(transport: str) -> None:
     async with echo(Limits(min_ping_seconds=0.05, max_ping_strikes=2), transport) as port:
-        sent, closed = await asyncio.to_thread(conversation, port, pings(6, pause=0.12), 0.2)
-        assert not closed
-        assert sum(kind == PING for kind, _ in sent) == 6
-        _, closed = await asyncio.to_thread(conversation, port, pings(12, pause=0.02), 0.5)
-        assert closed
+        client = await pinged(port, 6, pause=0.12)
+        assert (client.closed, len(client.pongs)) == (False, 6)
+        assert (await pinged(port, 12, pause=0.02)).closed
 
 
 @pytest.mark.parametrize(("size", "fits"), [(7000, True), (8192, False), (2**20, False)])
@@ -156,9 +109,8 @@ async def test_calls_above_the_limit_fail_alone(transport: str) -> None:
         method = channel.unary_unary("/test.Test/Echo")
         calls = (method(b"%d" % i, timeout=10) for i in range(50))
         answers = await asyncio.gather(*calls, return_exceptions=True)
+        # Calls wait in a client that knows the bound in time.
         failed = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
-        if transport == "grpcio":  # on nghttp2 the client gets to know the bound in time, and lets them wait
-            assert 0 < len(failed) < 50
         assert {error.code() for error in failed} <= {grpc.StatusCode.UNAVAILABLE}
         assert all(answer in (b"%d" % i, *failed) for i, answer in enumerate(answers))
         assert await method(b"x", timeout=10) == b"x"

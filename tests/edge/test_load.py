@@ -191,24 +191,6 @@ def test_ctrl_c_ends_the_run_and_keeps_its_report(url: str, oracle: Bundle, caps
     assert report.seconds < 30
 
 
-def test_missing_response_is_lost(tmp_path: Path) -> None:
-    bundle = write_busy_bundle(tmp_path)
-    with running_server([bundle.path], cache=tmp_path / "cache") as ready:
-        plan = at_once(5, deadlines_ms={50: 1.0}, enforcer="server", patience_seconds=0.2)
-        stop = threading.Event()
-
-        def freeze(share: float) -> None:
-            if not stop.is_set():
-                stop.set()
-                os.kill(ready.process_id, signal.SIGSTOP)
-
-        try:
-            report = checked(measure(f"127.0.0.1:{ready.grpc_port}", {bundle: 1.0}, plan, advanced=freeze))
-        finally:
-            os.kill(ready.process_id, signal.SIGCONT)
-    assert report.outcomes == {"lost": 5}
-
-
 def test_equal_seeds_draw_equal_requests(oracle: Bundle, busy: Bundle) -> None:
     def drawn(seed: int) -> list[tuple[int, bytes]]:
         workload = Workload({oracle: 1.0, busy: 2.0}, Plan(seed=seed))
@@ -217,9 +199,6 @@ def test_equal_seeds_draw_equal_requests(oracle: Bundle, busy: Bundle) -> None:
     assert drawn(1) == drawn(1) != drawn(2)
     assert sum(kind for kind, _ in drawn(1)) / 5000 == pytest.approx(2 / 3, abs=0.03)
     assert len({message for _, message in drawn(1)}) == len(EXPRESSIONS) + 1
-
-
-# Wrong usage
 
 
 def test_workload_rejects_what_a_model_lacks(oracle: Bundle, busy: Bundle, tmp_path: Path) -> None:
@@ -234,9 +213,6 @@ def test_workload_rejects_what_a_model_lacks(oracle: Bundle, busy: Bundle, tmp_p
     for name, message in (("empty", "got no lines, expected at least one"), ("absent", "expected a file of texts")):
         with pytest.raises(UsageError, match=message):
             read_texts(tmp_path / name)
-
-
-# The command
 
 
 def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
@@ -265,8 +241,6 @@ def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
 def test_contradictory_options_are_rejected(arguments: list[str], message: str) -> None:
     assert message in mistake("bench", ORACLE_BUNDLE, *arguments)
 
-
-# Goodput
 
 POLICIES = ("pinned", "load", "deadline")
 

@@ -12,9 +12,9 @@ import pytest
 
 from edge.errors import UsageError
 from edge.load import report
-from edge.load.arrivals import due_times, limited, read_trace
+from edge.load.arrivals import due_times, read_trace
 from edge.load.percentiles import Percentiles
-from edge.load.plan import PATTERNS, Plan, Rate, parse_mix, parse_number_mix
+from edge.load.plan import Plan, Rate, parse_mix, parse_number_mix
 from edge.load.plot import COLORS, draw
 from edge.load.record import OUTCOMES, Record
 from edge.load.report import LoadReport, Memory
@@ -54,15 +54,6 @@ def test_causes_have_counts_and_retry_hints() -> None:
     assert refused.latency.p50_ms == pytest.approx(1.0)
 
 
-def test_percentiles_are_exact() -> None:
-    values = np.random.default_rng(0).permutation(np.arange(1, 10_001)) / 1e3
-    found = Percentiles.of(values)
-    assert (found.count, found.max_ms) == (10_000, 10_000)
-    assert found.p50_ms == pytest.approx(5000.5)
-    assert found.p99_9_ms == pytest.approx(9990.001)
-    assert Percentiles.of(values[:0]) == Percentiles(0, 0, 0, 0, 0, 0, 0)
-
-
 def test_number_of_causes_is_limited() -> None:
     record = Record()
     for number in range(3000):
@@ -90,14 +81,6 @@ def test_timeline_counts_every_request_once() -> None:
     assert sum(point.answers_per_second for point in points) * 0.5 < 800  # the last ones come after the end
     silent = report.timeline(columns.where(columns.due < 1), 10.0)
     assert (silent[-1].outcomes, silent[-1].p50_ms) == ({}, None)
-
-
-def test_curve_ends_at_the_last_value() -> None:
-    percents, values = zip(*report.curve(np.arange(1, 1001) / 1e3), strict=True)
-    assert (percents[0], values[0]) == (0.0, 1.0)
-    assert percents[-1] == pytest.approx(99.9)
-    assert list(values) == sorted(values)
-    assert report.curve(np.zeros(0)) == ()
 
 
 def test_late_generator_raises_doubts() -> None:
@@ -153,9 +136,6 @@ def test_plot_of_a_run_without_responses(tmp_path: Path) -> None:
         draw(empty, Path("/proc/none/x.png"))
 
 
-# Options and arrivals
-
-
 def test_invalid_rates_and_mixes_are_rejected() -> None:
     for text in ("fast", "0", "-1", "nanx", "infx", ""):
         with pytest.raises(UsageError, match=f"--rate: got '{text}', expected a number above 0"):
@@ -189,11 +169,6 @@ def test_poisson_gaps_are_exponential_and_independent() -> None:
     assert counts.var() == pytest.approx(RATE / 10, rel=0.15)  # of a Poisson distribution the mean
 
 
-def test_constant_gaps_are_equal() -> None:
-    assert np.diff(due("constant", 1000)) == pytest.approx(1 / RATE)
-    assert due("constant", 1)[0] == 0
-
-
 def test_bursts_keep_the_mean_rate_and_pause_in_between() -> None:
     times = due("burst", burst_period_seconds=2.0, burst_share=0.25)
     assert (np.diff(times) > 0).all()
@@ -203,21 +178,6 @@ def test_bursts_keep_the_mean_rate_and_pause_in_between() -> None:
     within = within[within < 1.0]
     assert within.mean() == pytest.approx(1 / (4 * RATE), rel=0.03)
     assert within.std() == pytest.approx(1 / (4 * RATE), rel=0.05)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_seed_determines_the_times(pattern: str) -> None:
-    def first(seed: int) -> list[float]:
-        return list(islice(due_times(pattern, RATE, seed), 5000))
-
-    assert first(1) == first(1)
-    assert (first(1) == first(2)) == (pattern == "constant")
-
-
-def test_times_are_limited_by_time_and_number() -> None:
-    assert list(limited(due_times("constant", 10.0), 0.35)) == [0.0, 0.1, 0.2, 0.3]
-    assert list(limited(due_times("constant", 10.0), 0.35, 2)) == [0.0, 0.1]
-    assert len(list(limited(due_times("constant", 10.0), float("inf"), 12))) == 12
 
 
 def test_invalid_arrivals_are_rejected() -> None:

@@ -158,20 +158,6 @@ async def test_other_models_serve_during_a_build_which_can_be_cancelled(
         assert "got a request to end it, expected none. Load the model again." in entry.reason
 
 
-async def test_built_model_does_not_wait_for_the_build_of_another(
-    unbuilt: tuple[ModelControl, Repository],
-) -> None:
-    control, repository = unbuilt
-    await control.start([])
-    loading = asyncio.create_task(control.load_model("sentiment"))
-    await building(repository, "sentiment")
-    await asyncio.wait_for(control.load_model(NEXT), 20)
-    assert [entry.state for entry in repository.named(NEXT)] == ["READY"]
-    await control.unload_model("sentiment")
-    with pytest.raises(LoadFailed):
-        await loading
-
-
 async def test_reload_with_a_build_leaves_the_model_ready(
     unbuilt: tuple[ModelControl, Repository], scheduler: Scheduler, tmp_path: Path
 ) -> None:
@@ -231,37 +217,22 @@ class Unable(OnnxRuntimeCpu):
         raise BackendError(source.subject, given="this model", expected="another", fix="Take another runtime.")
 
 
-class Wrong(OnnxRuntimeCpu):
-    """A runtime that works on this machine, and computes wrong values."""
-
-    name = "wrong"
-
-    def load(self, source: Source, built: Product | None) -> Runner:
-        runner = super().load(source, built)
-        infer = runner.infer
-        runner.infer = lambda feeds: {name: array + 1 for name, array in infer(feeds).items()}  # type: ignore[method-assign]
-        return runner
-
-
 async def test_auto_chooses_the_first_runtime_that_loads_the_model(
     scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(table, "RUNTIMES", {"unable": Unable, "wrong": Wrong, **table.RUNTIMES})
+    monkeypatch.setattr(table, "RUNTIMES", {"unable": Unable, **table.RUNTIMES})
     bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
     repository = Repository(tmp_path / "repository", Loader(scheduler, cache=tmp_path / "cache"))
     control = ModelControl(repository, "none")
     await control.start()
     (entry,) = repository
     assert entry.model
-    assert entry.model.runtime.name not in ("unable", "wrong")
+    assert entry.model.runtime.name != "unable"
     reason = entry.model.runtime.reason
     assert reason.startswith("unable failed: ")
-    assert " wrong failed: " in reason
     assert "got 'this model', expected another. Take another runtime." in reason
-    assert "a largest difference of 1" in reason
-    assert caplog.text.count(f"{bundle.path}: ") == 2
+    assert caplog.text.count(f"{bundle.path}: ") == 1
     await control.close()
-    assert build(bundle, "auto", tmp_path / "cache").record.runtime not in ("unable", "wrong")
-    for target in ("unable", "wrong"):
-        with pytest.raises((BackendError, GoldenError)):
-            load_runner(bundle, target, tmp_path / "cache")
+    assert build(bundle, "auto", tmp_path / "cache").record.runtime != "unable"
+    with pytest.raises(BackendError):
+        load_runner(bundle, "unable", tmp_path / "cache")

@@ -1,8 +1,9 @@
-"""gRPC over HTTP/2, valid and invalid: framing, header fields, statuses, flow control, deadlines."""
+"""gRPC over HTTP/2: framing, fields, statuses, flow control, deadlines, hostile clients, and the shutdown."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import gzip
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -10,14 +11,13 @@ from typing import NamedTuple
 
 import grpc
 import pytest
-from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 
 from edge.http2.messages import prefix
-from edge.rpc.limits import Limits
-from tests.support.http2_client import LARGE, RawClient, Subject, serving, shared
+from tests.support.http2_client import LARGE, RawClient, Subject, reached, serving, shared
 
 CANCEL = 8
-OK, DEADLINE, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 4, 8, 12, 13
+OK, DEADLINE, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 4, 8, 12, 13, 14
 TABLE_SIZE, WINDOW, MAX_FRAME = 1, 4, 5
 
 Say = Callable[[RawClient], None]
@@ -175,22 +175,6 @@ async def test_metadata(port: int) -> None:
     assert not {"te", "content-type", "grpc-timeout", ":path"} & set(fields)
 
 
-async def test_limits_apply_as_on_the_other_transport(subject: Subject) -> None:
-    async with (
-        serving(subject, Limits(max_message_bytes=1000)) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-    ):
-        echo = channel.unary_unary("/test.Test/Echo")
-        assert await echo(bytes(1000), timeout=10) == bytes(1000)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo(bytes(1001), timeout=10)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "--max-message-bytes" in (caught.value.details() or "")
-
-
-# Flow control, many streams, deadlines of streams.
-
-
 async def test_settings_that_change_in_the_middle_of_an_answer(port: int) -> None:
     async with RawClient(port) as client:
         client.greet({WINDOW: 1000}).call(1, "Blow")
@@ -237,25 +221,6 @@ async def test_messages_of_every_size(port: int, size: int) -> None:
         assert [answer async for answer in chat(iter([message] * 3), timeout=20)] == [message] * 3
 
 
-async def test_a_hundred_interleaved_streams(port: int) -> None:
-    async with RawClient(port) as client:
-        client.greet()
-        streams = range(1, 201, 2)
-        client.send(*(client.head(stream_id, "Echo") for stream_id in streams))
-        data = {stream_id: prefix(b"%d" % stream_id) + b"%d" % stream_id for stream_id in streams}
-        for at in range(9):
-            client.send(*(DataFrame(stream_id, data[stream_id][at : at + 1]) for stream_id in reversed(streams)))
-        client.send(*(DataFrame(stream_id, b"", flags=["END_STREAM"]) for stream_id in streams))
-        for stream_id in streams:
-            assert (await client.answer(stream_id)).messages == [b"%d" % stream_id]
-
-
-async def test_an_answer_of_many_messages(port: int) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        count = channel.unary_stream("/test.Test/Count")
-        assert [answer async for answer in count(b"1000", timeout=20)] == [b"%d" % number for number in range(1000)]
-
-
 async def test_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None:
     """The status follows the messages sent before the deadline, as soon as the client reads them."""
     async with RawClient(port) as client:
@@ -270,3 +235,73 @@ async def test_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None
         assert answer.status == DEADLINE
         assert answer.messages == [b"%d" % number for number in range(len(answer.messages))]
         assert len(answer.messages) < 100_000
+
+
+async def test_rst_stream_cancels_the_handler(port: int, subject: Subject) -> None:
+    async with RawClient(port) as client:
+        client.greet().call(1, "Wait")
+        client.send(client.head(3, "Wait"))  # its handler never starts
+        client.send(client.head(5, "Chat"), DataFrame(5, prefix(b"x")[:3]))
+        await reached(lambda: subject.running == 1)
+        client.send(*(RstStreamFrame(stream_id, error_code=CANCEL) for stream_id in (1, 3, 5)))
+        await reached(lambda: not subject.running)
+        client.call(7, "Echo")
+        assert (await client.answer(7)).messages == [b"x"]
+    assert subject.cancelled == 1
+
+
+async def test_closed_connection_cancels_the_handler(port: int, subject: Subject) -> None:
+    async with RawClient(port) as client:
+        client.greet().call(1, "Wait")
+        await reached(lambda: subject.running == 1)
+    await reached(lambda: not subject.running)
+    assert subject.cancelled == 1
+
+
+async def test_rapid_resets_end_the_connection(port: int) -> None:
+    async with RawClient(port) as client:
+        client.greet()
+        for number in range(5000):
+            stream_id = 2 * number + 1
+            client.call(stream_id, "Wait")
+            client.send(RstStreamFrame(stream_id, error_code=CANCEL))
+        await client.end()
+
+
+async def test_headers_that_grow_when_they_are_decoded(port: int) -> None:
+    """A field of 4000 bytes is sent once and referred to 4000 times."""
+    async with RawClient(port) as client:
+        client.greet()
+        block = client.head(1, "Echo").data + client.encoder.encode([("x", "y" * 4000)])
+        client.send(HeadersFrame(1, block + b"\xbe" * 4000, flags=["END_HEADERS", "END_STREAM"]))
+        await client.end()
+
+
+async def test_drain_answers_open_calls_and_ignores_new_ones(subject: Subject) -> None:
+    streams = range(1, 41, 2)
+    server = serving(subject, drain_seconds=30)
+    async with RawClient(await server.__aenter__()) as client:
+        client.greet()
+        for stream_id in streams:
+            client.send(client.head(stream_id, "Chat"), DataFrame(stream_id, prefix(b"1") + b"1"))
+        await client.until(lambda: len(client.answers) == len(streams))
+        drained = asyncio.create_task(server.__aexit__(None, None, None))
+        # The first GOAWAY only announces the second.
+        await client.until(lambda: sum(isinstance(frame, GoAwayFrame) for frame in client.frames) == 2)
+        client.call(41, "Echo")
+        client.send(*(client.body(stream_id, b"2") for stream_id in streams))
+        await drained
+        assert await client.end() == 0
+        assert list(client.answers) == list(streams)
+        assert all((answer.status, answer.messages) == (OK, [b"1", b"2"]) for answer in client.answers.values())
+
+
+async def test_drain_cancels_calls_after_the_grace(subject: Subject) -> None:
+    server = serving(subject, drain_seconds=0.2)
+    async with RawClient(await server.__aenter__()) as client:
+        client.greet().call(1, "Wait")
+        await reached(lambda: subject.running == 1)
+        await server.__aexit__(None, None, None)
+        assert (subject.running, subject.cancelled) == (0, 1)
+        await client.end()
+        assert client.answers[1].status == UNAVAILABLE
