@@ -33,7 +33,6 @@ def queue_of(*jobs: Job, max_jobs: int = 100, max_bytes: int = 10**6) -> JobQueu
 
 
 def runs_of(queue: JobQueue, now: float = NOW) -> list[list[Any]]:
-    """The values of the runs that the queue gives now."""
     return [[value for job in run for value in job.inputs["x"][:, 0]] for run in iter(lambda: queue.take(now), [])]
 
 

@@ -1,27 +1,34 @@
-"""Builds for ONNX Runtime and TensorRT-RTX: the cache, its records, and loading."""
+"""Builds: the cache, its records, loading, and builds in a child process that may be killed."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
-from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
-from edge.files import sha256
-from edge.runtimes import cache
-from edge.runtimes.build import build, load_runner
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.errors import BackendError, GoldenError, LoadFailed, UsageError
+from edge.files import replaced_directory, sha256
+from edge.instruments.memory import MemorySampler
+from edge.runtimes import build_memory, cache
+from edge.runtimes.build import Built, build, build_with, load_runner
+from edge.runtimes.build_child import Failed, Request, decode
 from edge.runtimes.cache import BuildRecord, Cached, cache_directory
-from edge.runtimes.runtime import Source
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
+from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
+from tests.support.builds import ROOT, children, pause_builds
 from tests.support.marks import with_rtx
-from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
+from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, write_oracle_bundle
 
-ROOT = Path(__file__).parents[2]
 ORT = "onnxruntime"
 RTX = "tensorrt-rtx:SM86"
 
@@ -128,3 +135,220 @@ def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle: Bundle, tmp_path: Path)
     wrong = "--target: got 'tensorrt-rtx:SM86', expected a target that this program can run"
     with pytest.raises(UsageError, match=wrong):
         load_runner(oracle, RTX, tmp_path)
+
+
+MIB = 1024**2
+
+
+@pytest.fixture(params=["onnxruntime", pytest.param(RTX, marks=with_rtx)])
+def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """A runtime of this machine whose builds go to a child process, as those of TensorRT do."""
+    chosen = choose(request.param)
+    monkeypatch.setattr(type(chosen), "isolated_build", True)
+    return chosen
+
+
+def built(runtime: Runtime, bundle: Bundle, cache: Path, **more: object) -> Built:
+    return build_with(runtime, bundle, cache, None, **more)  # type: ignore[arg-type]
+
+
+def process(bundle: Bundle, cache: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Start a build process, or another command that reads the same request."""
+    given = {"bundle": str(bundle.path), "tier": "full", "cache": str(cache), "runtime": "onnxruntime"}
+    request = Request(**given, parameter="", reason="A test.", options=BuildOptions())
+    arguments = [sys.executable, *(command or ("-m", "edge.runtimes.build_process"))]
+    child = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin
+    child.stdin.write(msgspec.json.encode(request) + b"\n")
+    child.stdin.flush()
+    return child
+
+
+def test_build_in_a_child_equals_one_in_this_process(
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    reported: list[BuildProgress] = []
+    started: list[subprocess.Popen[bytes]] = []
+    scores: set[str] = set()
+    popen = subprocess.Popen
+
+    def progress(position: BuildProgress) -> None:
+        reported.append(position)
+        # When memory runs out, the system kills the build and no server. A child that has ended still has its score.
+        scores.update(Path(f"/proc/{child.pid}/oom_score_adj").read_text().strip() for child in started)
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
+    found = built(runtime, oracle, tmp_path / "child", progress=progress)
+    monkeypatch.setattr(type(runtime), "isolated_build", False)
+    assert "that is no message" not in caplog.text  # stdout has nothing else
+    assert (len(started), scores) == (1, {"800"})
+    assert not children()
+    assert found.record.reason == runtime.reason
+    assert reported[-1] == BuildProgress("done", 1.0, 0.0)
+    assert [one.fraction for one in reported] == sorted(one.fraction for one in reported)
+    here = built(runtime, oracle, tmp_path / "here")
+    assert here.record.key == found.record.key
+    assert here.record.golden == found.record.golden
+    assert sorted(os.listdir(tmp_path / "child")) == sorted(os.listdir(tmp_path / "here"))
+
+
+def test_load_without_a_build_names_the_command(
+    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    fix = f"Build it on this machine: fewheads build {ORACLE_BUNDLE} --target onnxruntime --cache {tmp_path}"
+    with pytest.raises(BackendError, match=rf"got no build in {tmp_path}, expected one for this machine. {fix}"):
+        load_runner(oracle, "onnxruntime", tmp_path)
+    made = build(oracle, "onnxruntime", tmp_path)
+    assert load_runner(oracle, "onnxruntime", tmp_path).source == "cache"
+    # The same board after an upgrade: the build of the older release is there, and is not used.
+    monkeypatch.setattr(OnnxRuntimeCpu, "version", classmethod(lambda _: "99.1"))
+    older = made.record.runtime_version
+    with pytest.raises(BackendError, match=rf"got a build for version {older}, expected a build for version 99.1. "):
+        load_runner(oracle, "onnxruntime", tmp_path)
+    caplog.set_level("INFO")
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", False)
+    build(oracle, "onnxruntime", tmp_path)
+    assert f"is built again: the cache has a build for version {older}, and this is version 99.1" in caplog.text
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    # Copied by hand to where the other board would look for its own.
+    monkeypatch.setattr(OnnxRuntimeCpu, "cache_key", lambda self: {"runtime": self.name, "device_name": "Orin"})
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", False)
+    copied = build(oracle, "onnxruntime", tmp_path / "other").directory
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    for name in os.listdir(copied):
+        (copied / name).write_bytes((made.directory / name).read_bytes())
+    with pytest.raises(BackendError):
+        load_runner(oracle, "onnxruntime", tmp_path / "other")
+    assert f"the build in {copied} is ignored" in caplog.text
+    assert f"it was built for device CPU, device_name unknown, version {older}" in caplog.text
+
+
+def test_errors_are_those_of_a_build_in_this_process(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    good = oracle_golden()
+    wrong = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(1)}, good.raw)
+    files = {"model.onnx": oracle_onnx(), "golden.npz": wrong.encode()}
+    bundle = write_bundle(tmp_path / "wrong", oracle_manifest(), files)
+    (tmp_path / "file").write_bytes(b"")
+    raised = []
+    for isolated in (True, False):
+        monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", isolated)
+        with pytest.raises(GoldenError, match="a largest difference of 1, expected at most") as golden:
+            build(bundle, "onnxruntime", tmp_path / "cache")
+        with pytest.raises(UsageError, match=r"--cache: got .*FEWHEADS_CACHE") as usage:
+            build(oracle, "onnxruntime", tmp_path / "file")
+        raised.append((str(golden.value), str(usage.value)))
+        assert os.listdir(tmp_path / "cache") == []
+    assert raised[0] == raised[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (
+            signal.SIGKILL,
+            r"was ended by SIGKILL, at [\d,]+ MiB of its own, with [\d,]+ MiB available at the least; the system kills "
+            r"processes so when memory runs out, expected a build that ends. Stop other models and programs, add swap, "
+            r"or lower --workspace-mib \(256 now\)",
+        ),
+        (signal.SIGSEGV, r"was ended by SIGSEGV, at [\d,]+ MiB of its own.* See its last lines above"),
+    ],
+)
+def test_killed_child(
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+):
+    def kill(progress: BuildProgress) -> None:
+        for pid in children():
+            os.kill(pid, number)
+
+    pause_builds(monkeypatch, tmp_path / "site")
+    options = BuildOptions(workspace_bytes=256 * MIB)
+    with pytest.raises(BackendError, match=f"model .*onnx: got a build process that {says}"):
+        built(runtime, oracle, tmp_path / "cache", progress=kill, options=options)
+    assert not children()
+    assert os.listdir(tmp_path / "cache") == []
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert not built(runtime, oracle, tmp_path / "cache").reused
+
+
+def test_error_if_no_child_starts(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
+        built(runtime, oracle, tmp_path / "cache")
+
+
+def test_interrupt_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(progress: BuildProgress) -> None:
+        raise KeyboardInterrupt
+
+    stop = threading.Event()
+    stop.set()
+    pause_builds(monkeypatch, tmp_path / "site")
+    with pytest.raises(LoadFailed, match=r"build of model .* got a request to end it, expected none"):
+        built(runtime, oracle, tmp_path / "cache", stop=stop)
+    with pytest.raises(KeyboardInterrupt):
+        built(runtime, oracle, tmp_path / "cache", progress=interrupt)
+    assert not children()
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_child_ends_with_its_parent_and_the_next_cleans_up(
+    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = tmp_path / "cache"
+    pause_builds(monkeypatch, tmp_path / "site")
+    with process(oracle, cache) as child:
+        assert child.stdout
+        while b"golden check" not in child.stdout.readline():
+            pass
+        assert child.stdin
+        child.stdin.close()  # as the system closes it when the parent dies
+        assert child.wait(10) == 1
+    (rest,) = os.listdir(cache)
+    assert rest.startswith(".")
+    with replaced_directory(cache / ("f" * 16)) as living:  # of a build that still runs
+        made = build(oracle, "onnxruntime", cache)
+        assert sorted(os.listdir(cache)) == sorted([living.parent.name, made.directory.name])
+    assert sorted(os.listdir(cache)) == sorted(["f" * 16, made.directory.name])
+
+
+def test_child_without_memory_reports_it(oracle: Bundle, tmp_path: Path):
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+    code += "from edge.runtimes import build_process\n"
+    code += "build_process.build_here = lambda *_: bytearray(4 * 1024**3)\n"
+    code += "build_process.main()"
+    with process(oracle, tmp_path, "-c", code) as child:
+        assert child.stdout
+        *_, message = map(decode, child.stdout)
+    assert isinstance(message, Failed)
+    assert "got a build process without memory, expected a build that ends. Stop other models" in str(message.error)
+    assert child.returncode == BackendError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("available", "swap", "refused"),
+    [(3000, 0, False), (1500, 2000, False), (1500, 200, True), (900, 9000, True)],
+    ids=["fits", "fits with swap", "too little in all", "too little that is pinned"],
+)
+def test_memory_is_checked_before_a_build(
+    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, swap: int, refused: bool
+):
+    (tmp_path / "proc").mkdir()
+    kib = {"MemTotal": 9999999, "MemAvailable": available * 1024, "SwapTotal": swap * 1024, "SwapFree": swap * 1024}
+    (tmp_path / "proc" / "meminfo").write_text("".join(f"{name}: {size} kB\n" for name, size in kib.items()))
+    runtime = choose("onnxruntime")
+    monkeypatch.setattr(OnnxRuntimeCpu, "build_memory", lambda *_: BuildMemory(2000 * MIB, 1000 * MIB))
+    memory, source = MemorySampler(tmp_path), Source.of(oracle, runtime)
+    build_memory.check(runtime, source, BuildOptions(ignore_memory=True), memory)
+    if not refused:
+        build_memory.check(runtime, source, BuildOptions(), memory)
+        return
+    with pytest.raises(BackendError) as caught:
+        build_memory.check(runtime, source, BuildOptions(), memory)
+    assert str(caught.value) == (
+        f"memory to build model {ORACLE_BUNDLE}/model.onnx: got {available:,} MiB available (/proc/meminfo "
+        f"MemAvailable) and {swap:,} MiB of free swap, expected 2,000 MiB by the estimate, of which 1,000 MiB cannot "
+        "be swapped. Stop other models and programs, add swap, or lower --workspace-mib (512 now); --ignore-memory "
+        "builds all the same."
+    )

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from edge.server import Ready
 from tests.support.busy_model import busy
 from tests.support.metrics import wait_until
 from tests.support.model_control import NAME, READY, UNAVAILABLE, ask, damage, explicit, is_healthy, served, states
-from tests.support.models import write_oracle_bundle
+from tests.support.models import DATA, write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
+from tests.support.traffic import Traffic, traffic
 
 #: Growth that is no leak: allocator pools and arenas.
 ALLOWED_GROWTH_BYTES = 6 * 2**20
@@ -74,15 +75,12 @@ def test_models_are_loaded_and_unloaded(shared: Shared) -> None:
     assert client.is_server_ready()
     assert shared.states(NAME) == {"1": (UNAVAILABLE, "not loaded")}
     assert shared.rejection(ask, client)[0] == "NOT_FOUND"
-    write_oracle_bundle(shared.repository / "b", "other", 2)
-    assert shared.states("other") == {"2": (UNAVAILABLE, "not loaded")}
     for answered in range(1, 3):
-        client.load_model(NAME)
-        assert shared.states(NAME) == {"1": (READY, "")}
-        assert ask(client) == "1"
-        assert is_healthy(shared.ready)
-        client.load_model(NAME)
-        assert ask(client) == "1"
+        for _ in range(2):
+            client.load_model(NAME)
+            assert shared.states(NAME) == {"1": (READY, "")}
+            assert ask(client) == "1"
+            assert is_healthy(shared.ready)
         for _ in range(2):
             client.unload_model(NAME, unload_dependents=True)
             assert shared.states(NAME) == {"1": (UNAVAILABLE, "unloaded")}
@@ -92,36 +90,6 @@ def test_models_are_loaded_and_unloaded(shared: Shared) -> None:
         assert client.is_server_ready()  # the model is not wanted
         client.load_model(NAME)  # and the statistics survive
         assert client.get_inference_statistics(NAME).model_stats[0].inference_stats.success.count == 2 * answered
-
-
-def test_unknown_models_and_unsupported_parameters_are_rejected(shared: Shared) -> None:
-    shared.client.unload_model("zz")
-    code, message = shared.rejection(shared.client.load_model, "zz")
-    assert (code, "failed to load 'zz'" in message) == ("NOT_FOUND", True)
-    write_oracle_bundle(shared.repository / "plain", "plain", 1)
-    for wrong in ({"config": "{}"}, {"config": "{}", "files": {"file:1/model.onnx": b"x"}}):
-        code, message = shared.rejection(shared.client.load_model, "plain", **wrong)
-        assert (code, "served as its bundle says" in message) == ("UNIMPLEMENTED", True)
-    assert shared.states("plain") == {"1": (UNAVAILABLE, "not loaded")}
-    request = pb.RepositoryModelUnloadRequest(model_name=NAME)
-    request.parameters["unload_dependents"].string_param = "yes"
-    with pytest.raises(grpc.RpcError, match="bool_param"):
-        shared.stub.RepositoryModelUnload(request)
-    with pytest.raises(grpc.RpcError, match="one repository"):
-        shared.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=NAME, repository_name="r"))
-
-
-def test_failed_first_load_can_be_repeated(shared: Shared) -> None:
-    write_oracle_bundle(shared.repository / "first", "first", 1)
-    damage(shared.repository / "first")
-    assert "model.onnx" in shared.rejection(shared.client.load_model, "first")[1]
-    assert not shared.client.is_server_ready()  # a wanted model is missing
-    ((state, reason),) = shared.states("first").values()
-    assert (state, "sha256" in reason) == (UNAVAILABLE, True)
-    write_oracle_bundle(shared.repository / "first", "first", 1, replace=True)
-    shared.client.load_model("first")
-    assert shared.states("first") == {"1": (READY, "")}
-    assert shared.client.is_server_ready()
 
 
 def test_one_bad_version_keeps_all_earlier_ones(shared: Shared) -> None:
@@ -323,3 +291,82 @@ def test_loading_and_unloading_leaks_nothing(repository: Path, cycles: int) -> N
         assert per_cycle * 200 < ALLOWED_GROWTH_BYTES or cycles < 200  # few of them show no trend
         assert process.num_fds() <= files
         assert process.num_threads() < threads + 10  # the pool of asyncio may still be growing
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def wrong_golden(bundle: Path) -> None:
+    shutil.rmtree(bundle)
+    shutil.copytree(DATA / "broken_bundles" / "golden-wrong", bundle)
+    text = (bundle / "manifest.json").read_text()
+    (bundle / "manifest.json").write_text(text.replace('"calculator-oracle"', f'"{NAME}"'))
+
+
+#: Each corruption, and the part of the bundle that the error names.
+CORRUPTIONS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda bundle: truncate(bundle / "model.onnx"), r"model\.onnx"),
+    (damage, "sha256"),
+    (lambda bundle: (bundle / "model.onnx").unlink(), r"model\.onnx"),
+    (lambda bundle: link(bundle / "model.onnx"), "a symbolic link"),
+    (lambda bundle: truncate(bundle / "manifest.json"), "manifest"),
+    (lambda bundle: (bundle / "manifest.json").write_text(""), "manifest"),
+    (wrong_golden, "got a largest"),
+]
+
+
+def goes_on(sent: Traffic) -> bool:
+    before = len(sent.answers)
+    return wait_until(lambda: len(sent.answers) > before + 4)
+
+
+def test_failed_reloads_leave_the_model_serving(repository: Path) -> None:
+    write_oracle_bundle(repository / "a", NAME, 1)
+    with (
+        explicit(repository, "--load-model=*") as (ready, client),
+        traffic(f"127.0.0.1:{ready.grpc_port}", NAME, threads=4) as sent,
+    ):
+        for corrupt, message in CORRUPTIONS:
+            write_oracle_bundle(repository / "a", NAME, 1, replace=True)
+            corrupt(repository / "a")
+            with pytest.raises(InferenceServerException, match=message) as caught:
+                client.load_model(NAME)
+            assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
+            ((state, reason),) = states(client).values()
+            assert (state, "got " in reason) == (READY, True)
+            assert is_healthy(ready)
+            assert client.is_server_ready()
+            assert goes_on(sent)
+        assert set(sent.versions()) == {"1"}
+        write_oracle_bundle(repository / "a", NAME, 2, replace=True)
+        client.load_model(NAME)
+        assert states(client) == {(NAME, "2"): (READY, "")}
+        assert wait_until(lambda: sent.versions()[-4:] == ["2"] * 4)
+    assert (set(sent.versions()), sent.failures) == ({"1", "2"}, [])
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [lambda bundle: truncate(bundle / "model.onnx"), pytest.param(wrong_golden, marks=pytest.mark.slow)],
+    ids=["truncated", "golden"],
+)
+def test_poll_does_not_follow_broken_bundles(repository: Path, corrupt: Callable[[Path], object]) -> None:
+    write_oracle_bundle(repository / "a", NAME, 1)
+    with (
+        served(repository, "--model-control=poll", "--poll-seconds=0.1") as (ready, client),
+        traffic(f"127.0.0.1:{ready.grpc_port}", NAME, threads=4) as sent,
+    ):
+        corrupt(repository / "a")
+        assert wait_until(lambda: any("got " in reason for _, reason in states(client).values()))
+        assert goes_on(sent)
+        assert [state for state, _ in states(client).values()][-1] == READY
+        assert set(sent.versions()) == {"1"}
+        write_oracle_bundle(repository / "a", NAME, 2, replace=True)
+        assert wait_until(lambda: sent.versions()[-4:] == ["2"] * 4)
+    assert (set(sent.versions()), sent.failures) == ({"1", "2"}, [])

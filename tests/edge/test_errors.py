@@ -62,9 +62,8 @@ def test_every_request_error_has_its_own_status_code() -> None:
     assert len(set(STATUS_CODES.values())) == len(STATUS_CODES)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
+    for value, text in (
         ("x", "'x'"),
         (Literally("x"), "x"),
         (Literally(OSError("no such thing")), "no such thing"),
@@ -73,10 +72,8 @@ def test_every_request_error_has_its_own_status_code() -> None:
         (Literally("x" * 161), "x" * 160 + "… (161 characters)"),
         ("x" * 10**6, f"'{'x' * 159}… (1000002 characters)"),
         (Whole("y" * 10**4), "y" * 10**4),
-    ],
-)
-def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted(value: object, text: str) -> None:
-    assert message(value) == f"the subject: got {text}, expected 4. Do this."
+    ):
+        assert message(value) == f"the subject: got {text}, expected 4. Do this."
 
 
 def test_text_of_unknown_origin_is_safe_for_a_terminal() -> None:

@@ -59,15 +59,6 @@ def test_asyncio_and_stock_clients(url: str) -> None:
     assert (done.returncode, done.stdout) == (0, "3 - -4 + 2 = 9\n")
 
 
-@pytest.mark.parametrize("name", ["ask.py", "ask_tritonclient.py"])
-def test_errors_are_one_line(name: str, closed_url: str) -> None:
-    done = run(sys.executable, EXAMPLES / name, ORACLE, QUESTION, closed_url)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{name}: ")
-    assert "UNAVAILABLE" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("page", ["README.md", "edge/README.md"])
 def test_curl(http_url: str, page: str) -> None:
@@ -127,7 +118,6 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def options_of(command: str) -> set[str]:
-    """Return all options of a command, with the negative ones of flags."""
     context = click.Context(cli)
     found = cli.get_command(context, command)
     assert found, f"fewheads {command}"

@@ -1,19 +1,25 @@
-"""Servers that are terminated or killed under load: every request gets a response or an error."""
+"""Servers that are terminated or killed under load, and full or read-only disks."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 from edge.client import Client
 from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
+from tests.support.commands import answer, fewheads, refusal
+from tests.support.full_disk import can_mount
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.server_processes import served
+from tests.support.server_processes import Served, served
 from tests.support.traffic import INPUTS, traffic
 
 #: These tests concern the protocol, which every transport carries.
@@ -62,3 +68,41 @@ def test_sigkill_under_load(repository: Path, transport: str) -> None:
     port = url.rpartition(":")[2]
     with running_server([repository / "oracle"], arguments=[f"--grpc-port={port}", f"--transport={transport}"]):
         assert Client(url).infer("oracle", INPUTS)
+
+
+def is_served(server: Served) -> bool:
+    with Client(f"127.0.0.1:{server.ready.grpc_port}") as client:
+        return bool(client.infer("oracle", INPUTS).outputs["value"] == 2)
+
+
+def test_server_that_can_write_nothing_serves(repository: Path) -> None:
+    """It can write neither a file nor a line of its debug log."""
+    program = f"tests.support.full_disk no-room {repository}"
+    with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
+        assert is_served(one)
+        with pytest.raises(grpc.RpcError) as caught:
+            one.stub.ModelInfer(pb.ModelInferRequest(model_name="zz"), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        one.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"), timeout=20)
+        assert is_served(one)
+        os.kill(one.ready.process_id, signal.SIGTERM)
+        assert one.end() == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a user's own")
+def test_read_only_cache_is_used_and_not_written(repository: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "builds"
+    cache.mkdir()
+    arguments = ["build", str(repository / "oracle"), "--target=onnxruntime", f"--cache={cache}", "--json"]
+    program = f"tests.support.full_disk read-only {cache}"
+    command = [sys.executable, "-m", *program.split(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "Read-only file system" in refusal(done, 2)
+    for source in ("bundle", "cache"):
+        with served(repository, f"--cache={cache}", program=program) as server:
+            assert is_served(server)
+            os.kill(server.ready.process_id, signal.SIGTERM)
+            code, log = server.end()
+        assert (code, f"was read from the {source}" in log) == (0, True)
+        answer(fewheads(*arguments))

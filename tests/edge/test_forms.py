@@ -15,13 +15,10 @@ import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
-from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, Overloaded, RequestError
+from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.security.access import CALLER
-from edge.security.rate import RateLimit, parse_rate
 from edge.serving import forms, inference
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
-from tests.support import text_model
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
@@ -31,7 +28,6 @@ from tests.support.server_models import write_echo_bundle
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Counts validations."""
     spy = Mock(wraps=inference.decode_inputs)
     monkeypatch.setattr(inference, "decode_inputs", spy)
     return spy
@@ -174,18 +170,6 @@ async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Mock, reg
     assert checks.call_count == (4 if side == "input" else 3)  # the region of an output is looked up before the inputs
 
 
-def test_form_needs_raw_contents_of_all_inputs() -> None:
-    request = pb.ModelInferRequest()
-    for name in ("a", "b"):
-        request.inputs.add(name=name, datatype="FP32", shape=[1])
-    inputs = {name: np.zeros(1, np.float32) for name in ("a", "b")}
-    assert forms.tensors_of(request, [bytes(4)], inputs) is None  # the other one is in shared memory
-    assert forms.tensors_of(request, [bytes(4)] * 2, {"a": inputs["a"], "c": inputs["b"]}) is None
-    read = forms.tensors_of(request, [bytes(4), bytes(8)], inputs)
-    assert read
-    assert [(tensor.name, tensor.shape, tensor.size_bytes) for tensor in read] == [("a", (1,), 4), ("b", (1,), 8)]
-
-
 async def test_parameters_are_part_of_the_form_and_their_order_is_not(running: Running, checks: Mock) -> None:
     names = [f"p{number}" for number in range(20)]
     for order in (names, names[::-1]):
@@ -214,34 +198,6 @@ async def test_known_form_keeps_its_timeout(running: Running, checks: Mock) -> N
     assert checks.call_count == 3
 
 
-async def test_tier_is_part_of_the_form(tmp_path: Path, checks: Mock) -> None:
-    text = "fine fine bad"  # of which the lean tier knows the last word alone
-    ids = np.array([[text_model.WORDS.index(word) for word in text.split()]], np.int64)
-
-    def tokens(tier: str) -> pb.ModelInferRequest:
-        request = pb.ModelInferRequest(model_name="sentiment")
-        for name, array in (("input_ids", ids), ("attention_mask", np.ones_like(ids))):
-            request.inputs.add(name=name, datatype="INT64", shape=ids.shape)
-            request.raw_input_contents.append(array.tobytes())
-        request.outputs.add(name="logits")
-        request.parameters["tier"].string_param = tier
-        return request
-
-    write = text_model.write_sentiment_bundle
-    async with running_service(tmp_path, lambda repository: write(repository / "sentiment")) as running:
-        for _ in range(3):
-            for tier in text_model.TIERS:
-                answer = await running.infer(tokens(tier))
-                assert answer.parameters["tier"].string_param == tier
-                logits = np.frombuffer(answer.raw_output_contents[0], np.float32)
-                assert logits.tolist() == text_model.logits(text, tier).tolist()
-            with pytest.raises(InvalidRequest, match="got 'zz'"):
-                await running.infer(tokens("zz"))
-        assert checks.call_count == 3
-        assert running.counted("sentiment").failures == {"InvalidRequest": 3}
-        assert await running.at_rest("sentiment")
-
-
 async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None:
     await running.infer(good())
     with occupied(running.scheduler):
@@ -258,18 +214,6 @@ async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None
         await running.infer(good())
     await running.control.load_model(ORACLE)
     assert value(await running.infer(good())) == 9
-
-
-async def test_rate_limit_counts_known_forms(tmp_path: Path, checks: Mock) -> None:
-    limit = RateLimit(parse_rate("1:2"), clock=lambda: 0.0)
-    async with running_service(tmp_path, limit=limit) as running:
-        for caller in ("camera", "robot"):
-            CALLER.set(caller)
-            for _ in range(2):
-                await running.infer(good())
-            with pytest.raises(Overloaded, match="requests of this client"):
-                await running.infer(good())
-    assert (checks.call_count, limit.refused) == (1, 2)
 
 
 async def test_number_of_forms_is_limited(running: Running, checks: Mock) -> None:

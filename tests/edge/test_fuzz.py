@@ -33,8 +33,6 @@ from tests.support.sample_requests import SEEDS, good, in_region
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
-#: More examples are for changes of the code that reads messages.
-TIMES = pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
 #: Examples for each RPC, for ModelInfer, and for each kind of the extensions.
 EXAMPLES, INFER_EXAMPLES, EXTENSION_EXAMPLES = 25, 2000, 150
 #: Growth that is no leak: allocator pools, and counters of error kinds.
@@ -96,9 +94,8 @@ def parses(rpc: str, data: bytes) -> bool:
     return True
 
 
-@TIMES
 @pytest.mark.parametrize("rpc", REQUESTS)
-def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: str, times: int) -> None:
+def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: str) -> None:
     seen: Counter[grpc.StatusCode] = Counter()
     process = psutil.Process(server.process_id)
     seeds = SEEDS.get(rpc.rpartition("/")[2])
@@ -115,7 +112,7 @@ def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: 
         seen[code] += 1
         return code
 
-    @profile(times * (INFER_EXAMPLES if seeds else EXAMPLES))
+    @profile(INFER_EXAMPLES if seeds else EXAMPLES)
     @given(REQUESTS[rpc], st.data(), st.booleans())
     def messages(request: Any, data: st.DataObject, whole: bool) -> None:
         sent = bytes(request.SerializeToString()) if request else b""
@@ -167,8 +164,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator
         os.unlink(f"/dev/shm{KEY}")
 
 
-@TIMES
-def test_random_and_mutated_extensions(opened: Ready, times: int) -> None:
+def test_random_and_mutated_extensions(opened: Ready) -> None:
     seen: Counter[tuple[str, grpc.StatusCode]] = Counter()
     process = psutil.Process(opened.process_id)
     allowed = {*ALLOWED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -185,12 +181,12 @@ def test_random_and_mutated_extensions(opened: Ready, times: int) -> None:
             malformed = code is grpc.StatusCode.INTERNAL and not parses(f"/{INFERENCE}/{method}", data)
             assert code in allowed or malformed, (method, data)
 
-        @profile(2 * times * EXTENSION_EXAMPLES)
+        @profile(2 * EXTENSION_EXAMPLES)
         @given(any_bytes)
         def random_ones(call: tuple[str, bytes]) -> None:
             send(*call)
 
-        @profile(times * EXTENSION_EXAMPLES)
+        @profile(EXTENSION_EXAMPLES)
         @given(streams)
         def streamed_ones(messages: list[bytes]) -> None:
             answers: list[bytes] = []

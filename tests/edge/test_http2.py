@@ -36,12 +36,10 @@ async def port(subject: Subject) -> AsyncIterator[int]:
 
 
 def sends(data: bytes, **changed: str | None) -> Say:
-    """A call of Echo with this body."""
     return lambda client: client.send(client.head(1, "Echo", **changed), DataFrame(1, data, flags=["END_STREAM"]))
 
 
 def packed(data: bytes) -> bytes:
-    """A message with the compressed flag."""
     return b"\1" + prefix(data)[1:] + data
 
 
@@ -156,17 +154,13 @@ async def test_another_content_type_gets_an_http_status(port: int, content_type:
         assert (await client.answer()).fields == {":status": "415"}
 
 
-async def test_status_from_a_handler(port: int) -> None:
+async def test_status_and_metadata(port: int) -> None:
     text = "100 % of ×\n"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/test.Test/Abort")(text.encode(), timeout=10)
-    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.ABORTED, text)
-    assert dict(caught.value.trailing_metadata() or ()) == {"key": "value", "key-bin": b"\0\xff"}
-
-
-async def test_metadata(port: int) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.ABORTED, text)
+        assert dict(caught.value.trailing_metadata() or ()) == {"key": "value", "key-bin": b"\0\xff"}
         sent = (("a", "1"), ("b-bin", b"\0\xff\x10"))
         seen = await channel.unary_unary("/test.Test/Metadata")(b"", metadata=sent, timeout=10)
     fields = ast.literal_eval(seen.decode())
@@ -248,24 +242,6 @@ async def test_rst_stream_cancels_the_handler(port: int, subject: Subject) -> No
         client.call(7, "Echo")
         assert (await client.answer(7)).messages == [b"x"]
     assert subject.cancelled == 1
-
-
-async def test_closed_connection_cancels_the_handler(port: int, subject: Subject) -> None:
-    async with RawClient(port) as client:
-        client.greet().call(1, "Wait")
-        await reached(lambda: subject.running == 1)
-    await reached(lambda: not subject.running)
-    assert subject.cancelled == 1
-
-
-async def test_rapid_resets_end_the_connection(port: int) -> None:
-    async with RawClient(port) as client:
-        client.greet()
-        for number in range(5000):
-            stream_id = 2 * number + 1
-            client.call(stream_id, "Wait")
-            client.send(RstStreamFrame(stream_id, error_code=CANCEL))
-        await client.end()
 
 
 async def test_headers_that_grow_when_they_are_decoded(port: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from edge.errors import InvalidRequest, RequestError, Unsupported
+from edge.errors import InvalidRequest, Unsupported
 from edge.instruments.logs import ABOUT, LEVELS, About, Logs
 from tests.support.server_processes import served
 
@@ -88,24 +88,21 @@ def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pyt
     assert not any(line.startswith("2026-01-01") for line in text)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
+def test_wrong_setting_changes_none() -> None:
+    for wrong, error, message in (
         ({"zz": True}, InvalidRequest, "log setting: got 'zz', expected one of log_file, log_info, "),
         ({"log_info": 1}, InvalidRequest, "log setting 'log_info': got 1, expected a value of type bool. "),
         ({"log_info": None}, InvalidRequest, "log setting 'log_info': got no value, expected a value of type bool. "),
         ({"log_verbose_level": True}, InvalidRequest, "log setting 'log_verbose_level': got True, expected a value of"),
         ({"log_format": "xml"}, InvalidRequest, "log setting 'log_format': got 'xml', expected one of default, "),
         ({"log_file": "/x"}, Unsupported, "log setting 'log_file': got '/x', expected nothing: the log goes to stderr"),
-    ],
-)
-def test_wrong_setting_changes_none(wrong: dict[str, object], error: type[RequestError], message: str) -> None:
-    with closing(Logs()) as logs:
-        before = logs.settings
-        with pytest.raises(error, match=f"^{re.escape(message)}"):
-            logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
-        assert logs.settings == before
-        logs.change({"log_file": ""})
+    ):
+        with closing(Logs()) as logs:
+            before = logs.settings
+            with pytest.raises(error, match=f"^{re.escape(message)}"):
+                logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
+            assert logs.settings == before
+            logs.change({"log_file": ""})
 
 
 def test_tritonclient_changes_the_log_of_a_running_server(tmp_path: Path) -> None:

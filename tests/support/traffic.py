@@ -62,3 +62,7 @@ def traffic(
             stop.set()
             for sender in senders:
                 sender.join()
+            retried = sum(answer.call.attempts > 1 for _, answer in result.answers)
+            longest = max(answer.round_trip_ns for _, answer in result.answers) / 1e9 if result.answers else 0
+            counts = f"{len(result.answers)} answers, {retried} retried, {len(result.failures)} lost"
+            print(f"{counts}, longest answer {longest:.2f} s")
