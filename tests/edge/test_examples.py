@@ -125,14 +125,9 @@ def options_of(command: str) -> set[str]:
     return {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
 
 
-@pytest.fixture(scope="module")
-def options() -> dict[str, set[str]]:
-    return {command: options_of(command) for command in cli.list_commands(click.Context(cli))}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_options_in_the_pages_exist(page: str, options: dict[str, set[str]]) -> None:
-    text = (ROOT / page).read_text()
+def test_options_in_the_pages_exist() -> None:
+    options = {command: options_of(command) for command in cli.list_commands(click.Context(cli))}
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
     assert set(_OPTION.findall(text)) <= FOREIGN.union(*options.values())
     # In a line of code, they are options of its command.
     for code in re.findall(r"`([^`\n]+)`|^(fewheads .+)$", text, re.MULTILINE):
