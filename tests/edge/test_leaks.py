@@ -125,3 +125,19 @@ async def test_failing_stream_request_hides_its_error(tmp_path: Path, caplog: py
         with failing(InferenceService.infer.__code__):
             assert await stream_errors(channel, *[good()] * 3) == [INTERNAL, "", ""]
         assert SECRET in caplog.text
+
+
+async def test_failing_runtime_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    request = pb.ModelInferRequest(model_name="failing")
+    request.inputs.add(name="index", datatype="INT64", shape=[1])
+    request.raw_input_contents.append((99).to_bytes(8, "little"))
+    async with serving_here(tmp_path) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{INFERENCE}/ModelInfer")(request.SerializeToString(), timeout=10)
+        (error,) = await stream_errors(channel, request)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    for shown in (str(caught.value.details()), error):
+        assert "failing" in shown
+        assert "Gather" not in shown
+        assert "out of" not in shown
+    assert "out of data bounds" in caplog.text
