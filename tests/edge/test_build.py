@@ -26,6 +26,7 @@ from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
 from tests.support.builds import ROOT, children, pause_builds
+from tests.support.commands import mistake
 from tests.support.marks import with_rtx
 from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, write_oracle_bundle
 
@@ -135,6 +136,7 @@ def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle: Bundle, tmp_path: Path)
     wrong = "--target: got 'tensorrt-rtx:SM86', expected a target that this program can run"
     with pytest.raises(UsageError, match=wrong):
         load_runner(oracle, RTX, tmp_path)
+    assert wrong in mistake("serve", tmp_path, "--target", RTX)
 
 
 MIB = 1024**2

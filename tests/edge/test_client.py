@@ -30,12 +30,13 @@ from edge.client.inference import checked_timeout, decode, encode
 from edge.client.rpcs import PendingRequests
 from edge.datatypes import TensorSpec
 from edge.errors import ServerError, UsageError
+from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, python
 from tests.support.metrics import is_at_rest, wait_until
-from tests.support.models import ORACLE, VERSIONED
+from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
 from tests.support.scripted_servers import doubled, peer, refusing, x
 
 
@@ -218,6 +219,16 @@ def test_telemetry_once_and_repeatedly(client: Client) -> None:
     assert times[2] - times[0] >= 150
     with pytest.raises(ServerError, match="at least 100"):
         next(client.watch(1))
+
+
+def test_load_and_unload() -> None:
+    with running_server([ORACLE_BUNDLE], arguments=["--model-control=explicit"]) as ready:
+        for make in CLIENTS.values():
+            with make(f"127.0.0.1:{ready.grpc_port}") as client:
+                client.load(ORACLE, timeout_seconds=60)
+                assert client.ready(ORACLE)
+                client.unload(ORACLE)
+                assert not client.ready(ORACLE)
 
 
 def test_stream_answers_in_order_with_errors_in_their_place(client: Client, url: str) -> None:
