@@ -15,15 +15,15 @@ from types import MappingProxyType
 import grpc
 import psutil
 
-from edge.client import Client, Credentials, Retries, text
+from edge.client import Client, Credentials, Retries
 from edge.errors import ServerError
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from tests.support.models import ORACLE
+from tests.support.traffic import INPUTS
 
 _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"
 SECONDS = 60
-INPUTS = {"expression": text(["1 + 1"])}
 
 
 def free_port() -> int:
