@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -109,6 +111,27 @@ def test_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int) 
     assert wait_until(lambda: is_at_rest(server))
     # Requests that were answered before the cancellation are no failures.
     assert most - 4 <= failures(stub) - before <= count
+
+
+def test_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> None:
+    code = (
+        "import sys, grpc, itertools\n"
+        "from tests.support.busy_model import busy\n"
+        f"call = grpc.insecure_channel({url!r}).stream_stream({METHOD!r})\n"
+        "message = busy(100).SerializeToString()\n"
+        "for _ in call(itertools.repeat(message)):\n"
+        "    print('one', flush=True)\n"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"one\n"
+        assert gauge(server, "streams") == 1
+    finally:
+        client.kill()
+        client.communicate()
+    assert wait_until(lambda: is_at_rest(server))
+    assert value_of(next(stub.ModelStreamInfer(iter([numbered(4)])))) == 3
 
 
 def test_deadline_ends_the_stream(stub: Stub, server: Ready) -> None:
