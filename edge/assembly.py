@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edge.errors import Literally, UsageError
 from edge.grpcio.server import GrpcServer
@@ -44,46 +44,24 @@ from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from edge.http2.server import Http2Server
+    from edge.rest.paths import RestApi
     from edge.rest.server import RestServer
     from edge.telemetry.http import HttpServer
 
 
-class Security(NamedTuple):
-    """Authorization and the files of TLS; each is None where it is off."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a server that are started, stopped or closed; those that are off are None.
 
-    access: Access | None
-    certificates: ServerCertificates | None
-
-
-class Models(NamedTuple):
-    """The models, their workers, their health, and their memory."""
+    Attributes:
+        open_pages: opens the port of metrics and the live page.
+    """
 
     scheduler: Scheduler
     repository: Repository
-    health: Health
-    memory: MemorySampler
-
-
-class Serving(NamedTuple):
-    """The protocol without a transport: inference, streams of it, metadata, model control and other extensions."""
-
-    inference: InferenceService
     metadata: Metadata
     streams: Streams
     control: ModelControl
-    extensions: Extensions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The parts of a server that are started, stopped or closed.
-
-    Attributes:
-        open_pages: opens the port of metrics and the live page; None where it is off.
-    """
-
-    models: Models
-    serving: Serving
     telemetry: Telemetry
     watchdog: Watchdog
     notifier: Notifier
@@ -103,67 +81,84 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
             several instances are set for a GPU.
     """
     # Parts that may fail come first, because nothing has to be closed then.
-    security = _security(settings)
+    certificates = None
+    if settings.tls_certificate and settings.tls_key:
+        certificates = ServerCertificates(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    access = Access(settings.tokens) if settings.tokens else None
     traces = Traces(settings.trace_endpoint, settings.trace_ratio) if settings.trace_endpoint else None
-    models = _models(settings)
-    serving = _serving(settings, models, logs, traces)
-    sources = Sources(
-        *models,
-        Sensors(),
-        serving.streams,
-        [file for file in security if file],
-        energy_meter(lambda: ServedWork(models.repository, models.scheduler)),
+    scheduler, memory = _scheduler(settings), MemorySampler()
+    options = ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy)
+    budget = MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances)
+    loader = Loader(scheduler, settings.target, settings.cache, options, budget, settings.build)
+    repository = Repository(settings.repository, loader)
+    health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
+    shared_memory = None
+    if settings.allow_shared_memory:
+        shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
+    timeout_seconds = settings.default_timeout_ms / 1e3 or None
+    inference = InferenceService(
+        repository,
+        scheduler,
+        default_timeout_seconds=timeout_seconds,
+        shared_memory=shared_memory,
+        limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
+        traces=traces,
     )
+    metadata = Metadata(
+        repository,
+        scheduler,
+        health,
+        strict_readiness=settings.strict_readiness,
+        default_timeout_seconds=timeout_seconds,
+        extensions=extensions(settings.model_control, shared_memory),
+    )
+    streams, control = Streams(inference), ModelControl(repository, settings.model_control)
+    allow = settings.allow_log_settings
+    changes = Extensions(repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
+    energy = energy_meter(lambda: ServedWork(repository, scheduler))
+    followed = [file for file in (access, certificates) if file]
+    sources = Sources(scheduler, repository, health, memory, Sensors(), streams, followed, energy)
     telemetry = Telemetry(sources)
     transport = choose_transport(settings.transport)
-    grpc = _grpc(settings, transport.name, serving, telemetry, security)
+    calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
+    grpc = _grpc_server(transport.name)(
+        InferenceServicer(inference, metadata, streams, changes, access),
+        TelemetryServicer(telemetry, access),
+        Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls),
+        access=access,
+        certificates=certificates,
+    )
+    rest = None
+    if settings.http_port is not None:
+        rest_api, rest_server = _rest_classes()
+        rest = rest_server(rest_api(inference, metadata, changes, access, settings.max_message_bytes), certificates)
     notifier = Notifier()
     supervisor = Supervisor(
-        models.health,
-        models.repository,
-        models.scheduler,
-        server_ready=serving.metadata.server_ready,
+        health,
+        repository,
+        scheduler,
+        server_ready=metadata.server_ready,
         set_health=grpc.set_health,
         services=("", INFERENCE),
         notifier=notifier,
     )
-    models.repository.on_change = supervisor.publish
+    repository.on_change = supervisor.publish
     return Parts(
-        models=models,
-        serving=serving,
+        scheduler=scheduler,
+        repository=repository,
+        metadata=metadata,
+        streams=streams,
+        control=control,
         telemetry=telemetry,
-        watchdog=Watchdog(models.health, settings.stuck_exit_seconds),
+        watchdog=Watchdog(health, settings.stuck_exit_seconds),
         notifier=notifier,
         supervisor=supervisor,
         transport=transport,
         grpc=grpc,
-        rest=_rest(settings, serving, security),
-        open_pages=_pages(settings, sources, telemetry, security),
+        rest=rest,
+        open_pages=_pages(settings, sources, telemetry, access, certificates),
         traces=traces,
     )
-
-
-def _security(settings: Settings) -> Security:
-    certificates = None
-    if settings.tls_certificate and settings.tls_key:
-        certificates = ServerCertificates(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
-    return Security(Access(settings.tokens) if settings.tokens else None, certificates)
-
-
-def _models(settings: Settings) -> Models:
-    scheduler = _scheduler(settings)
-    memory = MemorySampler()
-    loader = Loader(
-        scheduler,
-        settings.target,
-        settings.cache,
-        ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy),
-        MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances),
-        settings.build,
-    )
-    repository = Repository(settings.repository, loader)
-    health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
-    return Models(scheduler, repository, health, memory)
 
 
 def _scheduler(settings: Settings) -> Scheduler:
@@ -183,64 +178,30 @@ def _scheduler(settings: Settings) -> Scheduler:
     )
 
 
-def _serving(settings: Settings, models: Models, logs: Logs, traces: Traces | None) -> Serving:
-    shared_memory = None
-    if settings.allow_shared_memory:
-        shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
-    timeout_seconds = settings.default_timeout_ms / 1e3 or None
-    inference = InferenceService(
-        models.repository,
-        models.scheduler,
-        default_timeout_seconds=timeout_seconds,
-        shared_memory=shared_memory,
-        limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
-        traces=traces,
-    )
-    metadata = Metadata(
-        models.repository,
-        models.scheduler,
-        models.health,
-        strict_readiness=settings.strict_readiness,
-        default_timeout_seconds=timeout_seconds,
-        extensions=extensions(settings.model_control, shared_memory),
-    )
-    control = ModelControl(models.repository, settings.model_control)
-    allow = settings.allow_log_settings
-    changes = Extensions(models.repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
-    return Serving(inference, metadata, Streams(inference), control, changes)
-
-
-def _grpc(
-    settings: Settings, transport: str, serving: Serving, telemetry: Telemetry, security: Security
-) -> GrpcServer | Http2Server:
-    access, certificates = security
-    inference = InferenceServicer(serving.inference, serving.metadata, serving.streams, serving.extensions, access)
-    readings = TelemetryServicer(telemetry, access)
-    calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
-    limits = Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls)
+def _grpc_server(transport: str) -> type[GrpcServer | Http2Server]:
     if transport == "grpcio":
-        return GrpcServer(inference, readings, limits, access=access, certificates=certificates)
+        return GrpcServer
     from edge.http2.server import Http2Server  # its library is an extra
 
-    return Http2Server(inference, readings, limits, access=access, certificates=certificates)
+    return Http2Server
 
 
-def _rest(settings: Settings, serving: Serving, security: Security) -> RestServer | None:
-    if settings.http_port is None:
-        return None
+def _rest_classes() -> tuple[type[RestApi], type[RestServer]]:
     try:
         from edge.rest.paths import RestApi  # its libraries are an extra
         from edge.rest.server import RestServer
     except ModuleNotFoundError as error:
         given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
         raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None
-    access, certificates = security
-    api = RestApi(serving.inference, serving.metadata, serving.extensions, access, settings.max_message_bytes)
-    return RestServer(api, certificates)
+    return RestApi, RestServer
 
 
 def _pages(
-    settings: Settings, sources: Sources, telemetry: Telemetry, security: Security
+    settings: Settings,
+    sources: Sources,
+    telemetry: Telemetry,
+    access: Access | None,
+    certificates: ServerCertificates | None,
 ) -> Callable[[], HttpServer] | None:
     if settings.metrics_port is None:
         return None
@@ -249,5 +210,5 @@ def _pages(
     from edge.telemetry.metrics import ServerCollector, metrics_page
     from edge.telemetry.pages import LiveReading, Pages
 
-    pages = Pages(metrics_page(ServerCollector(sources)), LiveReading(telemetry.reading), security.access)
-    return partial(HttpServer, pages.answer, settings.host, settings.metrics_port, security.certificates)
+    pages = Pages(metrics_page(ServerCollector(sources)), LiveReading(telemetry.reading), access)
+    return partial(HttpServer, pages.answer, settings.host, settings.metrics_port, certificates)

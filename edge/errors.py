@@ -60,10 +60,7 @@ class FewheadsError(Exception):
 
     def __init__(self, subject: str, *, given: object, expected: str, fix: str) -> None:
         super().__init__(f"{subject}: got {shown(given)}, expected {expected}. {fix}")
-        self.subject = subject
-        self.given = given
-        self.expected = expected
-        self.fix = fix
+        self.subject, self.given, self.expected, self.fix = subject, given, expected, fix
 
 
 class UsageError(FewheadsError):
@@ -115,10 +112,7 @@ class ServerError(FewheadsError):
         retry_after_ms: int = 0,
     ) -> None:
         super().__init__(subject, given=given, expected=expected, fix=fix)
-        self.code = code
-        self.server = server
-        self.attempts = attempts
-        self.retry_after_ms = retry_after_ms
+        self.code, self.server, self.attempts, self.retry_after_ms = code, server, attempts, retry_after_ms
 
 
 class ServerRefused(ServerError):
@@ -191,8 +185,7 @@ class Overloaded(RequestError):
         self, subject: str, *, given: object, expected: str, fix: str, cause: str = "", retry_after_ms: int = 0
     ) -> None:
         super().__init__(subject, given=given, expected=expected, fix=fix)
-        self.cause = cause
-        self.retry_after_ms = retry_after_ms
+        self.cause, self.retry_after_ms = cause, retry_after_ms
 
 
 class DeadlineExceeded(RequestError):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Literally, UsageError
 
 COPY_AGAIN = "Copy the bundle again from where it was exported, or export it again."
 
@@ -85,6 +85,22 @@ def write_whole(path: Path, data: bytes) -> None:
     scratch.replace(path)
 
 
+def check_parent(option: str, path: Path) -> None:
+    """Raise a UsageError if there is no directory for a result."""
+    if not path.parent.is_dir():
+        given = Literally(f"{path.parent}, which is no directory")
+        raise UsageError(option, given=given, expected="an existing directory", fix="Make it.")
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Write a file for the user as :func:`write_whole`; raise a UsageError if it cannot be written."""
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        given, fix = Literally(error.strerror), "Choose another place."
+        raise UsageError(f"{path}", given=given, expected="a file to write", fix=fix) from None
+
+
 def reserve(path: Path, size_bytes: int) -> None:
     """Raise an OSError if the disk has no room for ``size_bytes`` in a temporary file at ``path``."""
     with open(path, "xb") as file:
@@ -98,9 +114,6 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
 
     If the block raises, ``directory`` stays as it was and nothing is left beside it. A killed process leaves a
     directory that :func:`remove_abandoned` removes. Write the files in it with :func:`write_durably`.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch, lock = _scratch(directory)
@@ -123,9 +136,7 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary directories that killed processes left in ``parent``; those of live processes stay.
 
-    Args:
-        parent: the parent of the directories given to :func:`replaced_directory`.
-        prefix: a regular expression for their names.
+    ``prefix`` is a regular expression for the names of the directories given to :func:`replaced_directory`.
     """
     pattern = re.compile(rf"\.{prefix}\.\w+")
     for path in parent.iterdir() if parent.is_dir() else ():
@@ -141,7 +152,6 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _scratch(directory: Path) -> tuple[Path, int]:
-    """Return a new directory beside ``directory``, and a descriptor that locks it while this process lives."""
     while True:
         # A sibling, so that the rename stays on one file system; servers ignore names that start with a dot.
         scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))

@@ -23,12 +23,7 @@ _LOG_LINES = 20
 
 @contextmanager
 def running_server(bundles: Sequence[Path], **options: Any) -> Iterator[Ready]:
-    """Serve bundles while the block runs.
-
-    Args:
-        bundles: the bundles to serve; no two directories may have the same name.
-        options: more arguments of :func:`serving`, which also has the errors.
-    """
+    """Serve bundles, whose directories have different names, while the block runs; options as for :func:`serving`."""
     with tempfile.TemporaryDirectory(prefix="fewheads-") as directory:
         for bundle in bundles:
             (Path(directory) / bundle.name).symlink_to(bundle.resolve(), target_is_directory=True)
@@ -47,15 +42,8 @@ def serving(
 ) -> Iterator[Ready]:
     """Serve a repository on free loopback ports while the block runs, then stop the server with SIGTERM.
 
-    Args:
-        repository: the directory of the bundles, which may change meanwhile.
-        target: the runtime.
-        cache: directory of built models.
-        arguments: more arguments of ``fewheads serve``.
-        python: command that runs Python, such as an emulator with its arguments.
-
-    Raises:
-        ServerError: the server did not start, or failed; the message has the end of its log.
+    ``arguments`` are more of ``fewheads serve``; ``python`` runs Python, such as an emulator with its arguments. If the
+    server does not start, or fails, the ServerError has the end of its log.
     """
     command = [*python, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]

@@ -53,18 +53,10 @@ class Runner(Protocol):
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute all outputs. The arrays returned belong to the caller.
-
-        Raises:
-            RunnerError: the runtime failed; its text is in the log.
-        """
+        """Compute all outputs, or raise a RunnerError. The arrays returned belong to the caller."""
 
     def upload(self, array: Array) -> Handle:
-        """Copy an array to the device.
-
-        Raises:
-            InvalidRequest: the array is BYTES, which exist only on the host.
-        """
+        """Copy an array to the device; raise an InvalidRequest for BYTES, which exist only on the host."""
 
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs like :meth:`infer`, from tensors on either side, and keep some outputs on the device.
@@ -76,8 +68,7 @@ class Runner(Protocol):
             keep: outputs to return as handles.
 
         Raises:
-            InvalidRequest: an input is missing or unknown, or has the wrong datatype or shape; or ``keep`` names no
-                output.
+            InvalidRequest: :func:`check_feeds` finds an error.
             RunnerError: the runtime failed; its text is in the log.
         """
 
@@ -97,20 +88,11 @@ class OverlappingRunner(Runner, Protocol):
     """A runner whose device computes a run while the caller prepares the next one."""
 
     def start(self, feeds: Mapping[str, Array]) -> Pending:
-        """Start a run. At most two may be pending, and their results are taken in the order of their starts.
-
-        Raises:
-            InvalidRequest: as :meth:`Runner.run`.
-            RunnerError: the runtime failed; its text is in the log.
-        """
+        """Start a run. At most two may be pending, and their results are taken in the order of their starts."""
 
 
 def check_feeds(runner: Runner, feeds: Mapping[str, Tensor], keep: Collection[str], subject: str) -> None:
-    """Check the arguments of :meth:`Runner.run` against the tensors of the graph.
-
-    Raises:
-        InvalidRequest: a name, datatype or shape does not match; the message starts with ``subject``.
-    """
+    """Raise an InvalidRequest if arguments of :meth:`Runner.run` do not match the tensors of the graph ``subject``."""
     names = [spec.name for spec in runner.inputs]
     if feeds.keys() != set(names):
         fix = "Feed each input of the graph once."
@@ -119,17 +101,14 @@ def check_feeds(runner: Runner, feeds: Mapping[str, Tensor], keep: Collection[st
         tensor = feeds[spec.name]
         datatype = _datatype(tensor)
         if datatype != spec.datatype or not spec.accepts(tensor.shape):
-            raise InvalidRequest(
-                f"input {spec.name!r} of {subject}",
-                given=Literally(f"{datatype} {list(tensor.shape)}"),
-                expected=f"{spec.datatype} {list(spec.shape)}",
-                fix="Feed an output that has the datatype and shape of this input.",
-            )
+            given, expected = Literally(f"{datatype} {list(tensor.shape)}"), f"{spec.datatype} {list(spec.shape)}"
+            fix = "Feed an output that has the datatype and shape of this input."
+            raise InvalidRequest(f"input {spec.name!r} of {subject}", given=given, expected=expected, fix=fix)
     outputs = [spec.name for spec in runner.outputs]
-    for name in keep:
-        if name not in outputs:
-            fix = "Keep an output of the graph."
-            raise InvalidRequest(f"keep of {subject}", given=name, expected=f"one of {outputs}", fix=fix)
+    unknown = [name for name in keep if name not in outputs]
+    if unknown:
+        fix = "Keep an output of the graph."
+        raise InvalidRequest(f"keep of {subject}", given=unknown[0], expected=f"one of {outputs}", fix=fix)
 
 
 def _datatype(tensor: Tensor) -> str:

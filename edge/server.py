@@ -42,11 +42,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
-
-    Args:
-        settings: the settings of the server.
-        on_ready: called once the server has tried to load every bundle and accepts requests.
+    """Serve until SIGTERM or SIGINT, then drain; ``on_ready`` is called once the server accepts requests.
 
     Raises:
         UsageError: as :func:`edge.assembly.assemble`, a port cannot be taken, or a model to load does not exist.
@@ -63,7 +59,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         parts = assemble(settings, logs)
         log.info("gRPC is carried by %s. %s", *parts.transport)
         closing.callback(parts.watchdog.close)
-        closing.callback(parts.models.scheduler.close)
+        closing.callback(parts.scheduler.close)
         if parts.traces:
             closing.push_async_callback(asyncio.to_thread, parts.traces.close)
         closing.callback(asyncio.create_task(parts.telemetry.watch()).cancel)
@@ -75,8 +71,9 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         await parts.grpc.start(settings.host, settings.grpc_port)
         polling: list[asyncio.Task[None]] = []
         closing.push_async_callback(lambda: asyncio.gather(*polling))
-        closing.push_async_callback(parts.serving.control.close)  # ends the polling
-        closing.push_async_callback(_drain, parts, settings.drain_seconds)
+        closing.push_async_callback(parts.control.close)  # ends the polling
+        servers = [server for server in (parts.grpc, parts.rest) if server]
+        closing.push_async_callback(lambda: asyncio.gather(*(each.drain(settings.drain_seconds) for each in servers)))
         closing.callback(asyncio.create_task(parts.supervisor.run()).cancel)
         if parts.rest:
             await parts.rest.start(settings.host, settings.http_port or 0)
@@ -86,51 +83,43 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             await loading  # raises its error, if any
-            _warn_if_empty(settings, parts)
+            if settings.model_control == "none" and not list(parts.repository):
+                fix = "`fewheads export RUN --repository DIRECTORY`, or MODEL.onnx for RUN, writes one"
+                log.warning("%s has no bundle, a directory with a manifest.json; %s", settings.repository, fix)
             on_ready(_ready(parts, metrics_port))
             parts.notifier.notify(READY=1)
             if settings.model_control == "poll":
-                polling.append(asyncio.create_task(parts.serving.control.poll(settings.poll_seconds)))
+                polling.append(asyncio.create_task(parts.control.poll(settings.poll_seconds)))
         await stopping
         log.info("draining for at most %g s", settings.drain_seconds)
         parts.watchdog.bound_shutdown(settings.drain_seconds + _CLOSING_SECONDS)
         parts.notifier.notify(STOPPING=1)
-        parts.serving.metadata.accepting = False
-        parts.serving.control.stop()
-        parts.serving.streams.drain()
+        parts.metadata.accepting = False
+        parts.control.stop()
+        parts.streams.drain()
         await loading
-
-
-async def _drain(parts: Parts, seconds: float) -> None:
-    await asyncio.gather(*(server.drain(seconds) for server in (parts.grpc, parts.rest) if server))
 
 
 async def _load(settings: Settings, parts: Parts) -> None:
     explicit = settings.model_control == "explicit" and settings.load_models != ("*",)
-    await parts.serving.control.start(settings.load_models if explicit else None)
-    known = {entry.name for entry in parts.models.repository}
+    await parts.control.start(settings.load_models if explicit else None)
+    known = {entry.name for entry in parts.repository}
     for name in settings.load_models if explicit else ():
         if name not in known:
             expected = f"one of {', '.join(sorted(known)) or 'none at all'}"
             raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or add its bundle.")
-    parts.serving.metadata.accepting = not parts.serving.control.stopping
+    parts.metadata.accepting = not parts.control.stopping
     parts.supervisor.publish()
 
 
-def _warn_if_empty(settings: Settings, parts: Parts) -> None:
-    if settings.model_control == "none" and not list(parts.models.repository):
-        found = f"{settings.repository} has no bundle, which is a directory with a manifest.json"
-        log.warning("%s; `fewheads export RUN --repository DIRECTORY`, or MODEL.onnx for RUN, writes one", found)
-
-
 def _ready(parts: Parts, metrics_port: int | None) -> Ready:
-    repository = parts.models.repository
+    entries = list(parts.repository)
     return Ready(
         os.getpid(),
         parts.transport.name,
         parts.grpc.port,
         metrics_port,
-        tuple(f"{entry.name}:{entry.version}" for entry in repository if entry.state == "READY"),
-        {entry.path.name: entry.reason for entry in repository if entry.state == "UNAVAILABLE" and entry.wanted},
+        tuple(f"{entry.name}:{entry.version}" for entry in entries if entry.state == "READY"),
+        {entry.path.name: entry.reason for entry in entries if entry.state == "UNAVAILABLE" and entry.wanted},
         parts.rest.port if parts.rest else None,
     )

@@ -77,11 +77,7 @@ def port_setting(default: T, help: str, **rest: Any) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one server.
-
-    Raises:
-        UsageError: settings are wrong; it lists all of them.
-    """
+    """The settings of one server; a UsageError lists all that are wrong."""
 
     repository: Path = field(
         metadata={"declaration": Declaration(help="Directory of the bundles to serve.", option="REPOSITORY")}
@@ -90,69 +86,46 @@ class Settings:
     grpc_port: int = port_setting(8001, "Port of gRPC; 0 takes any free one.")
     transport: str = setting(
         "auto",
-        "Library that carries gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto is nghttp2 where "
-        "that is installed, and grpcio elsewhere.",
+        "Library of gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto takes it where installed.",
         choices=("auto", *TRANSPORTS),
     )
     metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
     http_port: int | None = port_setting(
-        None,
-        "Port of the same protocol over HTTP; 0 takes any free one. Needs `pip install 'fewheads[rest]'`.",
-        unset="not served",
+        None, "Port of the same over HTTP; 0 takes any free one. Needs `pip install 'fewheads[rest]'`.", unset="none"
     )
     target: str = setting("auto", "Runtime, as in `fewheads build --target`.")
     cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
     build: bool = setting(True, "Build models for their runtime where the cache has no build.")
     max_message_bytes: int = setting(64 * 1024**2, "Size limit of a request.", least=1, most=_MAX_INT32)
-    max_queue_size: int = setting(
-        256, "Requests that may wait for a worker; further requests are refused.", least=1, most=_MAX_INT32
-    )
+    max_queue_size: int = setting(256, "Requests that may wait; others are refused.", least=1, most=_MAX_INT32)
     max_queue_bytes: int = setting(
         DEFAULT_MAX_QUEUE_BYTES, "Total size of the tensors of waiting requests.", least=1, most=_MAX_INT64
     )
     instances: int | None = setting(
-        None,
-        "Runs in parallel, each on one core.",
-        least=1,
-        most=MAX_INSTANCES,
-        unset="the number of cores on a CPU, 1 on a GPU",
+        None, "Runs in parallel.", least=1, most=MAX_INSTANCES, unset="the number of cores on a CPU, 1 on a GPU"
     )
     batching: bool = setting(True, "Let waiting requests share runs.")
     max_queue_delay_us: int | None = setting(
-        None,
-        "Time for which a request waits for others to share its run while the server is busy.",
-        least=0,
-        most=1_000_000,
-        unset="as each bundle says",
+        None, "Longest wait for others to share a run.", least=0, most=1_000_000, unset="as each bundle says"
     )
     policy: str | None = setting(
-        None,
-        "Choice of the tier for requests that name none.",
-        choices=POLICIES,
-        fix="Leave it out for what each bundle says.",
-        unset="as each bundle says",
+        None, "Choice of the tier for requests that name none.", choices=POLICIES, unset="as each bundle says"
     )
     default_timeout_ms: float = setting(0.0, "Timeout of requests without a deadline; 0 is none.", least=0)
     admission: bool = setting(True, "Refuse requests at once that are predicted to miss their deadline.")
-    drain_seconds: float = setting(
-        10.0, "Time for which a shutdown waits for accepted requests.", least=0, fix="Raise it."
-    )
+    drain_seconds: float = setting(10.0, "Time for which a shutdown waits for requests.", least=0, fix="Raise it.")
     watchdog_seconds: float = setting(
         30.0,
         "A run that takes longer, and ten times longer than usual, makes the server unready; inf turns this off.",
         least=0.1,
     )
-    stuck_exit_seconds: float = setting(
-        60.0, "Time until such a run ends the server with exit code 9; inf waits for ever.", least=0
-    )
+    stuck_exit_seconds: float = setting(60.0, "Time until such a run ends the server with code 9; inf never.", least=0)
     memory_headroom_bytes: int = setting(
         256 * 1024**2, "Load no model that would leave less free memory.", least=0, most=_MAX_INT64
     )
     strict_readiness: bool = setting(True, "The server is ready only while every bundle is.")
     model_control: str = setting(
-        "none",
-        "When models are loaded: at the start only, also as REPOSITORY changes, or on request of a client.",
-        choices=MODEL_CONTROL_MODES,
+        "none", "Load models at the start only, also as REPOSITORY changes, or on request.", choices=MODEL_CONTROL_MODES
     )
     poll_seconds: float = setting(15.0, "Time between two checks of REPOSITORY by poll.", least=0.1, most=86400)
     load_models: tuple[str, ...] = setting(
@@ -173,9 +146,7 @@ class Settings:
     allow_log_settings: bool = setting(False, "Let clients change what is logged.")
     log_level: str = setting("info", "Lowest level of logged messages.", choices=LEVELS)
     log_format: str = setting(
-        "default",
-        "Format of the log; ISO8601 and json are in UTC, json writes one object per line.",
-        choices=tuple(FORMATS),
+        "default", "Format of the log; ISO8601 is in UTC, json writes an object per line.", choices=tuple(FORMATS)
     )
     tls_certificate: Path | None = setting(
         None, "PEM; serve over TLS with this certificate. It is read again when it changes.", unset="no TLS"
@@ -186,11 +157,7 @@ class Settings:
         None, "Accept only clients with a token in this file of `fewheads token`. It is read again when it changes."
     )
     rate_limit: Rate | None = setting(
-        None,
-        "Requests per second for each token, or for each address without tokens.",
-        unset="none",
-        metavar="N[:BURST]",
-        parse=parse_rate,
+        None, "Requests per second for each token or address.", unset="none", metavar="N[:BURST]", parse=parse_rate
     )
     trace_endpoint: str = setting(
         "",
@@ -199,11 +166,7 @@ class Settings:
         metavar="URL",
     )
     trace_ratio: float = setting(
-        0.01,
-        "Share of traced requests among those whose caller does not decide it.",
-        least=0,
-        most=1,
-        fix="1 traces all.",
+        0.01, "Share of traced requests where the caller does not decide.", least=0, most=1, fix="1 traces all."
     )
 
     def __post_init__(self) -> None:
@@ -221,15 +184,14 @@ class Settings:
         """Return what a stranger on the network can do with these settings; empty on a loopback address."""
         if _is_loopback(self.host):
             return []
-        warnings = []
+        found = []
         if not self.tokens and not self.tls_client_ca:
             fix = "--tokens or --tls-client-ca accepts only known clients"
-            warnings.append(f"{self.host} is not a loopback address, and anyone who reaches it may call any RPC; {fix}")
+            found.append(f"anyone who reaches it may call any RPC; {fix}")
         if not self.tls_certificate:
             readable = "requests, responses and tokens" if self.tokens else "requests and responses"
-            fix = "--tls-certificate encrypts them"
-            warnings.append(f"{self.host} is not a loopback address, and {readable} can be read on the way; {fix}")
-        return warnings
+            found.append(f"{readable} can be read on the way; --tls-certificate encrypts them")
+        return [f"{self.host} is not a loopback address, and {each}" for each in found]
 
 
 #: The declaration of each setting, by the name of its field.
@@ -252,16 +214,13 @@ def choose_transport(wanted: str) -> Transport:
     """Return the transport for a setting: nghttp2 for ``auto`` where its library can be used, grpcio elsewhere."""
     if wanted != "auto":
         return Transport(wanted, "--transport requires it.")
-    problem = _ngh2_problem()
-    if problem:
-        return Transport(
-            "grpcio", f"nghttp2 would be faster, but there is {problem}; run pip install 'fewheads[fast]'."
-        )
+    if problem := _ngh2_problem():
+        reason = f"nghttp2 would be faster, but there is {problem}; run pip install 'fewheads[fast]'."
+        return Transport("grpcio", reason)
     return Transport("nghttp2", "It is faster than grpcio.")
 
 
 def _ngh2_problem() -> str:
-    """Return the reason why nghttp2 cannot be used; empty where it can."""
     try:
         import ngh2
     except ImportError as error:
@@ -272,41 +231,40 @@ def _ngh2_problem() -> str:
 
 def _broken_rules(settings: Settings) -> Iterator[UsageError]:
     """Yield the errors of rules beyond the bounds and choices of one setting."""
+
+    def wrong(option: str, given: object, expected: str, fix: str) -> UsageError:
+        return UsageError(option, given=given, expected=expected, fix=fix)
+
     path = settings.repository
     if not path.is_dir():
-        given: object = Literally(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
+        given = Literally(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
         fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
-        yield UsageError("REPOSITORY", given=given, expected="a directory of bundles", fix=fix)
+        yield wrong("REPOSITORY", given, "a directory of bundles", fix)
     grpc, metrics, http = settings.grpc_port, settings.metrics_port, settings.http_port
     if grpc and grpc == metrics:
-        fix = "Give the two different ports."
-        yield UsageError("--metrics-port", given=metrics, expected="another port than gRPC's", fix=fix)
+        yield wrong("--metrics-port", metrics, "another port than gRPC's", "Give the two different ports.")
     if http and http in (grpc, metrics):
-        expected, fix = "another port than gRPC's and the metrics'", "Give each its own."
-        yield UsageError("--http-port", given=http, expected=expected, fix=fix)
+        yield wrong("--http-port", http, "another port than gRPC's and the metrics'", "Give each its own.")
     url = settings.trace_endpoint
     if url and not url.startswith(("http://", "https://")):
-        expected = "http://HOST:PORT or https://HOST:PORT"
         fix = "Give the address where the collector accepts OTLP over gRPC, usually port 4317."
-        yield UsageError("--trace-endpoint", given=url, expected=expected, fix=fix)
-    models = settings.load_models
+        yield wrong("--trace-endpoint", url, "http://HOST:PORT or https://HOST:PORT", fix)
+    models, mode = settings.load_models, f"--model-control {settings.model_control}"
     if models and settings.model_control != "explicit":
-        given, fix = Literally(f"--model-control {settings.model_control}"), "Leave it out: all models are loaded."
-        yield UsageError("--load-model", given=given, expected="--model-control explicit", fix=fix)
+        fix = "Leave it out: all models are loaded."
+        yield wrong("--load-model", Literally(mode), "--model-control explicit", fix)
     if "*" in models and len(models) > 1:
-        fix = "Give one or the other."
-        yield UsageError("--load-model", given=list(models), expected="* alone, or names", fix=fix)
+        yield wrong("--load-model", list(models), "* alone, or names", "Give one or the other.")
     problem = _ngh2_problem() if settings.transport == "nghttp2" else ""
     if problem:
-        given, expected = Literally(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}"
         fix = "Install it: pip install 'fewheads[fast]'."
-        yield UsageError("--transport", given=given, expected=expected, fix=fix)
+        yield wrong("--transport", Literally(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}", fix)
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         given, fix = Literally("one without the other"), "Give both, or leave both out."
-        yield UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
+        yield wrong("--tls-certificate and --tls-key", given, "both or none", fix)
     if settings.tls_client_ca and not settings.tls_certificate:
         given, fix = Literally("no --tls-certificate"), "Give the server a certificate too."
-        yield UsageError("--tls-client-ca", given=given, expected="--tls-certificate and --tls-key", fix=fix)
+        yield wrong("--tls-client-ca", given, "--tls-certificate and --tls-key", fix)
 
 
 def _is_loopback(host: str) -> bool:

@@ -42,7 +42,6 @@ SECONDS = 120.0
 
 
 def tests_of(paths: list[str]) -> dict[str, list[str]]:
-    """Return the tests of each module under some paths."""
     table: dict[str, list[str]] = tomllib.loads(TABLE.read_text())["modules"]
     found = {module: tests for module, tests in table.items() if module.startswith(tuple(paths))}
     if not found:

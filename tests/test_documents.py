@@ -1,24 +1,27 @@
-"""The README and the CHANGELOG tell the truth where a machine can check it."""
+"""The documents agree with the files, commands and figures that they name."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from deploy import device_table
+from deploy import device_table, push
 from edge import __version__
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-OTHERS = "".join(
-    (ROOT / name).read_text() for name in ("deploy/README.md", "deploy/JETSON.md", "edge/bundles/FORMAT.md")
-)
+DEPLOYMENT, PROOFS = (DEPLOY / "README.md").read_text(), (DEPLOY / "JETSON.md").read_text()
+DOCKERFILE = (ROOT / "jetson.Dockerfile").read_text()
+COMMANDS = {point.name: point for point in entry_points(group="fewheads.commands")}
+ALL = README + SERVER + CONTRIBUTING + DEPLOYMENT + PROOFS + (ROOT / "edge/bundles/FORMAT.md").read_text()
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -36,26 +39,70 @@ def test_every_file_that_the_readme_names_exists() -> None:
         for name in re.findall(r"\b([a-z_0-9]+\.(?:py|proto))\b", line):
             found = (ROOT / section / name).exists() or (ROOT / name).exists()
             assert found or list(ROOT.glob(f"{section}**/{name}")), name
-    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", README + SERVER + CONTRIBUTING + OTHERS):
+    for name in re.findall(r"`((?:edge|export|proto|tests|deploy)/[\w./]*)`", ALL):
         assert (ROOT / name).exists(), name
-    for name in re.findall(r"\btests/[\w/]+\.py\b", README + SERVER + CONTRIBUTING + OTHERS):
+    for name in re.findall(r"\b(?:tests|edge|deploy)/[\w/]+\.py\b", ALL):
         assert (ROOT / name).exists(), name
-    for page, folder in ((README, ROOT), (SERVER, ROOT / "edge"), (CONTRIBUTING, ROOT)):
+    for name in re.findall(r"^\| (`.*?`) ", DEPLOYMENT, re.MULTILINE)[0].replace("`", "").split(", "):
+        assert (DEPLOY / name).exists(), name
+    pages = ((README, ROOT), (SERVER, ROOT / "edge"), (CONTRIBUTING, ROOT), (DEPLOYMENT + PROOFS, DEPLOY))
+    for page, folder in pages:
         for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page):
             assert (folder / target).exists(), target
 
 
 def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
     table = README.split("## Commands")[1].split("##")[0]
-    assert set(re.findall(r"^\| `fewheads (\w+)", table, re.MULTILINE)) == {
-        point.name for point in entry_points(group="fewheads.commands")
-    }
+    assert set(re.findall(r"^\| `fewheads (\w+)", table, re.MULTILINE)) == COMMANDS.keys()
 
 
-def test_the_make_targets_of_the_readme_exist() -> None:
+def test_the_make_targets_of_the_documents_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([\w-]+)", README + SERVER + CONTRIBUTING):
+    for target in re.findall(r"\bmake ([\w-]+)", README + SERVER + CONTRIBUTING + PROOFS):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def commands(program: str) -> list[list[str]]:
+    examples = "\n".join(re.findall(r"```\n(.*?)```", DEPLOYMENT, re.DOTALL)).replace("\\\n", " ")
+    lines = [line for line in examples.splitlines() if line.startswith(f"{program} ")]
+    return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
+
+
+def test_the_exit_codes_of_the_entry_point_are_explained() -> None:
+    entrypoint = (DEPLOY / "container" / "entrypoint.sh").read_text()
+    written = {int(code) for code in re.findall(r"^\| (\d\d) \|", DEPLOYMENT, re.MULTILINE)}
+    assert written == {int(code) for code in re.findall(r"\bfail (\d+)", entrypoint)}
+
+
+def test_the_commands_of_a_deployment_are_valid() -> None:
+    pushed = commands("python deploy/push.py")
+    assert len(pushed) == 2
+    for arguments in pushed:
+        push.main.make_context("push", arguments)
+    for arguments in commands("docker build"):
+        for argument in re.findall(r"--build-arg (\w+)=", " ".join(arguments)):
+            assert f"\nARG {argument}" in DOCKERFILE
+        assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
+    (arguments,) = commands("docker run")
+    mounts = {argument.split(":")[1] for argument in arguments if ":/" in argument}
+    assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
+
+
+def test_the_commands_of_open_questions_have_their_options() -> None:
+    examples = [part.strip() for code in re.findall(r"`([^`\n]+)`", PROOFS) for part in code.split("&&")]
+    found = [shlex.split(each)[1:] for each in examples if each.startswith("fewheads ")]
+    assert len(found) > 10
+    for name, *arguments in found:
+        options = {option for parameter in COMMANDS[name].load().params for option in parameter.opts}
+        assert {argument for argument in arguments if argument.startswith("-")} <= options, (name, arguments)
+
+
+def test_image_and_page_install_the_same_packages() -> None:
+    """The extra `device` with the versions of the constraints, of which pycuda is one."""
+    assert re.findall(r"^pycuda==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert re.search(r"pip wheel .*-c constraints\.txt pycuda$", DOCKERFILE, re.MULTILINE)
+    for text in (DEPLOYMENT, DOCKERFILE.replace("\\\n", " "), (DEPLOY / "fewheads.service").read_text()):
+        assert re.search(r"install .*-c constraints\.txt .*'\.\[device\]'", text)
 
 
 def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:

@@ -72,10 +72,7 @@ def test_manifests_follow_the_schemas(document: Any, version: str) -> None:
 @pytest.mark.parametrize(
     ("file", "path", "value"),
     [
-        ("serving-runtime.yaml", ("spec", "runtimeClassName"), "nvidia"),
         ("serving-runtime.yaml", ("spec", "containers", 0, "readinessProbe", "grpc", "prot"), 1),
-        ("serving-runtime.yaml", ("spec", "supportedModelFormats", 0, "version"), 1),
-        ("inference-service.yaml", ("spec", "predictor", "model", "storageURI"), "pvc://models"),
         ("inference-service.yaml", ("spec", "predictor", "minReplicas"), "3"),
         ("k3s.yaml", ("spec", "template", "spec", "containers", 0, "image"), 3),
     ],
@@ -107,15 +104,13 @@ def test_manifests_give_the_server_options_and_ports_that_exist(file: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["a bundle", "a repository"])
-def test_started_server_answers_the_probes(layout: str, tmp_path: Path) -> None:
-    """KServe copies the contents of its URI into /mnt/models: one bundle, or a directory of several."""
-    models = tmp_path / "models"
-    shutil.copytree(ORACLE_BUNDLE, models if layout == "a bundle" else models / "oracle")
+def test_started_server_answers_the_probes(tmp_path: Path) -> None:
+    """KServe copies the contents of its URI into /mnt/models; here they are one bundle."""
+    shutil.copytree(ORACLE_BUNDLE, tmp_path / "models")
     found = container("serving-runtime.yaml")
     changed = ("--host", "--grpc-port", "--http-port", "--metrics-port", "--cache")
     arguments = [argument for argument in found["args"][2:] if not argument.startswith(changed)]
-    with serving(models, cache=tmp_path / "cache", arguments=[*arguments, "--http-port=0"]) as ready:
+    with serving(tmp_path / "models", cache=tmp_path / "cache", arguments=[*arguments, "--http-port=0"]) as ready:
         with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
             health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,12 +1,10 @@
-"""A bundle: the directory that carries one model from the workstation to the device.
-
-Reading checks everything before anything is used; writing is all or nothing.
-"""
+"""A bundle: the directory that carries one model from the workstation to the device, written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,16 +17,13 @@ from edge.errors import BundleError, Literally
 from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory, sha256, write_durably
 
 
+@dataclass(eq=False)
 class Bundle:
-    """A bundle on disk whose files match its manifest.
+    """A bundle on disk whose files match its manifest."""
 
-    ``manifest`` is upgraded to version 2; ``goldens`` holds the golden set of each tier by name.
-    """
-
-    def __init__(self, path: Path, manifest: Manifest, goldens: dict[str, Golden]) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.goldens = goldens
+    path: Path
+    manifest: Manifest  # upgraded to version 2
+    goldens: dict[str, Golden]  # of each tier, by name
 
     @property
     def golden(self) -> Golden:
@@ -37,12 +32,9 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | Path, *, models: bool = True) -> Bundle:
-        """Read and check a bundle: the schema, every size and hash, no stray file, no link, the golden set.
+        """Read a bundle; raise a BundleError for the first rule that it breaks, before any model is executed.
 
         Without ``models``, only :meth:`read` hashes a model, when it is used.
-
-        Raises:
-            BundleError: the first rule that is broken. No model has been executed by then.
         """
         path = Path(path)
         if not path.is_dir():
@@ -69,15 +61,11 @@ class Bundle:
         return cls(path, manifest, {tier: decoded[name] for tier, name in sets.items()})
 
     def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
-        """Return the ONNX file of a role and tier for a runtime: the one exported for it, else the one for ``any``.
-
-        Raise a BundleError if there is no such tier, or it has no file of that role for that runtime.
-        """
+        """Return the ONNX file of a role and tier for a runtime or for ``any``; raise a BundleError without one."""
         chosen = self.tier(tier)
-        for wanted in (runtime, "any"):
-            for artifact in chosen.artifacts:
-                if (artifact.runtime, artifact.role) == (wanted, role):
-                    return artifact
+        files = {(artifact.runtime, artifact.role): artifact for artifact in chosen.artifacts}
+        if found := files.get((runtime, role)) or files.get(("any", role)):
+            return found
         raise BundleError(
             f"bundle {self.path} tier {chosen.name!r}",
             given=[f"{artifact.role} for {artifact.runtime}" for artifact in chosen.artifacts],
@@ -104,12 +92,9 @@ class Bundle:
 def write_bundle(
     directory: str | Path, manifest: Manifest, files: Mapping[str, bytes], *, replace: bool = False
 ) -> Bundle:
-    """Write a bundle atomically, and return it, read back and checked.
+    """Write a bundle atomically, with the records of ``files`` in its manifest; return it, read back and checked.
 
-    A missing parent directory is created. The records in ``manifest.files`` are computed from ``files``.
-
-    Raises:
-        BundleError: ``directory`` exists, cannot be written, or the bundle breaks the format. An existing bundle stays.
+    Raise a BundleError if ``directory`` exists or cannot be written, or a rule is broken. An existing bundle stays.
     """
     directory = Path(directory)
     if directory.exists() and not replace:

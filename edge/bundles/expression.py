@@ -25,14 +25,9 @@ _FIX = "Write operands joined by + or -, for example '3 - -4 + 2'."
 
 
 def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[float], list[float]]:
-    """Split an expression into its n operands and its n - 1 operator codes.
+    """Split an expression such as ``"3 - -4 + 2"`` into its n operands and its n - 1 operator codes.
 
-    Args:
-        text: for example ``"3 - -4 + 2"``: 1 to 8 operands joined by ``+`` or ``-``; spaces are optional.
-        max_abs_operand: the largest absolute operand that the model supports.
-
-    Raises:
-        InvalidRequest: the text is not such an expression.
+    Raise an InvalidRequest unless it is 1 to 8 operands joined by ``+`` or ``-``, none above ``max_abs_operand``.
     """
     if len(text) > _MAX_CHARS:
         raise _invalid(text, f"at most {_MAX_CHARS} characters")

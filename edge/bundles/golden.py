@@ -1,7 +1,4 @@
-"""The golden set of a bundle: real inputs, and the outputs of the trained model for them.
-
-It is the acceptance test of a model on the device: no runner serves before it has reproduced these outputs.
-"""
+"""The golden set of a bundle: real inputs and the trained model's outputs, which a runner must reproduce to serve."""
 
 from __future__ import annotations
 
@@ -49,19 +46,13 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class OutputDiff(msgspec.Struct, frozen=True):
-    """The comparison of one output.
-
-    Attributes:
-        max_abs_diff: the largest absolute difference.
-        allowed: the largest difference that the tolerance allows at the worst value.
-        nonfinite: the number of values that are NaN or infinite.
-    """
+    """The comparison of one output."""
 
     name: str
     max_abs_diff: float
-    allowed: float
+    allowed: float  # at the worst value
     passed: bool
-    nonfinite: int = 0
+    nonfinite: int = 0  # number of values
 
 
 class GoldenReport(msgspec.Struct, frozen=True):
@@ -80,19 +71,9 @@ class GoldenReport(msgspec.Struct, frozen=True):
         """The largest difference over all outputs."""
         return max(diff.max_abs_diff for diff in self.outputs)
 
-    @property
-    def finite(self) -> bool:
-        """Whether every value of every output is finite."""
-        return not any(diff.nonfinite for diff in self.outputs)
-
 
 def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
-    """Return the golden set in ``data``, checked against the manifest.
-
-    Raises:
-        BundleError: ``data`` is not an uncompressed ``.npz``, holds an object array, misses or adds a tensor, has
-            another datatype or shape, or a value that is not finite.
-    """
+    """Return the golden set in ``data``; raise a BundleError unless it is a safe ``.npz`` that fits the manifest."""
     arrays = _read(data, subject)
     kinds: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
     for key, array in arrays.items():
@@ -171,10 +152,7 @@ def compute(runner: Runner, inputs: Mapping[str, Array], max_rows: int) -> dict[
 
 
 def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: str, max_rows: int) -> GoldenReport:
-    """Run the golden inputs as :func:`compute` does, and compare; ``subject`` is the model's name in errors.
-
-    Raise a GoldenError with both numbers if an output differs by more than the tolerance allows.
-    """
+    """Compute the golden inputs and compare; raise a GoldenError about ``subject`` if an output differs too much."""
     report = compare(compute(runner, golden.inputs, max_rows), golden, tolerance)
     for diff in report.outputs:
         if not diff.passed:

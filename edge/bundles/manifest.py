@@ -1,7 +1,8 @@
-"""Fields of ``manifest.json``, version 2. FORMAT.md beside this file gives the reasons.
+"""Fields of ``manifest.json``, which ``msgspec`` checks as it decodes. FORMAT.md beside this file gives the reasons.
 
-The types are the schema: ``msgspec`` checks every field, bound and pattern while it decodes. A decoded manifest must
-also pass :func:`edge.bundles.rules.check`, which holds the rules that span fields.
+A decoded manifest must also pass :func:`edge.bundles.rules.check`, which holds the rules that span fields. A program
+says how the artifacts of a bundle compute a response; :mod:`edge.programs` runs it. It names the roles that every tier
+must have (``roles``) and checks its own rules (``check``). Without one, a request runs the ``model`` of one tier.
 """
 
 from __future__ import annotations
@@ -24,17 +25,14 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)]
 TensorSpecs = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
-RuntimeName = Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
-Precision = Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
-Opset = Annotated[int, msgspec.Meta(ge=13, le=20)]
-MaxBatchSize = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 #: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.
 Role = Literal["model", "embed", "step", "backbone", "head"]
 
 
-def broken(subject: str, field: str, given: object, expected: str) -> BundleError:
-    """Return the error for a field of the manifest ``subject`` that breaks a rule."""
-    return BundleError(f"{subject} {field}", given=given, expected=expected, fix=EXPORT_AGAIN)
+def require(holds: object, subject: str, field: str, given: object, expected: str) -> None:
+    """Raise a BundleError for a field of the manifest ``subject`` unless its rule holds."""
+    if not holds:
+        raise BundleError(f"{subject} {field}", given=given, expected=expected, fix=EXPORT_AGAIN)
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -63,23 +61,19 @@ class Tolerance(Struct, frozen=True):
     rtol: NonNegative
 
 
-class Artifact(Struct, frozen=True):
-    """One ONNX file of a tier.
-
-    Attributes:
-        runtime: the runtime that it was written for.
-        precision: of its weights and activations.
-        role: the part that it plays in the tier.
-        inputs: its own inputs; None stands for the manifest's.
-        outputs: its own outputs; None stands for the manifest's.
-        profile: for each input of its own with a -1.
-    """
+class ArtifactV1(Struct, frozen=True):
+    """One ONNX file of a tier, in version 1: for a runtime, with the precision of its weights and activations."""
 
     file: FileName
-    runtime: RuntimeName
-    precision: Precision
-    opset: Opset
+    runtime: Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
+    precision: Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
+    opset: Annotated[int, msgspec.Meta(ge=13, le=20)]
     tolerance: Tolerance
+
+
+class Artifact(ArtifactV1, frozen=True):
+    """One ONNX file of a tier. Without inputs or outputs of its own, it has the manifest's."""
+
     role: Role = "model"
     inputs: TensorSpecs | None = None
     outputs: TensorSpecs | None = None
@@ -94,15 +88,21 @@ class Tensors(NamedTuple):
     profile: dict[str, Profile]
 
 
-class Tier(Struct, frozen=True):
+class TierV1(Struct, frozen=True):
+    """One size of the model, in version 1."""
+
+    name: ModelName
+    artifacts: Annotated[tuple[ArtifactV1, ...], msgspec.Meta(min_length=1, max_length=8)]
+    golden: FileName | None = None
+
+
+class Tier(TierV1, frozen=True):
     """One size of the model. The first tier of a bundle is the full one, later ones are leaner.
 
     A tier that computes other values than the full one has a golden set of its own; the others use the bundle's.
     """
 
-    name: ModelName
     artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
-    golden: FileName | None = None
 
 
 class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="type"):
@@ -129,15 +129,9 @@ class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="typ
 class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"):
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
-    Attributes:
-        input: the text input of a client.
-        file: the ``tokenizer.json`` of Hugging Face's tokenizers, in the bundle.
-        ids: the input of the graph for the ids.
-        mask: the input of the graph that is 1 for tokens and 0 for padding.
-        max_length: tokens of a row; longer rows are cut, of a pair the longer text first.
-        max_text_bytes: limit of one text, checked before it is tokenised.
-        pair: the second text input, for models that read two texts together.
-        segments: the input of the graph that is 1 for tokens of the second text and 0 for others.
+    ``file`` is the ``tokenizer.json`` of Hugging Face's tokenizers. The graph reads ``ids``; ``mask``, 1 for tokens and
+    0 for padding; and ``segments``, 1 for tokens of the second text, ``pair``. Rows longer than ``max_length`` tokens
+    are cut, of a pair the longer text first.
     """
 
     input: TensorName
@@ -162,8 +156,8 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
 
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tokenizer's file is not in the bundle."""
-        if self.file not in manifest.files:
-            raise broken(subject, f"files entry for {self.file!r}", Literally("nothing"), "the tokenizer of preprocess")
+        field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
+        require(self.file in manifest.files, subject, field, Literally("nothing"), expected)
 
 
 #: The steps before a model, each implemented in :data:`edge.bundles.preprocess.STEPS`. A step states its text
@@ -209,15 +203,9 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
 class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
     """The tier ``auto``: ``lean`` answers first, and ``full`` answers the rows where ``lean`` was unsure.
 
-    A program says how the artifacts of a bundle compute a response together; :mod:`edge.programs` runs it. It names
-    the roles that every tier must have (``roles``) and checks its own rules (``check``). Without a program, a request
-    runs the ``model`` of one tier.
-
-    Attributes:
-        full: the tier that answers where the two largest probabilities of ``logits`` are closer than ``margin``.
-        logits: an output of the graph, FP32 [-1, labels].
-        margin: 0 to 1, chosen on data that no tier was trained on.
-        default: whether the cascade answers requests that name no tier. Set it only where a measurement favours it.
+    ``lean`` is unsure where the two largest probabilities of ``logits`` (FP32, [-1, labels]) differ by less than
+    ``margin``, which was chosen on data that no tier was trained on. With ``default``, ``auto`` answers requests that
+    name no tier; set it only where a measurement favours it.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("model",)
@@ -231,26 +219,22 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is no output with labels."""
         tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
-        if self.lean not in tiers or self.full not in tiers or self.lean == self.full or "auto" in tiers:
-            expected = f"two of {tiers}, none of which is called auto"
-            raise broken(subject, "cascade tiers", (self.lean, self.full), expected)
+        holds = self.lean in tiers and self.full in tiers and self.lean != self.full and "auto" not in tiers
+        expected = f"two of {tiers}, none of which is called auto"
+        require(holds, subject, "cascade tiers", (self.lean, self.full), expected)
         logits = next((spec for spec in outputs if spec.name == self.logits), None)
         has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in outputs)
         # One column, a regression's, has no second label to be close to.
-        has_labels = logits is not None and len(logits.shape) == 2 and logits.shape[1] != 1
-        if logits is None or logits.datatype != "FP32" or not has_labels or not has_batch:
-            expected = "an FP32 output of shape [-1, labels], 2 labels or more, of a model with batches"
-            raise broken(subject, "cascade logits", self.logits, expected)
+        has_labels = logits and logits.datatype == "FP32" and len(logits.shape) == 2 and logits.shape[1] != 1
+        expected = "an FP32 output of shape [-1, labels], 2 labels or more, of a model with batches"
+        require(has_labels and has_batch, subject, "cascade logits", self.logits, expected)
 
 
 class Serving(Struct, frozen=True):
     """Serving defaults of the model; a server's options override them.
 
-    Attributes:
-        policy: the choice of the tier for a request that names none. None is ``router`` where the program is the
-            default, else ``pinned``, the full tier.
-        max_queue_delay_us: how long a request that found the server busy may wait for others to join it.
-        preferred_batch_sizes: rows that a run should have, where more than one request waits.
+    A policy of None is ``router`` where the program is the default, else ``pinned``, the full tier. A request that
+    finds the server busy may wait ``max_queue_delay_us`` for others to join it.
     """
 
     policy: Annotated[str, msgspec.Meta(pattern=r"^(pinned|router|deadline|load)$")] | None = None
@@ -280,32 +264,47 @@ class Provenance(Struct, frozen=True):
     versions: dict[str, Text] = msgspec.field(default_factory=dict)
 
 
-Files = Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
-Measures = Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)]
-
-
-class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_version"):
-    """Everything that the device knows of a model before it opens another file.
-
-    ``format_version`` is the tag of this struct: every manifest in memory is of version 2.
-    """
+class Common(Struct, frozen=True):
+    """Everything that the device knows of a model before it opens another file, as far as all versions have it."""
 
     name: ModelName
     version: Positive
     description: Text
     inputs: TensorSpecs
     outputs: TensorSpecs
-    max_batch_size: MaxBatchSize
+    max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=4096)]
     profile: dict[TensorName, Profile]
-    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
+    tiers: Annotated[tuple[TierV1, ...], msgspec.Meta(min_length=1, max_length=8)]
     golden: FileName
-    files: Files
+    files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
     provenance: Provenance
     preprocess: Preprocess | None = None
     postprocess: LabelPostprocess | ScorePostprocess | None = None
     program: CascadeProgram | None = None
     serving: Serving | None = None
-    measures: Measures = ()
+    measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
+
+
+class ManifestV1(Common, frozen=True, tag=1, tag_field="format_version"):
+    """``manifest.json`` of version 1: no roles, no tensors of artifacts, and the program is called ``router``.
+
+    This schema never changes; ``tests/data/version_1/manifest.schema.json`` pins it.
+    """
+
+    program: CascadeProgram | None = msgspec.field(default=None, name="router")
+
+    def upgraded(self) -> Manifest:
+        """Return the same manifest in version 2: every artifact is a ``model``, and the router is the program."""
+        fields = msgspec.to_builtins(self) | {"format_version": FORMAT_VERSION}
+        if "router" in fields:
+            fields["program"] = fields.pop("router")
+        return msgspec.convert(fields, Manifest)
+
+
+class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_version"):
+    """``manifest.json`` of version 2, which every manifest in memory is."""
+
+    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
 
     def tensors(self, artifact: Artifact) -> Tensors:
         """Return the tensors that the ONNX graph of an artifact must have: its own, else the manifest's."""

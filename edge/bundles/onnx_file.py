@@ -23,10 +23,10 @@ _MAX_DEPTH = 64
 
 
 def check_self_contained(model: bytes, subject: str) -> None:
-    """Reject a model that keeps weights in other files.
+    """Raise a BundleError for a model that keeps weights in other files, or for bytes that are not protobuf.
 
     ONNX Runtime looks for such files in the working directory, and old releases follow ``..``: the model that runs
-    would not be the one that was hashed. Bytes that are not protobuf are rejected too.
+    would not be the one that was hashed.
     """
     try:
         external = _has_external_data(memoryview(model), "model", _MAX_DEPTH)

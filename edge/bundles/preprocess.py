@@ -1,19 +1,23 @@
-"""Preprocessing on the device, as the manifest describes it, so that clients may send text.
-
-A step is a struct of the manifest with its rules (:data:`edge.bundles.manifest.Preprocess`) and an implementation here,
-which :data:`STEPS` finds by the type of the struct.
-"""
+"""Processing on the device: text to tensors, so that clients may send text, and logits to labels and scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from edge.bundles import expression, text
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import EXPORT_AGAIN, ExpressionPreprocess, Preprocess, TokenizerPreprocess
+from edge.bundles.manifest import (
+    EXPORT_AGAIN,
+    ExpressionPreprocess,
+    LabelPostprocess,
+    Manifest,
+    Preprocess,
+    TokenizerPreprocess,
+    require,
+)
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 
@@ -22,22 +26,13 @@ if TYPE_CHECKING:
 
 
 class Preprocessor(Protocol):
-    """Computes inputs of a graph from text.
+    """Computes inputs of a graph from text. A client sends all ``inputs``, or ``outputs``, never both."""
 
-    Attributes:
-        inputs: the text inputs of a client, which sends all of them or none.
-        outputs: the inputs of the graph that it computes; a client sends these or :attr:`inputs`, never both.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]  # texts
+    outputs: tuple[str, ...]  # inputs of the graph
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
-        """Return the inputs of the graph for texts of shape (rows, 1), in the order of :attr:`inputs`.
-
-        Raises:
-            InvalidRequest: a text is not UTF-8, or not valid for the model.
-        """
+        """Return the outputs for texts of shape (rows, 1); raise an InvalidRequest if one is not valid."""
 
 
 class ExpressionPreprocessor:
@@ -57,11 +52,8 @@ class ExpressionPreprocessor:
 class TokenizerPreprocessor:
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
 
-    See :class:`Preprocessor`. ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors.
-
-    Raises:
-        BundleError: the file is no tokenizer, or leaves no room for text in the manifest's ``max_length``.
-        BackendError: the package ``tokenizers`` is missing.
+    ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Raise a BundleError if it is no tokenizer
+    or leaves no room for text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str) -> None:
@@ -70,9 +62,8 @@ class TokenizerPreprocessor:
         self._config = config
         self._tokenizer = _tokenizer(definition, subject)
         special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
-        if config.max_length <= special:  # the library would raise, or cut nothing
-            expected = f"more tokens than the {special} that the tokenizer adds"
-            raise BundleError(f"{subject} max_length", given=config.max_length, expected=expected, fix=EXPORT_AGAIN)
+        expected = f"more tokens than the {special} that the tokenizer adds"  # the library would raise, or cut nothing
+        require(config.max_length > special, subject, "max_length", config.max_length, expected)
         # A tokenizer.json has the padding and truncation of its training; the manifest's apply here.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
@@ -111,31 +102,45 @@ STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] =
 
 
 def preprocessor(bundle: Bundle) -> Preprocessor | None:
-    """Return the preprocessor of a bundle, if any, after it has reproduced the golden inputs.
-
-    Raises:
-        BundleError: one of its files is broken, or it does not compute the golden inputs from the golden text.
-        BackendError: a package that it needs is missing.
-    """
+    """Return the preprocessor of a bundle, if any; raise a BundleError unless it reproduces the golden inputs."""
     config = bundle.manifest.preprocess
     if config is None:
         return None
     step = STEPS[type(config)](config, bundle)
-    subject = f"bundle {bundle.path} golden raw {', '.join(repr(spec.name) for spec in step.inputs)}"
+    subject, field = f"bundle {bundle.path}", f"golden raw {', '.join(repr(spec.name) for spec in step.inputs)}"
     texts = [bundle.golden.raw[spec.name] for spec in step.inputs]
     for spec, raw in zip(step.inputs, texts, strict=True):
-        if raw.dtype.kind != "S" or not spec.accepts(raw.shape):
-            given = Literally(f"{raw.dtype} {list(raw.shape)}")
-            raise BundleError(subject, given=given, expected=f"bytes {list(spec.shape)}", fix=EXPORT_AGAIN)
+        holds, given = raw.dtype.kind == "S" and spec.accepts(raw.shape), Literally(f"{raw.dtype} {list(raw.shape)}")
+        require(holds, subject, field, given, f"bytes {list(spec.shape)}")
     try:
         made = step(*texts)
     except InvalidRequest as error:
+        subject = f"{subject} {field}"
         raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=EXPORT_AGAIN) from None
     for name, array in made.items():
-        if not np.array_equal(array, bundle.golden.inputs[name]):
-            given, expected = Literally("other values"), f"exactly the golden input {name!r} after preprocessing"
-            raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
+        expected = f"exactly the golden input {name!r} after preprocessing"
+        holds = np.array_equal(array, bundle.golden.inputs[name])
+        require(holds, subject, field, Literally("other values"), expected)
     return step
+
+
+class Postprocessor(NamedTuple):
+    """Computes one further output of the model, such as a label."""
+
+    output: TensorSpec
+    reads: str  # the output of the graph, [N, columns], that ``compute`` takes
+    compute: Callable[[Array], Array]  # returns [N, 1]
+
+
+def postprocessor(manifest: Manifest) -> Postprocessor | None:
+    """Return the postprocessor that a manifest describes, if any."""
+    config = manifest.postprocess
+    if config is None:
+        return None
+    if not isinstance(config, LabelPostprocess):  # the score is the logit itself
+        return Postprocessor(config.made, config.logits, lambda logits: logits)
+    labels = np.array([label.encode() for label in config.labels], np.object_)
+    return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
 
 
 def _tokenizer(definition: bytes, subject: str) -> Tokenizer:

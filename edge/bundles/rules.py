@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier, broken
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier, require
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import Literally
 
@@ -15,11 +15,11 @@ def check(manifest: Manifest, subject: str) -> None:
     goldens = sorted({manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)})
     files = [*(artifact.file for artifact in artifacts), *goldens]
     for name in files:
-        if name not in manifest.files:
-            raise broken(subject, f"files entry for {name!r}", Literally("nothing"), "its size_bytes and sha256")
+        field, expected = f"files entry for {name!r}", "its size_bytes and sha256"
+        require(name in manifest.files, subject, field, Literally("nothing"), expected)
     _unique(subject, "file of an artifact or of the golden set", files)
-    if MANIFEST_NAME in manifest.files:
-        raise broken(subject, "files", MANIFEST_NAME, "every other file, because a manifest cannot hash itself")
+    expected = "every other file, because a manifest cannot hash itself"
+    require(MANIFEST_NAME not in manifest.files, subject, "files", MANIFEST_NAME, expected)
     for artifact in artifacts:
         _check_own_tensors(manifest, artifact, subject)
     for tier in manifest.tiers:
@@ -34,25 +34,22 @@ def check(manifest: Manifest, subject: str) -> None:
 def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
     specs = (*tensors.inputs, *tensors.outputs)
     for spec in specs:
-        if spec.datatype not in NUMPY_TYPES:
-            raise broken(subject, f"datatype of {spec.name!r}", spec.datatype, f"one of {', '.join(NUMPY_TYPES)}")
-        if max_batch_size and spec.shape[0] != -1:
-            raise broken(subject, f"shape of {spec.name!r}", spec.shape, "-1 first, because max_batch_size is not 0")
+        expected = f"one of {', '.join(NUMPY_TYPES)}"
+        require(spec.datatype in NUMPY_TYPES, subject, f"datatype of {spec.name!r}", spec.datatype, expected)
+        holds = not max_batch_size or spec.shape[0] == -1
+        require(holds, subject, f"shape of {spec.name!r}", spec.shape, "-1 first, because max_batch_size is not 0")
     _unique(subject, "tensor name", [spec.name for spec in specs])
     dynamic = {spec.name: spec for spec in tensors.inputs if -1 in spec.shape}
-    if set(tensors.profile) != set(dynamic):
-        expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
-        raise broken(subject, "profile", sorted(tensors.profile), expected)
+    expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
+    require(set(tensors.profile) == set(dynamic), subject, "profile", sorted(tensors.profile), expected)
     for name, profile in tensors.profile.items():
         field, shapes = f"profile of {name!r}", (profile.min, profile.opt, profile.max)
         for shape in shapes:
-            if not dynamic[name].accepts(shape):
-                raise broken(subject, field, shape, f"a shape that fits {dynamic[name].shape}")
-        if not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-            raise broken(subject, field, shapes, "min <= opt <= max in every dimension")
-        if max_batch_size and profile.max[0] != max_batch_size:
-            expected = f"the first dimension of max to be max_batch_size ({max_batch_size})"
-            raise broken(subject, field, profile.max, expected)
+            require(dynamic[name].accepts(shape), subject, field, shape, f"a shape that fits {dynamic[name].shape}")
+        holds = all(a <= b <= c for a, b, c in zip(*shapes, strict=True))
+        require(holds, subject, field, shapes, "min <= opt <= max in every dimension")
+        expected = f"the first dimension of max to be max_batch_size ({max_batch_size})"
+        require(not max_batch_size or profile.max[0] == max_batch_size, subject, field, profile.max, expected)
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
@@ -60,11 +57,10 @@ def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> 
     if not own:
         return
     subject = f"{subject} artifact {artifact.file!r}"
-    if artifact.role == "model":
-        given = Literally(f"{own[0]} of its own")
-        raise broken(subject, "role 'model'", given, "the manifest's tensors, because clients send those")
-    if artifact.inputs is None and artifact.profile:
-        raise broken(subject, "profile", sorted(artifact.profile), "none, because its inputs are the manifest's")
+    given, expected = Literally(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
+    require(artifact.role != "model", subject, "role 'model'", given, expected)
+    expected = "none, because its inputs are the manifest's"
+    require(artifact.inputs or not artifact.profile, subject, "profile", sorted(artifact.profile), expected)
     _check_tensors(manifest.tensors(artifact), manifest.max_batch_size, subject)
 
 
@@ -73,13 +69,12 @@ def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:
     _unique(subject, "artifact", [f"{artifact.role} for {artifact.runtime}" for artifact in tier.artifacts])
     first = {artifact.role: artifact for artifact in reversed(tier.artifacts)}
     for role in manifest.program.roles if manifest.program else ("model",):
-        if role not in first:
-            raise broken(subject, "roles of the artifacts", sorted(first), f"{role!r} among them")
+        require(role in first, subject, "roles of the artifacts", sorted(first), f"{role!r} among them")
     for artifact in tier.artifacts:
         other = first[artifact.role]
-        if manifest.tensors(artifact) != manifest.tensors(other):
-            expected = f"the tensors of {other.file!r}, which has the same role"
-            raise broken(subject, f"artifact {artifact.file!r}", Literally("tensors of its own"), expected)
+        holds = manifest.tensors(artifact) == manifest.tensors(other)
+        given, expected = Literally("tensors of its own"), f"the tensors of {other.file!r}, which has the same role"
+        require(holds, subject, f"artifact {artifact.file!r}", given, expected)
 
 
 def _check_preprocess(manifest: Manifest, subject: str) -> None:
@@ -88,11 +83,9 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
         return
     inputs = [spec.name for spec in manifest.inputs]
     for name in step.outputs:
-        if name not in inputs:
-            raise broken(subject, "preprocess output", name, f"one of {inputs}")
-    if len(step.inputs) > 1 and not manifest.max_batch_size:
-        expected = "a model with batches, so that two texts have as many rows"
-        raise broken(subject, "preprocess pair", Literally("max_batch_size 0"), expected)
+        require(name in inputs, subject, "preprocess output", name, f"one of {inputs}")
+    given, expected = Literally("max_batch_size 0"), "a model with batches, so that two texts have as many rows"
+    require(len(step.inputs) == 1 or manifest.max_batch_size, subject, "preprocess pair", given, expected)
     _unique(subject, "preprocess output", list(step.outputs))
     _unique(subject, "preprocess input", [text.name for text in step.inputs])
     for text in step.inputs:
@@ -105,30 +98,29 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
     if step is None:
         return
     logits = next((spec for spec in manifest.outputs if spec.name == step.logits), None)
-    if logits is None or logits.datatype != "FP32" or logits.shape != (-1, step.columns):
-        each = "a column for each label" if isinstance(step, LabelPostprocess) else "the score"
-        expected = f"an FP32 output of shape {[-1, step.columns]}, {each}"
-        raise broken(subject, "postprocess logits", step.logits, expected)
+    holds = logits is not None and logits.datatype == "FP32" and logits.shape == (-1, step.columns)
+    each = "a column for each label" if isinstance(step, LabelPostprocess) else "the score"
+    expected = f"an FP32 output of shape {[-1, step.columns]}, {each}"
+    require(holds, subject, "postprocess logits", step.logits, expected)
     _check_new_name(manifest, step.output, "postprocess output", subject)
 
 
 def _check_new_name(manifest: Manifest, name: str, field: str, subject: str) -> None:
-    if any(name == spec.name for spec in (*manifest.inputs, *manifest.outputs)):
-        raise broken(subject, field, name, "a name that no tensor of the graph has")
+    holds = all(name != spec.name for spec in (*manifest.inputs, *manifest.outputs))
+    require(holds, subject, field, name, "a name that no tensor of the graph has")
 
 
 def _check_serving(manifest: Manifest, subject: str) -> None:
     step = manifest.serving
     if step is None:
         return
-    if step.policy == "router" and manifest.program is None:
-        raise broken(subject, "serving policy", step.policy, "another one, because there is no program")
-    if any(size > manifest.max_batch_size for size in step.preferred_batch_sizes):
-        expected = f"at most max_batch_size ({manifest.max_batch_size})"
-        raise broken(subject, "serving preferred_batch_sizes", step.preferred_batch_sizes, expected)
+    expected = "another one, because there is no program"
+    require(step.policy != "router" or manifest.program, subject, "serving policy", step.policy, expected)
+    sizes, limit = step.preferred_batch_sizes, manifest.max_batch_size
+    expected = f"at most max_batch_size ({limit})"
+    require(all(size <= limit for size in sizes), subject, "serving preferred_batch_sizes", sizes, expected)
 
 
 def _unique(subject: str, field: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise broken(subject, field, twice[0], "each name once")
+    require(not twice, subject, field, "".join(twice[:1]), "each name once")

@@ -11,14 +11,7 @@ from click.core import ParameterSource
 
 from edge.cli.load import LOAD_OPTIONS, OPEN_LOOP, run_load
 from edge.cli.on_device import DEVICE_OPTIONS, ON_DEVICE, run_on_device
-from edge.cli.options import (
-    SectionedCommand,
-    added,
-    bundles_argument,
-    cache_option,
-    connection_options,
-    target_option,
-)
+from edge.cli.options import SectionedCommand, added, bundles_argument, cache_option, connection_options, target_option
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import Literally, UsageError
 
@@ -33,11 +26,7 @@ _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache"
 @click.command(cls=SectionedCommand, context_settings={"show_default": True})
 @bundles_argument
 @click.option("--url", help="A server that serves them.  [default: starts one on a free port]")
-@click.option(
-    "--requests",
-    type=click.IntRange(min=10),
-    help=f"[default: {_DEFAULT_REQUESTS}; in an open loop as many as come in --seconds]",
-)
+@click.option("--requests", type=click.IntRange(10), help=f"[default: {_DEFAULT_REQUESTS}; in an open loop no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
 @click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
 @target_option
@@ -73,20 +62,20 @@ def bench(
     context = click.get_current_context()
     mode = _mode(context)
     own = {each.name: options[each.name] for each in context.command.params if getattr(each, "section", None) == mode}
+    same: dict[str, Any] = {"target": target, "cache": cache}
     if on_device:
-        requests = requests or _DEFAULT_REQUESTS
-        run_on_device(bundles, requests=requests, target=target, cache=cache, as_json=as_json, **own)
+        run_on_device(bundles, requests=requests or _DEFAULT_REQUESTS, as_json=as_json, **same, **own)
         return
     if credentials and not url:
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
         raise UsageError("--url", given=Literally("none, with credentials"), expected="a server to show them", fix=fix)
     names = [path for path in bundles if url and not path.exists()]
+    same |= {"url": url, "rows": rows, "credentials": credentials}
     if mode == OPEN_LOOP:
         if names:
             fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
             raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
-        same: dict[str, Any] = {"requests": requests, "rows": rows, "credentials": credentials}
-        run_load(bundles, url=url, target=target, cache=cache, as_json=as_json, **same, **own)
+        run_load(bundles, requests=requests, as_json=as_json, **same, **own)
         return
     if options["texts"] and len(names) < len(bundles):
         given = Literally("it with a bundle, without --rate or --trace")
@@ -96,24 +85,13 @@ def bench(
     from edge.load.inputs import read_texts
 
     requests = requests or _DEFAULT_REQUESTS
-    texts = read_texts(options["texts"]) if options["texts"] else ()
+    same |= {"requests": requests, "concurrency": concurrency}
+    same["texts"] = read_texts(options["texts"]) if options["texts"] else ()
     reports = []
     with progress() as bar:
         for path in bundles:
             advanced = partial(bar.advance, bar.add_task(path.name, total=5, note=""))
-            report = measurement.bench(
-                str(path) if path in names else path,
-                url=url,
-                requests=requests,
-                concurrency=concurrency,
-                rows=rows,
-                texts=texts,
-                target=target,
-                cache=cache,
-                credentials=credentials,
-                advanced=advanced,
-            )
-            reports.append(report)
+            reports.append(measurement.bench(str(path) if path in names else path, advanced=advanced, **same))
     if as_json:
         print_json(reports)
         return
@@ -133,11 +111,7 @@ def bench(
 
 
 def _mode(context: click.Context) -> str:
-    """Return the section of options that applies: open loop, on a board, or none of them.
-
-    Raises:
-        UsageError: an option does not apply.
-    """
+    """Return the section of options that applies: open loop, on a board, or none of them."""
     given = {
         each.opts[0]: getattr(each, "section", "")
         for each in context.command.params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,10 +43,9 @@ def build(
     tier: str | None,
     cache: Path | None,
     workspace_mib: int,
-    require_fused_attention: bool,
-    ignore_memory: bool,
     replace: bool,
     as_json: bool,
+    **limits: Any,
 ) -> None:
     """Build each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
 
@@ -56,11 +55,7 @@ def build(
     from edge.bundles.bundle import Bundle
     from edge.runtimes.build import build as build_bundle
 
-    options = BuildOptions(
-        workspace_bytes=workspace_mib * _MIB,
-        require_fused_attention=require_fused_attention,
-        ignore_memory=ignore_memory,
-    )
+    options = BuildOptions(workspace_bytes=workspace_mib * _MIB, **limits)
     opened = [Bundle.open(path) for path in bundles]  # fail before any work
     for bundle in opened:
         bundle.tier(tier)
@@ -79,8 +74,7 @@ def build(
         print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for one in done])
         return
     for one in done:
-        record = one.record
-        print_table(f"{record.name} {record.version} ({record.tier})", ["build", ""], _rows(one))
+        print_table(f"{one.record.name} {one.record.version} ({one.record.tier})", ["build", ""], _rows(one))
 
 
 def note_of(position: BuildProgress) -> str:
@@ -98,10 +92,9 @@ def _rows(built: Built) -> list[tuple[str, str]]:
         ("size", f"{record.size_bytes / 1024:.1f} KiB"),
         ("time", "0 s, it was there already" if built.reused else f"{record.seconds:.2f} s"),
     ]
-    if record.golden:
-        rows.append(("golden", f"largest difference {record.golden.max_abs_diff:.3g} in {record.golden.rows} rows"))
-    else:
-        rows.append(("golden", record.golden_skipped or "not run"))
+    golden = record.golden
+    difference = f"largest difference {golden.max_abs_diff:.3g} in {golden.rows} rows" if golden else ""
+    rows.append(("golden", difference or record.golden_skipped or "not run"))
     if record.engine:
         engine = record.engine
         rows.append(("layers", f"{engine.layers} in the network, {engine.typing}ly typed"))

@@ -49,13 +49,9 @@ class Check(msgspec.Struct, frozen=True):
 def jetson_checks(
     board: Board | None, root: Path = Path("/"), environment: Mapping[str, str] = os.environ, driver: str = DRIVER
 ) -> Iterator[Check]:
-    """Yield the checks of a Jetson; on another machine, only whether its image expects one.
+    """Yield the checks of a Jetson; on another machine, where ``board`` is None, only whether its image expects one.
 
-    Args:
-        board: the Jetson; None on another machine.
-        root: the root of the file system, another one in tests.
-        environment: variables, which show how a container was started.
-        driver: the file name of the CUDA driver.
+    ``environment`` shows how a container was started; ``root`` and ``driver`` are others in tests.
     """
     image = parse_release(environment.get(IMAGE, ""))
     if board is None:
@@ -83,11 +79,7 @@ def jetson_checks(
 
 
 def driver_version(driver: str = DRIVER) -> str:
-    """Return the newest CUDA that the driver supports, such as ``12.6``.
-
-    Raises:
-        OSError: the driver is missing, cannot be loaded, or returns an error.
-    """
+    """Return the newest CUDA that the driver supports, such as ``12.6``, or raise an OSError."""
     number = ctypes.c_int()
     try:
         error = ctypes.CDLL(driver).cuDriverGetVersion(ctypes.byref(number))
@@ -105,10 +97,8 @@ def _jetpack(board: Board, contained: bool) -> Check:
         return Check(name, "absent", f"unknown, L4T {board.l4t or 'unknown'}", advice)
     if board.jetpack is None:
         return Check(name, "warning", f"unknown, L4T {board.l4t}", "Fewheads is made for JetPack 6.2 and 7.2.")
-    found = f"{board.jetpack}, L4T {board.l4t}"
-    if any(map(release.runs, _IMAGES)):
-        return Check(name, "ok", found)
-    return Check(name, "warning", found, _SUPPORTED)
+    good = any(map(release.runs, _IMAGES))
+    return Check(name, "ok" if good else "warning", f"{board.jetpack}, L4T {board.l4t}", "" if good else _SUPPORTED)
 
 
 def _image(board: Board, image: Release) -> Check:
@@ -121,9 +111,9 @@ def _image(board: Board, image: Release) -> Check:
         return Check("image", "warning", found, f"{_MOUNT}, so that it can be compared.")
     if runs:
         return Check("image", "ok", found)
-    jetpack = next((jetpack for release, jetpack in _IMAGES.items() if board.runs(release)), "")
     # Without a release, the kernel can only rule images out.
-    jetpack = jetpack or next((name for release, name in _IMAGES.items() if board.runs(release) is None), "")
+    fitting = [name for fits in (True, None) for release, name in _IMAGES.items() if board.runs(release) is fits]
+    jetpack = fitting[0] if fitting else ""
     build = f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack} -t fewheads:jp{jetpack} ."
     advice = f"Run fewheads:jp{jetpack}, or build it: {build}" if jetpack else _SUPPORTED
     return Check("image", "failed", found, advice)
@@ -152,8 +142,8 @@ def _driver(driver: str, image: bool, contained: bool, environment: Mapping[str,
     try:
         return Check("cuda driver", "ok", f"CUDA {driver_version(driver)}")
     except OSError as error:
-        status: Status = "failed" if image else "warning"
-        return Check("cuda driver", status, str(error), _without_driver(contained, environment))
+        advice = _without_driver(contained, environment)
+        return Check("cuda driver", "failed" if image else "warning", str(error), advice)
 
 
 def _without_driver(contained: bool, environment: Mapping[str, str]) -> str:
@@ -162,7 +152,7 @@ def _without_driver(contained: bool, environment: Mapping[str, str]) -> str:
     if environment.get(_DEVICES, "all") in ("", "none", "void"):
         return f"Start the container with -e {_DEVICES}=all and --runtime nvidia."
     capabilities = environment.get(_CAPABILITIES)
-    if capabilities and "compute" not in capabilities.split(",") and "all" not in capabilities.split(","):
+    if capabilities and not {"compute", "all"} & set(capabilities.split(",")):
         return f"Start the container with -e {_CAPABILITIES}=compute,utility."
     default = '"default-runtime": "nvidia" in /etc/docker/daemon.json'
     missing = "If Docker has no such runtime, install nvidia-container-toolkit."

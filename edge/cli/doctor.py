@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,8 @@ from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import RUNTIMES, choose
 from edge.settings import Settings
 
-#: Packages of the server, and of some machines only. The runtimes check their own packages.
+#: Packages of the server. The runtimes check their own packages.
 _NEEDED = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "msgspec", "numpy", "prometheus-client", "protobuf")
-_OPTIONAL = {"torch": "only to train: pip install 'fewheads[export]'"}
 _IDLE_GPU = (
     "The GPU stays idle. Install JetPack's python3-libnvinfer and pycuda, or an ONNX Runtime with CUDA, such as Jetson "
     "AI Lab's wheel."
@@ -41,12 +39,13 @@ def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
     """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if a check fails."""
     board = read_board()
     checks = [
-        *_python(),
-        *_packages(),
+        Check("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
+        *(installed(name, "failed", f"pip install {name}") for name in _NEEDED),
+        installed("torch", "absent", "only to train: pip install 'fewheads[export]'"),
         *jetson_checks(board),
         *runtime_checks(on_jetson=board is not None),
         *_memory(),
-        *_cache(cache_directory(cache)),
+        _cache(cache_directory(cache)),
         *_ports(),
     ]
     if as_json:
@@ -54,19 +53,6 @@ def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
     else:
         print_fields(f"fewheads {__version__}", ("name", "status", "found", "advice"), checks)
     context.exit(int(any(check.status == "failed" for check in checks)))
-
-
-def _python() -> Iterator[Check]:
-    found = f"{platform.python_version()} on {platform.machine()}"
-    ok = sys.version_info >= (3, 10)
-    yield Check("python", "ok" if ok else "failed", found, "" if ok else "Install Python 3.10 or newer.")
-
-
-def _packages() -> Iterator[Check]:
-    for name in _NEEDED:
-        yield installed(name, "failed", f"pip install {name}")
-    for name, advice in _OPTIONAL.items():
-        yield installed(name, "absent", advice)
 
 
 def runtime_checks(*, on_jetson: bool) -> Iterator[Check]:
@@ -96,16 +82,14 @@ def _memory() -> Iterator[Check]:
             yield Check("memory", "warning" if low else "ok", f"{sample.size_bytes / 2**20:.0f} MiB available", advice)
 
 
-def _cache(cache: Path) -> Iterator[Check]:
+def _cache(cache: Path) -> Check:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):
-            pass
+            return Check("cache", "ok", str(cache))
     except OSError as error:
         advice = "Give a writable --cache or $FEWHEADS_CACHE, in a container a volume; or each start builds again."
-        yield Check("cache", "failed", str(error), advice)
-    else:
-        yield Check("cache", "ok", str(cache))
+        return Check("cache", "failed", str(error), advice)
 
 
 def _ports() -> Iterator[Check]:
@@ -114,7 +98,6 @@ def _ports() -> Iterator[Check]:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((Settings.host, port or 0))
+                yield Check(f"port {port}", "ok", "free")
             except OSError as error:
                 yield Check(f"port {port}", "warning", str(error), f"Serve on another one with {option}.")
-            else:
-                yield Check(f"port {port}", "ok", "free")

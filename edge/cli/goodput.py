@@ -17,14 +17,10 @@ _FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_
 
 @click.command(context_settings={"show_default": True})
 @click.argument("bundle", type=PATH)
-@click.option(
-    "--factor", type=click.FloatRange(min=0.1), default=2.0, help="Load, as a multiple of the full tier's capacity."
-)
+@click.option("--factor", type=click.FloatRange(0.1), default=2.0, help="Load, in capacities of the full tier.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, help="Length of each burst.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, help="Bursts of each policy.")
-@click.option(
-    "--deadline-ms", type=click.FloatRange(min=1), help="[default: 20 times the latency of one request, at least 50]"
-)
+@click.option("--deadline-ms", type=click.FloatRange(1), help="[default: 20 times a request's latency, at least 50]")
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=(PINNED, LOAD, DEADLINE))
 @target_option
 @cache_option
@@ -35,10 +31,8 @@ def goodput(bundle: Path, factor: float, rounds: int, policies: tuple[str, ...],
 
     with progress() as bar:
         task = bar.add_task(bundle.name, total=rounds * len(policies), note="")
-        advanced = partial(bar.advance, task)
-        report = measurement.goodput(
-            bundle, policies=policies, factor=factor, rounds=rounds, advanced=advanced, **options
-        )
+        options["advanced"] = partial(bar.advance, task)
+        report = measurement.goodput(bundle, policies=policies, factor=factor, rounds=rounds, **options)
     if as_json:
         print_json(report)
         return

@@ -77,22 +77,12 @@ class _TextCommand(click.Command):
 @click.command(cls=_TextCommand, epilog=_EPILOG)
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--text-pair", "pairs", multiple=True, metavar="TEXT", help="Second text, for models of two; one for each TEXT."
-)
+@click.option("--text-pair", "pairs", multiple=True, metavar="TEXT", help="Second text of a pair; one for each TEXT.")
 @click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@FILE.npy reads a file.")
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
 @click.option("--tier", default="", help="Tier to compute on.  [default: the server's choice]")
-@click.option(
-    "--policy",
-    default="",
-    help="How the server chooses the tier: pinned, router, deadline or load.  [default: the server's]",
-)
-@click.option(
-    "--deadline-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Deadline of the request, which --policy deadline takes into account.  [default: --timeout]",
-)
+@click.option("--policy", default="", help="Choice of the tier: pinned, router, deadline or load.")
+@click.option("--deadline-ms", type=click.FloatRange(0, min_open=True), help="Of the request.  [default: --timeout]")
 @click.option(
     "--url",
     "urls",
@@ -145,15 +135,14 @@ def _inputs(
         inputs[name] = _tensor(name, value, specs[name])
     if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
-        columns = _checked(model, names, columns, specs)
-        inputs |= {name: text(column) for name, column in zip(names, columns, strict=True)}
+        _check(model, names, columns, specs)
+        inputs |= {name: text(column) for name, column in zip(names, columns, strict=False)}
     if not inputs:
         raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs))
     return inputs
 
 
 def _example(model: str, specs: dict[str, TensorSpec]) -> str:
-    """Suggest a command that suits the inputs of a model."""
     texts = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
     if texts == ["expression"]:
         arguments = '"3 - -4 + 2"'
@@ -166,36 +155,30 @@ def _example(model: str, specs: dict[str, TensorSpec]) -> str:
     return f"Try: fewheads infer {model} {arguments}"
 
 
-def _checked(
-    model: str, names: Sequence[str], columns: Sequence[tuple[str, ...]], specs: dict[str, TensorSpec]
-) -> Sequence[tuple[str, ...]]:
-    """Return a column of texts for each text input of the model, all of the same length."""
-    options = ("TEXT", "--text-pair")
-    subject = f"TEXT for {model}"
-    if not 1 <= len(names) <= len(options):
+def _check(model: str, names: list[str], columns: Sequence[tuple[str, ...]], specs: dict[str, TensorSpec]) -> None:
+    """Check that there is a column of texts for each text input of a model, all of the same length."""
+    subject, counts = f"TEXT for {model}", [len(column) for column in columns[: len(names)]]
+    if not 1 <= len(names) <= 2:
         given = Literally(f"{len(names)} text inputs")
         raise UsageError(subject, given=given, expected="one or two", fix=_example(model, specs))
-    wanted, further = columns[: len(names)], columns[len(names) :]
-    if any(further):
+    if len(names) == 1 and columns[1]:
         fix = "Leave --text-pair out; this model reads one text at a time."
-        raise UsageError(f"--text-pair for {model}", given=further[0][0], expected="TEXT alone", fix=fix)
-    counts = [len(column) for column in wanted]
+        raise UsageError(f"--text-pair for {model}", given=columns[1][0], expected="TEXT alone", fix=fix)
     if len(set(counts)) > 1:
-        given = Literally(", ".join(f"{count} {option}" for count, option in zip(counts, options, strict=True)))
+        given = Literally("{} TEXT, {} --text-pair".format(*counts))
         fix = "This model reads two texts together: give --text-pair once for each TEXT."
         raise UsageError(subject, given=given, expected="as many of both", fix=fix)
-    return wanted
 
 
 def _tensor(name: str, value: str, spec: TensorSpec) -> Array:
-    subject, fix = f"--input {name}", "Quote it for the shell, for example --input x='[[1, 2]]'."
     expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
     try:
         loaded = np.load(Path(value[1:]), allow_pickle=False) if value.startswith("@") else json.loads(value)
         array = np.asarray(loaded, dtype=NUMPY_TYPES[spec.datatype])
         return np.asarray(np.frompyfunc(_encoded, 1, 1)(array)) if spec.datatype == "BYTES" else array
     except (OSError, EOFError, BadZipFile, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(subject, given=Literally(f"{value} ({error})"), expected=expected, fix=fix) from None
+        given, fix = Literally(f"{value} ({error})"), "Quote it for the shell, for example --input x='[[1, 2]]'."
+        raise UsageError(f"--input {name}", given=given, expected=expected, fix=fix) from None
 
 
 def _encoded(item: object) -> bytes:
@@ -235,6 +218,5 @@ def _plain(array: Array) -> Array:
 
 
 def _cell(values: Sequence[object], row: int) -> object:
-    """Return one row of an output, or nothing beyond its last row, as in models without a batch."""
-    value = values[row] if row < len(values) else ""
+    value = values[row] if row < len(values) else ""  # models without a batch differ in their numbers of rows
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -60,29 +60,18 @@ def _bundle(path: Path, manifest: Manifest) -> None:
         ("output", manifest.outputs),
         ("made of outputs", (manifest.postprocess.made,) if manifest.postprocess else ()),
     ]
-    artifacts = [(tier.name, artifact) for tier in manifest.tiers for artifact in tier.artifacts]
-    for _, artifact in artifacts:
-        tensors.append((f"input of {artifact.file}", artifact.inputs or ()))
-        tensors.append((f"output of {artifact.file}", artifact.outputs or ()))
-    print_table(
-        "tensors",
-        ["role", "name", "datatype", "shape"],
-        [[role, spec.name, spec.datatype, str(list(spec.shape))] for role, specs in tensors for spec in specs],
-    )
-    print_table(
-        "tiers",
-        ["tier", "role", "file", "runtime", "precision", "opset", "bytes"],
-        [
-            [tier, a.role, a.file, a.runtime, a.precision, a.opset, manifest.files[a.file].size_bytes]
-            for tier, a in artifacts
-        ],
-    )
+    tiers: list[list[object]] = []
+    for tier in manifest.tiers:
+        for a in tier.artifacts:
+            tensors += [(f"input of {a.file}", a.inputs or ()), (f"output of {a.file}", a.outputs or ())]
+            size = manifest.files[a.file].size_bytes
+            tiers.append([tier.name, a.role, a.file, a.runtime, a.precision, a.opset, size])
+    rows = [[role, spec.name, spec.datatype, str(list(spec.shape))] for role, specs in tensors for spec in specs]
+    print_table("tensors", ["role", "name", "datatype", "shape"], rows)
+    print_table("tiers", ["tier", "role", "file", "runtime", "precision", "opset", "bytes"], tiers)
     if manifest.measures:
-        print_table(
-            "measured",
-            ["metric", "split", "value", "95 % interval", "n", "seeds"],
-            [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures],
-        )
+        measures = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures]
+        print_table("measured", ["metric", "split", "value", "95 % interval", "n", "seeds"], measures)
     made = manifest.provenance
     click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
 
@@ -97,31 +86,29 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
     with Client(url, credentials=credentials) as client:
         models = client.index()
         reading, left_out = _reading(client)
-    memory = {sample.kind: sample.size_bytes for sample in reading.memory} if reading else None
-    latency = _latency(reading) if reading else None
-    energy = _energy(reading) if reading else None
-    board = board_facts(reading) if reading else None
+    empty: dict[str, Any] = {"memory_bytes": None, "latency": None, "energy": None, "board": None}
+    measured = _measured(reading) if reading else empty
     if as_json:
-        measured = {"memory_bytes": memory, "latency": latency, "energy": energy, "board": board}
         print_json({"url": url, "models": models, **measured, "left_out": left_out})
         return
     print_table(url, ["model", "version", "state", "reason"], [list(model.values()) for model in models])
-    if latency is None or memory is None:
+    if not reading:
         remark(left_out)
         return
     rows = [
         [name, stage, times["count"], *(times[key] / 1e6 for key in ("p50_ns", "p95_ns", "p99_ns"))]
-        for name, stages in latency.items()
+        for name, stages in measured["latency"].items()
         for stage, times in stages.items()
         if times["count"]
     ]
     print_table("latency", ["model", "stage", "count", "p50 ms", "p95 ms", "p99 ms"], rows)
-    if energy:
+    if measured["energy"]:
         columns = ["model", "tier", "requests", "joules", "joules/request", "joules/token"]
-        print_table("energy above idle", columns, [list(row.values()) for row in energy])
-    print_table("memory", ["kind", "MiB"], [[kind, size / 2**20] for kind, size in memory.items()])
-    if board:
-        print_table("board", ["fact", "value"], [[name, str(value)] for name, value in board.items()])
+        print_table("energy above idle", columns, [list(row.values()) for row in measured["energy"]])
+    memory = [[kind, size / 2**20] for kind, size in measured["memory_bytes"].items()]
+    print_table("memory", ["kind", "MiB"], memory)
+    if measured["board"]:
+        print_table("board", ["fact", "value"], [[name, str(value)] for name, value in measured["board"].items()])
 
 
 def _reading(client: Client) -> tuple[Reading | None, str]:
@@ -137,27 +124,16 @@ def _reading(client: Client) -> tuple[Reading | None, str]:
         return None, f"Left out: latency and memory. A token of the scope {scopes} shows them."
 
 
-def _energy(reading: Reading) -> list[dict[str, object]]:
-    return [
-        {
-            "model": f"{model.name}:{model.version}",
-            "tier": of.tier,
-            "requests": of.requests,
-            "joules": of.joules,
-            "joules_per_request": of.joules / of.requests if of.requests else None,
-            "joules_per_token": of.joules / of.tokens if of.tokens else None,
-        }
-        for model in reading.models
-        for of in model.energy
-    ]
-
-
-def _latency(reading: Reading) -> dict[str, dict[str, dict[str, int]]]:
-    """Return count and percentiles by model and stage."""
-    fields = ("count", "p50_ns", "p95_ns", "p99_ns")
-    return {
-        f"{model.name}:{model.version}": {
-            stage.stage: {field: getattr(stage, field) for field in fields} for stage in model.stages
-        }
-        for model in reading.models
-    }
+def _measured(reading: Reading) -> dict[str, Any]:
+    latency: dict[str, Any] = {}
+    energy = []
+    for model in reading.models:
+        name, fields = f"{model.name}:{model.version}", ("count", "p50_ns", "p95_ns", "p99_ns")
+        latency[name] = {stage.stage: {key: getattr(stage, key) for key in fields} for stage in model.stages}
+        for of in model.energy:
+            row = {"model": name, "tier": of.tier, "requests": of.requests, "joules": of.joules}
+            row["joules_per_request"] = of.joules / of.requests if of.requests else None
+            row["joules_per_token"] = of.joules / of.tokens if of.tokens else None
+            energy.append(row)
+    memory = {sample.kind: sample.size_bytes for sample in reading.memory}
+    return {"memory_bytes": memory, "latency": latency, "energy": energy, "board": board_facts(reading)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge.cli.options import PATH, section_option
+from edge.cli.options import PATH, numbers, section_option
 from edge.cli.output import heading, print_fields, print_json, print_table, progress, remark, stderr
 from edge.errors import Literally, ServerError, UsageError
 from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, parse_number_mix
@@ -25,57 +25,29 @@ _STEPS = 100
 _LATENCY = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms")
 _CAUSE = ("outcome", "cause", "count", "latency.p50_ms", "latency.p99_ms", "retry_after_p50_ms")
 _option = section_option(OPEN_LOOP)
-_SECONDS = click.FloatRange(min=0.1)
 #: Their arguments have the names of :class:`edge.load.plan.Plan`, except for those of :func:`run_load`.
 LOAD_OPTIONS = (
     _option("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
     _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON),
     _option("--trace", type=PATH, help="In place of --rate: a file of times in seconds, one to a line."),
-    _option("--seconds", type=_SECONDS, default=10.0, help="Length of the measurement."),
+    _option("--seconds", type=click.FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
     _option(
-        "--warm-up",
-        "warm_up_seconds",
-        type=click.FloatRange(min=0),
-        default=1.0,
-        help="Seconds before the measurement.",
+        "--warm-up", "warm_up_seconds", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
     ),
     _option("--seed", type=click.IntRange(min=0), default=0),
-    _option("--burst-period", "burst_period_seconds", type=float, default=1.0, help="Seconds from burst to burst."),
-    _option("--burst-share", type=float, default=0.5, help="Share of the period in which requests come."),
     _option("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
+    _option("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="From when a request is due."),
     _option(
-        "--deadline-ms",
-        "deadlines_ms",
-        metavar="MS[=PARTS],...",
-        help="Counted from when a request is due.  [default: none]",
-    ),
-    _option(
-        "--deadline-by",
-        "enforcer",
-        type=click.Choice(ENFORCERS),
-        default="client",
-        help="Whether the client's gRPC ends late requests, or the server, by the parameter `timeout`.",
+        "--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="Who ends late requests."
     ),
     _option("--priority", "priorities", metavar="LEVEL[=PARTS],...", help="[default: the server's]"),
     _option("--policy", "policies", metavar="NAME[=PARTS],...", help="Policies or tiers.  [default: the server's]"),
     _option(
-        "--texts",
-        type=PATH,
-        help="File of texts, one to a line, to send in place of the golden inputs; also without --rate, for a name at "
-        "--url.",
+        "--texts", type=PATH, help="File of texts, one to a line, to send; also without --rate, for a name at --url."
     ),
     _option("--channels", type=click.IntRange(min=1, max=64), default=4, help="Connections."),
-    _option(
-        "--patience",
-        "patience_seconds",
-        type=_SECONDS,
-        default=30.0,
-        help="Seconds after which a response is lost if the client has no deadline.",
-    ),
     _option("--max-outstanding", type=click.IntRange(min=1), default=10_000),
-    _option("--max-lag-ms", type=click.FloatRange(min=0.01), help="[default: a tenth of the deadline, or 10]"),
     _option("--plot", type=PATH, help="Also draw the report, as .png, .svg or .pdf; needs matplotlib."),
-    _option("--server-option", "arguments", multiple=True, help="For `fewheads serve`: --server-option=--instances=2"),
 )
 
 
@@ -88,7 +60,6 @@ def run_load(
     as_json: bool,
     weights: str | None,
     plot: Path | None,
-    arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Measure one run and show its report, also after Ctrl-C and if requests were lost, which then raise."""
@@ -100,13 +71,11 @@ def run_load(
     if plot:
         check_plot(plot)
     plan = _plan(**options)
-    bundles = {Bundle.open(path): part for path, part in zip(paths, _parts(weights, len(paths)), strict=True)}
-    with server_for(list(bundles), url, target, cache, arguments) as address:
+    bundles = dict(zip(map(Bundle.open, paths), _parts(weights, len(paths)), strict=True))
+    with server_for(list(bundles), url, target, cache) as address:
         with progress() as bar:
             task = bar.add_task(", ".join(bundle.manifest.name for bundle in bundles), total=_STEPS, note="")
-            result = measure(
-                address, bundles, plan, advanced=lambda share: bar.update(task, completed=int(share * _STEPS))
-            )
+            result = measure(address, bundles, plan, advanced=lambda share: bar.update(task, completed=share * _STEPS))
         # Before the server ends, so that the report is there even if that fails.
         if as_json:
             print_json(result)
@@ -141,16 +110,11 @@ def _plan(**options: Any) -> Plan:
     return Plan(**{name: readers[name](value) if name in readers else value for name, value in given.items()})
 
 
-def _parts(weights: str | None, count: int) -> list[float]:
-    if weights is None:
-        return [1.0] * count
-    try:
-        parts = [float(part) for part in weights.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) != count or not all(0 < part < math.inf for part in parts):
-        expected = f"{count} numbers above 0, with commas between"
-        raise UsageError("--weights", given=weights, expected=expected, fix="Give one for each BUNDLE, in their order.")
+def _parts(weights: str | None, count: int) -> tuple[float, ...]:
+    expected = f"{count} numbers above 0, one for each BUNDLE"
+    parts = (1.0,) * count if weights is None else numbers("--weights", weights, expected)
+    if len(parts) != count:
+        raise UsageError("--weights", given=weights, expected=expected, fix="Give them in the order of the bundles.")
     return parts
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import json
 
-from edge.cli.options import PATH, section_option
+from edge.cli.options import PATH, numbers, section_option
 from edge.cli.output import print_fields, print_json, progress, remark
-from edge.errors import FewheadsError, Literally, UsageError
+from edge.errors import FewheadsError, Literally
+from edge.files import check_parent, write_result
 
 if TYPE_CHECKING:
     from edge.load.device_record import DeviceRecord
@@ -21,9 +23,7 @@ DEVICE_OPTIONS = (
     _option("--rounds", type=click.IntRange(min=2, max=1000), default=10, help="Turns of all tiers and batch sizes."),
     _option("--idle-gaps", metavar="SECONDS,...", default="0.1,1,5", help="Pauses before single requests."),
     _option("--idle-requests", type=click.IntRange(min=1), default=20, help="For each pause."),
-    _option(
-        "--keep-throttled", is_flag=True, help="Write the record even if it must not be published, with the reasons."
-    ),
+    _option("--keep-throttled", is_flag=True, help="Write the record with the reasons if it must not be published."),
 )
 _LATENCY = ("latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latency.count")
 _SERIES = ("model", "tier", "runtime", "device", "precision", "rows", "where", *_LATENCY)
@@ -47,10 +47,10 @@ def run_on_device(
     from edge.load.device_record import Plan
     from edge.load.on_device import measure_on_device
 
-    plan = Plan(requests, rounds, _seconds(idle_gaps), idle_requests)
-    if out and not out.parent.is_dir():
-        given = Literally(f"{out.parent}, which is no directory")
-        raise UsageError("--out", given=given, expected="an existing directory", fix="Make it.")
+    gaps = numbers("--idle-gaps", idle_gaps, "seconds above 0, at most 600", most=600)
+    plan = Plan(requests, rounds, gaps, idle_requests)
+    if out:
+        check_parent("--out", out)
     with progress() as bar:
         tasks: dict[str, Any] = {}
 
@@ -72,16 +72,7 @@ def run_on_device(
 
 
 def publish(record: DeviceRecord, out: Path | None, *, keep: bool) -> None:
-    """Write a record, if there is a file for it and the record may be published or ``keep`` is set.
-
-    Raises:
-        FewheadsError: the record must not be published. Nothing is written.
-        UsageError: the file cannot be written.
-    """
-    from msgspec import json
-
-    from edge.files import write_whole
-
+    """Write a record to a file, if there is one; raise a FewheadsError if it must not be published, unless ``keep``."""
     if not record.publishable and not keep:
         raise FewheadsError(
             f"benchmark on {record.machine.label}",
@@ -92,20 +83,5 @@ def publish(record: DeviceRecord, out: Path | None, *, keep: bool) -> None:
     for doubt in record.doubts:
         remark(f"not to be published: {doubt}")
     if out:
-        try:
-            write_whole(out, json.format(json.encode(record), indent=1) + b"\n")
-        except OSError as error:
-            fix = "Choose another place."
-            raise UsageError(str(out), given=Literally(error.strerror), expected="a file to write", fix=fix) from None
+        write_result(out, json.format(json.encode(record), indent=1) + b"\n")
         remark(f"wrote {out}")
-
-
-def _seconds(text: str) -> tuple[float, ...]:
-    try:
-        seconds = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        seconds = (0.0,)
-    if not all(0 < each <= 600 for each in seconds):
-        fix = "Write them with commas between, such as 0.1,1,5."
-        raise UsageError("--idle-gaps", given=text, expected="seconds above 0, at most 600", fix=fix)
-    return seconds

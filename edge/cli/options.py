@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from edge.client.connection import Credentials
+from edge.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,25 +44,17 @@ def connection_options(command: F) -> F:
         token_file: Path | None,
         **options: Any,
     ) -> Any:
-        files = (tls_ca, tls_certificate, tls_key)
-        credentials = _credentials(files if tls or any(files) else None, token_file)
+        credentials = None
+        if tls or tls_ca or tls_certificate or tls_key or token_file:
+            from edge.client.connection import Credentials
+            from edge.security.credentials import channel_credentials, read_token
+
+            files = (tls_ca, tls_certificate, tls_key)
+            secure = channel_credentials(*files) if tls or any(files) else None
+            credentials = Credentials(tls=secure, token=read_token(token_file) if token_file else "")
         return command(*arguments, credentials=credentials, **options)
 
     return added(_CONNECTION_OPTIONS, with_credentials)  # type: ignore[return-value]
-
-
-def _credentials(
-    tls_files: tuple[Path | None, Path | None, Path | None] | None, token_file: Path | None
-) -> Credentials | None:
-    if not tls_files and not token_file:
-        return None
-    from edge.client.connection import Credentials
-    from edge.security.credentials import channel_credentials, read_token
-
-    return Credentials(
-        tls=channel_credentials(*tls_files) if tls_files else None,
-        token=read_token(token_file) if token_file else "",
-    )
 
 
 def added(options: tuple[Callable[[F], F], ...], command: F) -> F:
@@ -71,6 +62,19 @@ def added(options: tuple[Callable[[F], F], ...], command: F) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def numbers(
+    option: str, text: str, expected: str, *, most: float = 1e9, kind: Callable[[str], float] = float
+) -> tuple[float, ...]:
+    """Return the numbers in a text such as ``0.1,1,5``; raise a UsageError if one is not above 0, or above ``most``."""
+    try:
+        found = tuple(map(kind, text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < each <= most for each in found):
+        raise UsageError(option, given=text, expected=expected, fix="Write them with commas between, such as 32,128.")
+    return found
 
 
 class SectionOption(click.Option):

@@ -133,7 +133,6 @@ class _Progress(Progress):
 
 
 def _line(task: Task) -> str:
-    """Return a task as one line, such as ``timing each option: 3 of 40, 0:01:30``."""
     position = f"{task.completed:.0f} of {task.total:.0f}" if task.total is not None else ""
     elapsed = str(timedelta(seconds=round(task.elapsed or 0)))
     return f"{task.description}: {', '.join(filter(None, (position, task.fields['note'], elapsed)))}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge.cli.options import PATH, cache_option
+from edge.cli.options import PATH, cache_option, numbers
 from edge.cli.output import json_option, print_fields, print_json, print_table, progress, remark
 from edge.errors import Literally, UsageError
 from edge.runtimes.table import targets
@@ -19,36 +19,20 @@ if TYPE_CHECKING:
     from edge.profiling.profile import Progress
     from edge.profiling.table import LatencyTable
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
 _SIZES = ("shape.num_heads", "shape.head_dim", "shape.ffn_dim")
 _TIMING = ("tokens", *_SIZES, "comparison.milliseconds", "comparison.ratio")
 
 
 def parse_lengths(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """Return the lengths of ``--lengths 32,128``, ascending.
-
-    Raises:
-        UsageError: a length is not a whole number above 0.
-    """
-    if not value:
-        return ()
-    try:
-        lengths = sorted({int(length) for length in value.split(",")})
-    except ValueError:
-        lengths = [0]
-    if lengths[0] < 1:
-        expected = "numbers of tokens, such as 32,128"
-        raise UsageError(f"--{parameter.name}", given=value, expected=expected, fix="Separate them with commas.")
-    return tuple(lengths)
+    """Return the lengths of ``--lengths 32,128``, ascending; empty without any."""
+    found = numbers(f"--{parameter.name}", value, "numbers of tokens, such as 32,128", kind=int) if value else ()
+    return tuple(sorted(set(map(int, found))))
 
 
 @click.command()
 @click.argument("directory", type=PATH, metavar="SHAPES")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The table. Its timings are kept, so that the same command continues an interrupted run.",
-)
+@click.option("--out", required=True, type=_FILE, help="The table; an interrupted run continues with its timings.")
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
 @click.option("--precision", help="A precision of the bundles, such as fp16.  [default: the runtime's first]")
 @click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: those of SHAPES]")

@@ -52,8 +52,7 @@ def _option(name: str, annotation: Any, default: Any, declaration: Declaration) 
     )
 
 
-def _parameter_type(annotation: Any) -> Any:
-    """Return click's type for ``T``, ``T | None`` or ``tuple[T, ...]``."""
+def _parameter_type(annotation: Any) -> Any:  # of T, T | None or tuple[T, ...]
     plain = next((part for part in get_args(annotation) if part is not type(None)), annotation)
     return click.Path(path_type=Path) if plain is Path else plain
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -80,7 +79,6 @@ def _watch(url: str, interval: float, once: bool, credentials: Credentials | Non
 
 
 def _readings(url: str, interval: float, credentials: Credentials | None) -> Iterator[Reading]:
-    """Yield readings until the server ends the stream, or sends nothing for too long."""
     from edge.client import Client
 
     patience = interval + _PATIENCE_SECONDS
@@ -113,43 +111,30 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
 
 @contextmanager
 def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Report]]:
-    """Yield functions that show a reading, and that report whether the server is gone."""
-    if as_json or not live:
-        yield _print_json if as_json else partial(_print_tables, url), _remark_changes()
-        return
-    with Live(Text(f"{url} …"), console=stdout, screen=True, auto_refresh=False) as screen:
-        last: tuple[Reading, Window] | None = None
-
-        def show(reading: Reading, window: Window) -> None:
-            nonlocal last
-            last = reading, window
-            screen.update(view(url, reading, window, stdout.width), refresh=True)
-
-        def report(text: str) -> None:
-            if last and text:
-                screen.update(view(url, *last, stdout.width, text), refresh=True)
-
-        yield show, report
-
-
-def _print_json(reading: Reading, window: Window) -> None:
+    """Yield functions that show a reading, and that report, once each, that the server is gone and that it is back."""
     from edge.telemetry.window import document
 
-    click.echo(msgspec.json.encode(document(reading, window)))
-
-
-def _print_tables(url: str, reading: Reading, window: Window) -> None:
-    stdout.print(view(url, reading, window, stdout.width))
-
-
-def _remark_changes() -> Report:
-    """Return a function that prints on stderr, once each, that the server is gone and that it is back."""
+    last: tuple[Reading, Window] | None = None
     gone = False
+
+    def show(reading: Reading, window: Window) -> None:
+        nonlocal last
+        last = reading, window
+        if as_json:
+            click.echo(msgspec.json.encode(document(reading, window)))
+        elif screen:
+            screen.update(view(url, reading, window, stdout.width), refresh=True)
+        else:
+            stdout.print(view(url, reading, window, stdout.width))
 
     def report(text: str) -> None:
         nonlocal gone
-        if bool(text) != gone:
+        if screen and last and text:
+            screen.update(view(url, *last, stdout.width, text), refresh=True)
+        elif not screen and bool(text) != gone:
             gone = bool(text)
             remark(text or "the server is back")
 
-    return report
+    begun = Live(Text(f"{url} …"), console=stdout, screen=True, auto_refresh=False) if live and not as_json else None
+    with begun or nullcontext() as screen:
+        yield show, report

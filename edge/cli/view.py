@@ -24,8 +24,6 @@ _FACTS = {"l4t": "L4T", "jetpack": "JetPack", "power_mode": "power mode"}
 
 
 class _Columns(NamedTuple):
-    """Headings of a table, and those that narrow terminals show."""
-
     wide: tuple[str, ...]
     narrow: tuple[str, ...]
 
@@ -64,22 +62,18 @@ def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
     overview = [[name, model.state, *_rates(model), model.rows_per_run] for name, model in models]
     if len(overview) > 1:
         overview.append(["all", "", *_rates(window), None])
-    tiers = [
-        [name, tier.tier, f"{tier.share:.1%}", tier.reasons, *_percentiles(tier.stages.get("request"))]
-        for name, model in models
-        for tier in model.tiers
-    ]
-    energy = [
-        [name, of.tier, of.watts, of.requests, *_millijoules(of.joules_per_request, of.joules_per_token)]
-        for name, model in models
-        for of in model.energy
-    ]
-    drops = [[name, drop.reason, drop.place, drop.count] for name, model in models for drop in model.drops]
-    metrics = [
-        [name, _metric_name(metric), metric.increase, metric.increase_per_second]
-        for name, model in models
-        for metric in model.metrics
-    ]
+    tiers, energy, drops, metrics = (list[list[Any]]() for _ in range(4))
+    for name, model in models:
+        for tier in model.tiers:
+            tiers.append(
+                [name, tier.tier, f"{tier.share:.1%}", tier.reasons, *_percentiles(tier.stages.get("request"))]
+            )
+        for of in model.energy:
+            joules = (of.joules_per_request, of.joules_per_token)
+            millijoules = (None if each is None else each * 1e3 for each in joules)
+            energy.append([name, of.tier, of.watts, of.requests, *millijoules])
+        drops += [[name, drop.reason, drop.place, drop.count] for drop in model.drops]
+        metrics += [[name, _metric_name(one), one.increase, one.increase_per_second] for one in model.metrics]
     yield _table(_MODELS, overview, narrow)
     for columns, rows in ((_TIERS, tiers), (_ENERGY, energy), (_DROPS, drops), (_METRICS, metrics)):
         if rows:
@@ -93,17 +87,12 @@ def _table(columns: _Columns, rows: list[list[Any]], narrow: bool) -> Table:
 
 
 def _rates(of: ModelWindow | Window) -> list[Any]:
-    """Return the cells of a model, or of all, that count requests and their times."""
     queue, infer = (_percentiles(of.stages.get(stage))[1] for stage in ("queue", "compute_infer"))
     return [of.answers_per_second, of.failures_per_second, *_percentiles(of.stages.get("request")), queue, infer]
 
 
 def _percentiles(stage: StageWindow | None) -> list[float | None]:
     return [stage.p50_ms, stage.p95_ms, stage.p99_ms] if stage else [None] * 3
-
-
-def _millijoules(*joules: float | None) -> list[float | None]:
-    return [None if each is None else each * 1e3 for each in joules]
 
 
 def board_facts(reading: Reading) -> dict[str, str | bool]:
@@ -114,16 +103,13 @@ def board_facts(reading: Reading) -> dict[str, str | bool]:
 
 
 def _metric_name(metric: MetricWindow) -> str:
-    """Return the name of a metric and its labels, as on the Prometheus page."""
     labels = ", ".join(f'{name}="{value}"' for name, value in sorted(metric.labels.items()))
     return f"{metric.name}{{{labels}}}" if labels else metric.name
 
 
 def _machine(reading: Reading) -> Table:
-    """Return the board, the queue, the memory and the sensors, a line for each kind."""
     rows: list[tuple[str, str]] = []
-    facts = board_facts(reading)
-    if facts:
+    if facts := board_facts(reading):
         known = [str(facts["model"]), *(f"{text} {facts[name]}" for name, text in _FACTS.items() if name in facts)]
         rows.append(("board", ", ".join(known)))
     peak = f"at most {reading.queue_depth_peak} at once, {_size(reading.queue_bytes_peak)}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
@@ -15,7 +16,6 @@ from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
 from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
 from edge.errors import ServerError
-from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 
 P = ParamSpec("P")
@@ -23,13 +23,7 @@ R = TypeVar("R")
 
 
 def _awaited(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """Return the coroutine method that makes a call and awaits its answer."""
-
-    @rpcs.as_method_of(rpc)
-    async def method(self: AsyncClient, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return await self._call(rpc(*arguments, **options))
-
-    return method
+    return rpcs.method_of(rpc)
 
 
 class AsyncClient(BaseClient):
@@ -59,40 +53,30 @@ class AsyncClient(BaseClient):
         *,
         timeout_seconds: float | None = None,
         server: str = "",
-    ) -> AsyncIterator[StreamAnswer]:
+    ) -> AsyncGenerator[StreamAnswer, None]:
         """Send many requests on one stream; as :meth:`edge.client.Client.infer_stream`.
 
         ``requests`` may be asynchronous. To leave the loop over the answers early, wrap them in
         :func:`contextlib.aclosing`: Python closes an abandoned asynchronous generator only at some later time.
         """
         pending = PendingRequests()
-
-        async def messages() -> AsyncIterator[pb.ModelInferRequest]:
-            try:
-                if isinstance(requests, AsyncIterable):
-                    async for request in requests:
-                        yield pending.encode(request)
-                else:
-                    for request in requests:
-                        yield pending.encode(request)
-            except Exception as error:  # raised below, where the answers are read
-                pending.failure = error
-
-        async with aclosing(self._stream("ModelStreamInfer", messages(), timeout_seconds, server)) as responses:
+        messages = (
+            pending.encode_each(requests) if isinstance(requests, AsyncIterable) else pending.encode_all(requests)
+        )
+        async with aclosing(self._stream("ModelStreamInfer", messages, timeout_seconds, server)) as responses:
             async for response, answering in responses:
                 yield pending.decode(response, answering)
-        if pending.failure:
-            raise pending.failure
+        pending.check()
 
     async def ready(self, model: str = "", version: str = "", *, server: str = "") -> bool:
         """Return whether any server, or the one named, is ready; as :meth:`edge.client.Client.ready`."""
         for one in [server] if server else self.servers:
             with suppress(ServerError):
-                if await self._call(rpcs.ready(model, version, one)):
+                if await self._call(partial(rpcs.ready, model, version, one)):
                     return True
         return False
 
-    async def watch(self, interval_ms: int = 0, *, server: str = "") -> AsyncIterator[telemetry_pb2.Reading]:
+    async def watch(self, interval_ms: int = 0, *, server: str = "") -> AsyncGenerator[telemetry_pb2.Reading, None]:
         """Yield a telemetry reading of one server after every interval; as :meth:`edge.client.Client.watch`."""
         request = telemetry_pb2.WatchRequest(interval_ms=interval_ms)
         async with aclosing(self._stream("Watch", request, None, server)) as readings:
@@ -105,11 +89,11 @@ class AsyncClient(BaseClient):
         for connection in self._connections:
             await connection.channel.close()
 
-    async def _call(self, rpc: Rpc[R]) -> R:
-        attempts = self._begin_call(rpc)
+    async def _call(self, make: Callable[[], Rpc[R]]) -> R:
+        rpc, attempts = self._begin_call(make)
         while True:
             try:
-                response = await self._connections[attempts.server].call(rpc.method, rpc.request, attempts.start())
+                response = await self._start(attempts, rpc.method, rpc.request)
             except grpc.RpcError as error:
                 pause = self._failed(attempts, FailedCall.of(error), rpc.subject)
             else:
@@ -121,11 +105,10 @@ class AsyncClient(BaseClient):
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> AsyncGenerator[tuple[Any, str], None]:
         attempts = self._begin(server, timeout_seconds)
-        call = self._connections[attempts.server].call(method, request, attempts.start())
+        call = self._start(attempts, method, request)
         try:
             async for response in call:
-                attempts.answered()
-                yield response, self.servers[attempts.server]
+                yield response, self._answered(attempts).server
         except grpc.RpcError as error:
             self._failed(attempts, FailedCall.of(error), method)
         finally:

@@ -1,12 +1,12 @@
-"""Common base of the blocking and the asyncio client: servers, connections, attempts."""
+"""Base of the blocking and the asyncio client: servers, connections, attempts."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, TypeVar
 
 from edge.client.connection import Connection, Credentials
 from edge.client.failures import FailedCall
@@ -17,10 +17,14 @@ from edge.client.rpcs import Rpc
 from edge.errors import Literally, UsageError
 
 DEFAULT_URL: Final = "127.0.0.1:8001"
+R = TypeVar("R")
 
 
 class BaseClient:
     """Connections to one server, or to several that serve the same models.
+
+    Every call raises a :class:`ServerError` with status, server and number of attempts if no server answers it, a
+    :class:`ServerRefused` if a server refuses it, and a :class:`UsageError` if an argument is out of range.
 
     Args:
         url: ``host:port``, or several of them, which take turns.
@@ -30,13 +34,9 @@ class BaseClient:
 
     Attributes:
         servers: addresses of the servers.
-
-    Raises:
-        UsageError: there is no server, a server is given twice or with a scheme, or the time limit is out of range.
     """
 
-    #: :mod:`grpc` or :mod:`grpc.aio`.
-    _transport: ClassVar[Any]
+    _transport: ClassVar[Any]  # grpc or grpc.aio
 
     def __init__(
         self,
@@ -74,17 +74,20 @@ class BaseClient:
             server=self.servers.index(server) if server else None,
         )
 
-    def _begin_call(self, rpc: Rpc[Any]) -> Attempts:
+    def _begin_call(self, make: Callable[[], Rpc[R]]) -> tuple[Rpc[R], Attempts]:
+        rpc = make()
         if rpc.changes_server and not rpc.server and len(self.servers) > 1:
             given, fix = Literally(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."
             raise UsageError(f"server for {rpc.subject}", given=given, expected="one of them", fix=fix)
         limit = self._timeout_seconds if rpc.timeout_seconds is None else rpc.timeout_seconds
-        return self._begin(rpc.server, limit, rpc.repeatable)
+        return rpc, self._begin(rpc.server, limit, rpc.repeatable)
+
+    def _start(self, attempts: Attempts, method: str, request: Any) -> Any:
+        return self._connections[attempts.server].call(method, request, attempts.start())
 
     def _answered(self, attempts: Attempts) -> CallInfo:
-        """Record an answer that has just arrived."""
-        round_trip_ns = attempts.answered()
-        return CallInfo(server=self.servers[attempts.server], attempts=attempts.count, round_trip_ns=round_trip_ns)
+        taken_ns = attempts.answered()
+        return CallInfo(server=self.servers[attempts.server], attempts=attempts.count, round_trip_ns=taken_ns)
 
     def _failed(self, attempts: Attempts, failure: FailedCall, subject: str) -> float:
         """Record a failed attempt; return the seconds to wait before the next, or raise the error of the last."""
@@ -113,11 +116,10 @@ class BaseClient:
             connected()
 
     def _check_usable(self) -> None:
-        """Raise a :class:`UsageError` if the client is closed, or was made before a fork, which gRPC's threads end."""
         if self._closed:
             given = Literally("a call after close()")
             raise UsageError("the client", given=given, expected="none", fix="Make a new client.")
-        if os.getpid() != self._process_id:
+        if os.getpid() != self._process_id:  # a fork ends gRPC's threads
             given = Literally(f"a call in process {os.getpid()}, a fork of {self._process_id}")
             fix = "Make a client in each process, after the fork."
             raise UsageError("the client", given=given, expected="one of this process", fix=fix)

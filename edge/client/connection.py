@@ -24,7 +24,6 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # edge.client.retries decides about retries, not a service config from the name server.
     ("grpc.service_config_disable_resolution", 1),
 )
-_TELEMETRY = ("Get", "Watch")
 _PATIENCE_SECONDS = 30.0
 #: Schemes that gRPC does not know. Its own, such as dns: and unix:, stay possible.
 _SCHEMES: Final = ("http", "https", "grpc", "grpcs", "tcp")
@@ -48,16 +47,9 @@ class Credentials:
 
 
 def open_channel(
-    server: str,
-    credentials: Credentials | None,
-    transport: Any,
-    options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS,
+    server: str, credentials: Credentials | None, transport: Any, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS
 ) -> Any:
-    """Return a channel to a server; ``transport`` is :mod:`grpc` or :mod:`grpc.aio`.
-
-    Raises:
-        UsageError: the address has a scheme.
-    """
+    """Return a channel of ``transport``, :mod:`grpc` or :mod:`grpc.aio`; raise a UsageError for a URL with a scheme."""
     scheme, found, address = server.partition("://")
     if found and scheme.lower() in _SCHEMES:
         address = address.rstrip("/")
@@ -69,7 +61,7 @@ def open_channel(
 
 
 class Connection:
-    """A gRPC channel to one server; ``transport`` is :mod:`grpc` or :mod:`grpc.aio`."""
+    """A channel to one server; arguments as for :func:`open_channel`."""
 
     def __init__(self, server: str, credentials: Credentials | None, transport: Any) -> None:
         self.channel = open_channel(server, credentials, transport)
@@ -79,7 +71,7 @@ class Connection:
 
     def call(self, method: str, request: Any, timeout_seconds: float | None) -> Any:
         """Call an RPC by its name; depending on RPC and transport, return an answer, an awaitable or an iterator."""
-        stub = self._telemetry if method in _TELEMETRY else self._inference
+        stub = self._telemetry if method in ("Get", "Watch") else self._inference
         return getattr(stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
 
     def when_connected(self, then: Callable[[], None]) -> None:

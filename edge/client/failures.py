@@ -11,9 +11,10 @@ from edge.protocol import RETRY_AFTER_MS
 
 UNAVAILABLE, EXHAUSTED, EXPIRED = "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
 #: Statuses with which a server rejects a call. The others mean that it failed.
-_REFUSED: Final = {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"} | {
-    *("FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED", "UNAUTHENTICATED")
-}
+_REFUSED: Final = (
+    *("INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"),
+    *("FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED", "UNAUTHENTICATED"),
+)
 #: Options of the client, which the server's message cannot name.
 _OPTIONS: Final = {
     "UNAUTHENTICATED": "Give a token that the server knows with --token-file.",
@@ -33,42 +34,31 @@ _MAX_MESSAGE_CHARS = 4000
 _RUNNING: Final = "Is it running? `fewheads serve REPOSITORY` starts one, --url names another."
 _HTTP_PORT: Final = "That is an HTTP port; gRPC is on --grpc-port, 8001 by default."
 _AFTER_HANDSHAKE: Final = (
-    "after the TLS handshake. If it asks for client certificates, give --tls-certificate and --tls-key."
+    "after the TLS handshake. If it needs a client certificate, give --tls-certificate and --tls-key."
 )
 _OTHER_NAME: Final = (
-    "The server's certificate is for another name. Connect by a name that is in it, or issue one for this name."
+    "The server's certificate is for another name. Connect by a name in it, or issue one for this name."
 )
+_CLOSED: Final = "The server closed the connection at once. If it uses TLS, connect with --tls, or with --tls-ca FILE."
+_UNTRUSTED: Final = "The server's certificate is not trusted. Give the PEM file of its authority with --tls-ca."
+_IPV6: Final = "No server listens on ::1, the last address of that host. Connect to 127.0.0.1, whose answer says more."
 #: Parts of gRPC's message, whether the client uses TLS (None: either way), and what to do. gRPC's status is UNAVAILABLE
 #: for all of these. The first match counts.
 _CAUSES: Final[tuple[tuple[tuple[str, ...], bool | None, str], ...]] = (
-    (
-        ("failed to connect", "Socket closed"),
-        False,
-        "The server closed the connection at once. If it uses TLS, connect with --tls, or with --tls-ca for an "
-        "authority of your own.",
-    ),
+    (("failed to connect", "Socket closed"), False, _CLOSED),
     (("failed to connect", "Socket closed"), True, f"The server closed the connection {_AFTER_HANDSHAKE}"),
     (("Connection reset",), True, f"The server ended the connection during or {_AFTER_HANDSHAKE}"),
     (("WRONG_VERSION_NUMBER",), True, "That port does not use TLS. Leave out --tls and the other TLS options."),
     (("certificate has expired",), True, "The server's certificate, or its authority's, has expired. Renew it."),
     (("is not yet valid",), True, "The server's certificate is not valid yet. Compare the clocks of both hosts."),
-    (
-        ("CERTIFICATE_VERIFY_FAILED",),
-        True,
-        "The server's certificate is not from a trusted authority. Give the PEM file of its authority with --tls-ca.",
-    ),
+    (("CERTIFICATE_VERIFY_FAILED",), True, _UNTRUSTED),
     (("Hostname Verification",), True, _OTHER_NAME),
     (("not in peer certificate",), True, _OTHER_NAME),  # older versions of gRPC
     (("selected ALPN",), True, _HTTP_PORT),
     (("Failed parsing HTTP/2",), None, _HTTP_PORT),
     ((_NOT_GRPC,), None, "A web server or proxy answered, not a gRPC server."),
     (("Failed to parse port",), None, "Give --url as HOST:PORT, for example 127.0.0.1:8001."),
-    (
-        ("::1", "Connection refused"),
-        None,
-        "No server listens on ::1, the last address of that host. Connect to 127.0.0.1 in place of localhost, whose "
-        f"answer says more. {_RUNNING}",
-    ),
+    (("::1", "Connection refused"), None, f"{_IPV6} {_RUNNING}"),
     ((":443: ", "Connection refused"), None, f"Does --url name the port? 8001 is the default. {_RUNNING}"),
     (("errors resolving",), None, "No address is known for that host. Give --url as HOST:PORT."),
 )

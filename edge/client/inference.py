@@ -85,11 +85,6 @@ class InferResult:
         """Time of the answered attempt, as the client measured it."""
         return self.call.round_trip_ns
 
-    @property
-    def trip(self) -> CallInfo:
-        """The former name of ``call``."""
-        return self.call
-
 
 @dataclass(frozen=True, kw_only=True)
 class InferFailure:
@@ -128,12 +123,7 @@ def text(values: Sequence[str]) -> Array:
 
 
 def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRequest:
-    """Return the protocol's message for a request. In a stream its time limit is a parameter.
-
-    Raises:
-        UsageError: an input is not a tensor of the protocol, the time limit is out of range, or a request of a stream
-            names a server.
-    """
+    """Return the protocol's message for a request, or raise a UsageError. In a stream its time limit is a parameter."""
     if in_stream and request.server:
         fix = "Give server= to infer_stream."
         raise UsageError("server of a request in a stream", given=request.server, expected="none", fix=fix)
@@ -144,27 +134,24 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
         message.raw_input_contents.append(to_raw(array, datatype))
     for name in request.outputs:
         message.outputs.add(name=name)
+    parameters = message.parameters
     if request.priority:
-        message.parameters["priority"].int64_param = request.priority
+        parameters["priority"].int64_param = request.priority
     if request.timings:
-        message.parameters["timings"].bool_param = True
+        parameters["timings"].bool_param = True
     for name, value in (("tier", request.tier), ("policy", request.policy)):
         if value:
-            message.parameters[name].string_param = value
+            parameters[name].string_param = value
     if in_stream and request.timeout_seconds is not None:
-        message.parameters["timeout"].int64_param = max(int(checked_timeout(request.timeout_seconds) * 1e6), 1)
+        parameters["timeout"].int64_param = max(int(checked_timeout(request.timeout_seconds) * 1e6), 1)
     return message
 
 
 def checked_timeout(seconds: float) -> float:
-    """Return ``seconds`` if it is a time limit.
-
-    Raises:
-        UsageError: it is not a finite number above 0.
-    """
+    """Return ``seconds``, or raise a UsageError if that is no time limit."""
     if not 0 < seconds < 1e9:
-        expected = "a finite number above 0"
-        raise UsageError("timeout_seconds", given=seconds, expected=expected, fix="Give the seconds to wait.")
+        fix = "Give the seconds to wait."
+        raise UsageError("timeout_seconds", given=seconds, expected="a finite number above 0", fix=fix)
     return seconds
 
 
@@ -180,20 +167,16 @@ def _datatype(name: str, array: Array) -> str:
         known = ", ".join(NUMPY_TYPES)
         raise UsageError(subject, given=array.dtype.name, expected=f"a type for one of {known}", fix=fix) from None
     if array.dtype.kind == "O":
-        for item in array.ravel().tolist():
-            if not isinstance(item, bytes | str):
-                raise UsageError(subject, given=item, expected="bytes or str in it", fix="Convert every element.")
+        wrong = [item for item in array.ravel().tolist() if not isinstance(item, bytes | str)]
+        if wrong:
+            raise UsageError(subject, given=wrong[0], expected="bytes or str in it", fix="Convert every element.")
     return datatype
 
 
 def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
-    """Return the outputs of an answer.
-
-    Raises:
-        ServerError: it contradicts itself or the protocol.
-    """
+    """Return the outputs of an answer, or raise a ServerError if it contradicts itself or the protocol."""
     subject = f"the answer of model {response.model_name!r}"
-    raw = response.raw_output_contents
+    raw, parameters = response.raw_output_contents, response.parameters
     if raw and len(raw) != len(response.outputs):
         given, expected = f"{len(raw)} raw_output_contents", f"{len(response.outputs)}, one for each output"
         raise malformed(subject, call.server, given, expected)
@@ -202,14 +185,13 @@ def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
         if tensor.name in outputs:
             raise malformed(subject, call.server, f"output {tensor.name!r} twice", "each output once")
         outputs[tensor.name] = _tensor(tensor, raw[index] if raw else None, f"{subject}, output {tensor.name!r},", call)
-    parameters = response.parameters
     return InferResult(
         outputs=outputs,
         model=response.model_name,
         model_version=response.model_version,
         request_id=response.id,
-        tier=parameters["tier"].string_param if "tier" in parameters else "",
-        tier_reason=parameters["tier_reason"].string_param if "tier_reason" in parameters else "",
+        tier=parameters["tier"].string_param,  # a map of Protobuf adds what it lacks, empty
+        tier_reason=parameters["tier_reason"].string_param,
         timings_ns={name: value.int64_param for name, value in parameters.items() if name.endswith("_ns")},
         call=call,
     )
@@ -238,11 +220,6 @@ def decode_in_stream(response: pb.ModelStreamInferResponse, call: CallInfo) -> I
     inner = response.infer_response
     if not response.error_message:
         return decode(inner, call)
-    after = inner.parameters[STREAM_RETRY_AFTER_MS].int64_param if STREAM_RETRY_AFTER_MS in inner.parameters else 0
-    return InferFailure(
-        request_id=inner.id,
-        model=inner.model_name,
-        message=response.error_message,
-        retry_after_ms=max(after, 0),
-        call=call,
-    )
+    after = max(inner.parameters[STREAM_RETRY_AFTER_MS].int64_param, 0)
+    message = response.error_message
+    return InferFailure(request_id=inner.id, model=inner.model_name, message=message, retry_after_ms=after, call=call)

@@ -3,10 +3,9 @@
 Only two kinds of failure are transient: UNAVAILABLE, where no answer came back, and RESOURCE_EXHAUSTED with a hint when
 to try again. An inference changes nothing at the server, so one whose connection broke may be sent again.
 
-gRPC's own retries and round robin are not used: its retries ignore the ``retry-after-ms`` trailer of this protocol's
-servers, pause where another server could be called at once, and stop at five attempts; its round robin needs one TLS
-name for all servers; and neither reports which server answered, or after how many attempts. The only calls that gRPC
-itself repeats are those that never left this machine or that the server refused unread.
+gRPC's own retries and round robin are not used: its retries ignore the ``retry-after-ms`` trailer, pause where another
+server could be called at once, and stop at five attempts; its round robin needs one TLS name for all servers; and
+neither reports which server answered, or after how many attempts.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Retries:
     earned: float = 0.1
 
     def __post_init__(self) -> None:
-        """Raise a :class:`UsageError` if a value is out of range."""
+        """Check the values."""
         if self.attempts < 1:
             raise UsageError("attempts", given=self.attempts, expected="1 or more", fix="Give 1 for no retries.")
         for name in ("first_seconds", "longest_seconds", "budget", "earned"):
@@ -99,12 +98,10 @@ class Attempts:
         timeout_seconds: float | None,
         server: int | None = None,
     ) -> None:
-        now = time.monotonic()
-        self.count = 1
+        now, self.count = time.monotonic(), 1
         self._round_robin, self._retries, self._budget = round_robin, retries, budget
-        self._repeatable = repeatable
+        self._repeatable, self._only = repeatable, server
         self._deadline = None if timeout_seconds is None else now + timeout_seconds
-        self._only = server
         self._tried: set[int] = set()
         self._room_at: dict[int, float] = {}
         budget.earn()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from edge.client.failures import malformed
@@ -22,7 +23,6 @@ from edge.protocol import FINAL_RESPONSE
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Method = TypeVar("Method", bound=Callable[..., Any])
 #: One answer of a stream.
 StreamAnswer = InferResult | InferFailure
 #: Inputs and outputs of a model.
@@ -49,32 +49,22 @@ class Rpc(Generic[R]):
     changes_server: bool = False
 
 
-def as_method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[[Method], Method]:
-    """Return a decorator that gives a client's method the name, signature and docstring of its RPC."""
+def method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[..., Any]:
+    """Return a client's method that makes a call; it has the name, signature and docstring of the RPC."""
 
-    def decorate(method: Method) -> Method:
-        named: Any = method
-        named.__name__, named.__doc__ = rpc.__name__, rpc.__doc__
-        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        named.__signature__ = inspect.Signature([this, *inspect.signature(rpc).parameters.values()])
-        return method
+    def method(self: Any, /, *arguments: Any, **options: Any) -> Any:
+        return self._call(partial(rpc, *arguments, **options))
 
-    return decorate
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.Signature([this, *inspect.signature(rpc).parameters.values()])
+    vars(method).update(__signature__=signature)
+    method.__name__, method.__doc__ = rpc.__name__, rpc.__doc__
+    return method
 
 
 def _infer(make: Callable[P, InferRequest]) -> Callable[P, Rpc[InferResult]]:
-    """Return the RPC ``infer``, whose parameters are those of ``make``."""
-
     def infer(*arguments: P.args, **options: P.kwargs) -> Rpc[InferResult]:
-        """Send one request and return the answer.
-
-        The arguments are the attributes of :class:`InferRequest`.
-
-        Raises:
-            ServerError: no server can be reached; the error holds status, server and number of attempts.
-            ServerRefused: a server refused the request.
-            UsageError: an input is not a tensor of the protocol, or an argument is out of range.
-        """
+        """Send one request, and return the answer; the arguments are the attributes of :class:`InferRequest`."""
         request = make(*arguments, **options)
         return Rpc(
             method="ModelInfer",
@@ -93,11 +83,7 @@ infer = _infer(InferRequest)
 
 
 def metadata(model: str, version: str = "", *, server: str = "") -> Rpc[Specs]:
-    """Return the inputs and the outputs of a model.
-
-    Raises:
-        ServerError: as :meth:`infer`.
-    """
+    """Return the inputs and the outputs of a model."""
     return Rpc(
         method="ModelMetadata",
         request=pb.ModelMetadataRequest(name=model, version=version),
@@ -112,11 +98,7 @@ def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 
 def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
-    """Return name, version, state and reason of every model in the repository of one server.
-
-    Raises:
-        ServerError: as :meth:`infer`.
-    """
+    """Return name, version, state and reason of every model in the repository of one server."""
     return Rpc(
         method="RepositoryIndex",
         request=pb.RepositoryIndexRequest(),
@@ -130,22 +112,15 @@ def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
 
 
 def load(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
-    """Load or reload a model. The call is never repeated: after a broken connection it may have been carried out.
+    """Load or reload a model; where there are several servers, ``server`` must name one.
 
-    Raises:
-        ServerError: as :meth:`infer`.
-        UsageError: the client has several servers, and ``server`` names none of them.
+    The call is never repeated: after a broken connection it may have been carried out.
     """
     return _control("Load", pb.RepositoryModelLoadRequest(model_name=model), timeout_seconds, server)
 
 
 def unload(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
-    """Unload a model. The call is never repeated.
-
-    Raises:
-        ServerError: as :meth:`infer`.
-        UsageError: as :meth:`load`.
-    """
+    """Unload a model; as :meth:`load`."""
     return _control("Unload", pb.RepositoryModelUnloadRequest(model_name=model), timeout_seconds, server)
 
 
@@ -175,25 +150,37 @@ def ready(model: str, version: str, server: str) -> Rpc[bool]:
 
 
 def telemetry(*, server: str = "") -> Rpc[telemetry_pb2.Reading]:
-    """Return one telemetry reading of one server.
-
-    Raises:
-        ServerError: as :meth:`infer`.
-    """
+    """Return one telemetry reading of one server."""
     request = telemetry_pb2.GetRequest()
     return Rpc(method="Get", request=request, subject="telemetry", read=lambda response, call: response, server=server)
 
 
 class PendingRequests:
-    """Requests of one stream that have no answer yet.
-
-    Attributes:
-        failure: what the caller's iterator of requests raised; gRPC would hide it.
-    """
+    """Requests of one stream that have no answer yet."""
 
     def __init__(self) -> None:
-        self.failure: Exception | None = None
         self._times_ns: deque[int] = deque()
+        self._failure: Exception | None = None
+
+    def encode_all(self, requests: Iterable[InferRequest]) -> Iterator[pb.ModelInferRequest]:
+        """Yield the messages of requests; keep what ``requests`` raises for :meth:`check`, because gRPC hides it."""
+        try:
+            yield from map(self.encode, requests)
+        except Exception as error:
+            self._failure = error
+
+    async def encode_each(self, requests: AsyncIterable[InferRequest]) -> AsyncIterator[pb.ModelInferRequest]:
+        """Yield the messages of asynchronous requests; as :meth:`encode_all`."""
+        try:
+            async for request in requests:
+                yield self.encode(request)
+        except Exception as error:
+            self._failure = error
+
+    def check(self) -> None:
+        """Raise what the iterator of requests raised."""
+        if self._failure:
+            raise self._failure
 
     def encode(self, request: InferRequest) -> pb.ModelInferRequest:
         """Return the message of a request, and count it as sent."""
@@ -202,11 +189,7 @@ class PendingRequests:
         return message
 
     def decode(self, response: pb.ModelStreamInferResponse, server: str) -> StreamAnswer:
-        """Return the next answer.
-
-        Raises:
-            ServerError: it contradicts itself or the protocol, or belongs to no request.
-        """
+        """Return the next answer; raise a ServerError if it contradicts the protocol, or belongs to no request."""
         if not self._times_ns:
             raise malformed("a stream", server, "one more answer", "one for each request")
         parameters = response.infer_response.parameters

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
@@ -18,7 +19,6 @@ from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
 from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
 from edge.errors import ServerError
-from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 
 P = ParamSpec("P")
@@ -26,13 +26,7 @@ R = TypeVar("R")
 
 
 def _blocking(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[Client, P], R]:
-    """Return the method that makes a call and waits for its answer."""
-
-    @rpcs.as_method_of(rpc)
-    def method(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return self._call(rpc(*arguments, **options))
-
-    return method
+    return rpcs.method_of(rpc)
 
 
 class Client(BaseClient):
@@ -58,40 +52,28 @@ class Client(BaseClient):
 
     def infer_stream(
         self, requests: Iterable[InferRequest], *, timeout_seconds: float | None = None, server: str = ""
-    ) -> Iterator[StreamAnswer]:
-        """Send many requests on one stream, and yield the answers in the order of the requests.
+    ) -> Generator[StreamAnswer, None, None]:
+        """Send many requests on one stream, and yield an answer to each, in the order of the requests.
 
+        The answer to a request that the server refused is an :class:`InferFailure`, after which the stream goes on.
         A thread of gRPC takes the requests from the iterator as fast as the server accepts them. The stream stays with
         one server, and nothing of it is sent again. Nothing is sent before the first answer is awaited; closing the
         iterator cancels the stream.
 
         Args:
-            requests: the requests.
+            requests: the requests; what the iterator raises is raised after the answers to the requests before it.
             timeout_seconds: time limit of the whole stream; None for no limit.
             server: the server to call; empty for the next in turn.
 
-        Yields:
-            An :class:`InferResult` for each request, or an :class:`InferFailure` if the server refused that request;
-            the stream goes on after it.
-
         Raises:
             ServerError: the stream broke; requests without an answer get none.
-            Exception: what ``requests`` raised, after the answers to the requests before it.
         """
         pending = PendingRequests()
-
-        def messages() -> Iterator[pb.ModelInferRequest]:
-            try:
-                for request in requests:
-                    yield pending.encode(request)
-            except Exception as error:  # raised below, on the caller's thread
-                pending.failure = error
-
-        with closing(self._stream("ModelStreamInfer", messages(), timeout_seconds, server)) as responses:
+        messages = pending.encode_all(requests)
+        with closing(self._stream("ModelStreamInfer", messages, timeout_seconds, server)) as responses:
             for response, answering in responses:
                 yield pending.decode(response, answering)
-        if pending.failure:
-            raise pending.failure
+        pending.check()
 
     def ready(self, model: str = "", version: str = "", *, server: str = "") -> bool:
         """Return whether any server, or the one named, is ready. A server that cannot be reached is not.
@@ -103,24 +85,20 @@ class Client(BaseClient):
         """
         for one in [server] if server else self.servers:
             with suppress(ServerError):
-                if self._call(rpcs.ready(model, version, one)):
+                if self._call(partial(rpcs.ready, model, version, one)):
                     return True
         return False
 
-    def watch(self, interval_ms: int = 0, *, server: str = "") -> Iterator[telemetry_pb2.Reading]:
+    def watch(self, interval_ms: int = 0, *, server: str = "") -> Generator[telemetry_pb2.Reading, None, None]:
         """Yield a telemetry reading of one server now and after every interval, until the iterator is closed.
 
         Args:
             interval_ms: at least 100; 0 for the server's default.
             server: the server to call; empty for the next in turn.
-
-        Raises:
-            ServerError: the server cannot be reached, refuses, or goes away.
         """
         request = telemetry_pb2.WatchRequest(interval_ms=interval_ms)
         with closing(self._stream("Watch", request, None, server)) as readings:
-            for reading, _ in readings:
-                yield reading
+            yield from (reading for reading, _ in readings)
 
     def close(self) -> None:
         """Close the connections; calls in progress end with CANCELLED."""
@@ -128,11 +106,11 @@ class Client(BaseClient):
         for connection in self._connections:
             connection.channel.close()
 
-    def _call(self, rpc: Rpc[R]) -> R:
-        attempts = self._begin_call(rpc)
+    def _call(self, make: Callable[[], Rpc[R]]) -> R:
+        rpc, attempts = self._begin_call(make)
         while True:
             try:
-                response = self._connections[attempts.server].call(rpc.method, rpc.request, attempts.start())
+                response = self._start(attempts, rpc.method, rpc.request)
             except grpc.RpcError as error:
                 pause = self._failed(attempts, FailedCall.of(error), rpc.subject)
             except ValueError:
@@ -146,13 +124,11 @@ class Client(BaseClient):
     def _stream(
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> Generator[tuple[Any, str], None, None]:
-        """Yield the answers, each with the address of the server that gave it."""
         attempts = self._begin(server, timeout_seconds)
-        call = self._connections[attempts.server].call(method, request, attempts.start())
+        call = self._start(attempts, method, request)
         try:
             for response in call:
-                attempts.answered()
-                yield response, self.servers[attempts.server]
+                yield response, self._answered(attempts).server
         except grpc.RpcError as error:
             self._failed(attempts, FailedCall.of(error), method)
         finally:

@@ -29,11 +29,7 @@ class GrpcServer(Endpoint):
         super().__init__(self._server, inference, telemetry, access)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first.
-
-        Raises:
-            UsageError: the port cannot be bound.
-        """
+        """Listen. Only telemetry is SERVING at first."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._certificates is None:
@@ -41,7 +37,7 @@ class GrpcServer(Endpoint):
             else:
                 self.port = self._server.add_secure_port(address, self._certificates.grpc())
         except RuntimeError as error:
-            raise port_is_taken(host, port, str(error)) from None
+            raise port_is_taken("--grpc-port", host, port, str(error)) from None
         await self._server.start()
 
     async def drain(self, grace_seconds: float) -> None:

@@ -29,11 +29,7 @@ class Overdue(NamedTuple):
 
 
 class Health:
-    """Problems of the server, cheap to read on any thread.
-
-    Args:
-        watchdog_seconds: a run that takes less is not stuck.
-    """
+    """Problems of the server, cheap to read on any thread. A run of less than ``watchdog_seconds`` is not stuck."""
 
     def __init__(self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf) -> None:
         self._repository = repository
@@ -42,7 +38,7 @@ class Health:
 
     def overdue(self) -> list[Overdue]:
         """Return the stuck runs: those beyond the limit, and ten times the 99th percentile of their tier and size."""
-        timed = [Overdue(run, seconds, self._limit(run)) for run, seconds in self._current()]
+        timed = (Overdue(run, seconds, self._limit(run)) for run, seconds in self._current())
         return [overdue for overdue in timed if overdue.seconds > overdue.limit]
 
     def server_sound(self) -> bool:
@@ -73,16 +69,14 @@ class Health:
             elif entry.state == "READY":
                 if entry.reason and not entry.progress:
                     found.append(f"{subject} differs from the repository: {entry.reason}")
-                broken = _broken(entry)
-                if broken:
+                if broken := _broken(entry):
                     found.append(f"{subject}: {broken}")
         return found
 
     def failure(self, stuck_exit_seconds: float) -> FewheadsError | None:
         """Return an error that only a restart cures, such as a run stuck ``stuck_exit_seconds`` too long."""
-        fix = "Start the server again; if it happens again, look at the device."
-        lost = self._runs.lost
-        if lost:
+        if lost := self._runs.lost:
+            fix = "Start the server again; if it happens again, look at the device."
             return DeviceFailed("server", given=Literally(lost), expected="a device that computes", fix=fix)
         for overdue in self.overdue():
             limit = overdue.limit + stuck_exit_seconds

@@ -28,10 +28,7 @@ _PINGS_PER_PERIOD = 3
 class Supervisor:
     """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd.
 
-    Args:
-        server_ready: returns whether the server as a whole is ready.
-        set_health: sets the gRPC health of a service or model, by name.
-        services: names of the server as a whole in gRPC health.
+    ``set_health`` sets the gRPC health of a model, or of the server under the names ``services``, by ``server_ready``.
     """
 
     def __init__(
@@ -114,8 +111,7 @@ class Supervisor:
         executor, inputs = model.executors[name], model.golden_row(name)
         if not model.use.take():
             return
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def deliver(jobs: Sequence[Job]) -> None:
             loop.call_soon_threadsafe(ended.set)

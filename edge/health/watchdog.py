@@ -22,10 +22,7 @@ _REFUSALS_SECONDS = 2.0
 
 
 class Watchdog:
-    """Reads the health of the server four times a second, and ends the process if only a restart helps.
-
-    That includes a run that is stuck for ``stuck_exit_seconds`` beyond its limit.
-    """
+    """Ends the process if only a restart helps, as for a run stuck ``stuck_exit_seconds`` beyond its limit."""
 
     def __init__(self, health: Health, stuck_exit_seconds: float) -> None:
         self._health = health

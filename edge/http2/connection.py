@@ -47,11 +47,7 @@ Find = Callable[[str, Sequence[Field]], Route | None]
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Only the event loop uses it.
-
-    Args:
-        connections: the open connections, including this one while it is open.
-    """
+    """One connection, in ``connections`` while it is open. Only the event loop uses it."""
 
     def __init__(self, find: Find, limits: Limits, connections: set[Connection]) -> None:
         self._find = find
@@ -181,7 +177,10 @@ class Connection(asyncio.Protocol):
     def send(self, stream_id: int, message: bytes) -> None:
         """Send a message."""
         with _if_open:
-            self._begin(stream_id)
+            if stream_id not in self._begun:
+                self._begun.add(stream_id)
+                self._http2.send_response(stream_id, RESPONSE)
+                self._time_limits.response_sent()
             self._queue(stream_id, message)
             self._flush_soon()
 
@@ -244,8 +243,7 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
 
     def _receive(self, stream_id: int, data: bytes, ended: bool) -> None:
-        rpc = self._rpcs.get(stream_id)
-        if rpc:
+        if rpc := self._rpcs.get(stream_id):
             rpc.receive(data, ended)
 
     def _accept(self, stream_id: int, fields: tuple[Field, ...]) -> None:
@@ -281,14 +279,7 @@ class Connection(asyncio.Protocol):
         else:
             self._http2.send_data(stream_id, prefix(message) + message)
 
-    def _begin(self, stream_id: int) -> None:
-        if stream_id not in self._begun:
-            self._begun.add(stream_id)
-            self._http2.send_response(stream_id, RESPONSE)
-            self._time_limits.response_sent()
-
     def _answered(self, stream_id: int) -> None:
-        """Flush the end of a response, and reset the stream if the client has not ended its request."""
         rpc = self._rpcs.get(stream_id)
         if rpc and not rpc.request_ended:
             self._answered_early.add(stream_id)
@@ -297,14 +288,11 @@ class Connection(asyncio.Protocol):
     def _forget(self, stream_id: int) -> None:
         self._begun.discard(stream_id)
         self._answered_early.discard(stream_id)
-        rpc = self._rpcs.pop(stream_id, None)
-        if rpc:
+        if rpc := self._rpcs.pop(stream_id, None):
             rpc.close()
         if not self._rpcs:
             self._time_limits.set_busy(False)
-        waiting = self._waiting.pop(stream_id, None)
-        if waiting and not waiting.done():
-            waiting.set_result(None)
+        self._release(stream_id)
 
     # Calls to frames.
 
@@ -344,11 +332,14 @@ class Connection(asyncio.Protocol):
         return bool(sent)
 
     def _wake(self) -> None:
-        for stream_id, waiting in list(self._waiting.items()):
+        for stream_id in list(self._waiting):
             if self._has_room(stream_id):
-                del self._waiting[stream_id]
-                if not waiting.done():
-                    waiting.set_result(None)
+                self._release(stream_id)
+
+    def _release(self, stream_id: int) -> None:
+        waiting = self._waiting.pop(stream_id, None)
+        if waiting and not waiting.done():
+            waiting.set_result(None)
 
     def _break(self, reason: str) -> None:
         log.debug("a connection is closed: %s", reason)

@@ -9,12 +9,7 @@ from edge.rpc.limits import Limits
 
 
 class ConnectionLimits:
-    """Enforces the limits of one connection that concern time: handshake, idleness and pings.
-
-    Args:
-        on_slow_handshake: called when the handshake takes longer than ``handshake_seconds``.
-        on_idle: called when no call has been open for ``idle_seconds``.
-    """
+    """Enforces the limits of one connection that concern time: handshake, idleness and pings."""
 
     def __init__(self, limits: Limits, on_slow_handshake: Callable[[], None], on_idle: Callable[[], None]) -> None:
         self._limits = limits

@@ -9,9 +9,8 @@ import grpc
 PREFIX_BYTES = 5
 #: The ``wbits`` argument of zlib for each ``grpc-encoding`` that a client may use.
 _WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-#: The server's ``grpc-accept-encoding``.
-ENCODINGS = b"identity, deflate, gzip"
 IDENTITY = b"identity"
+ENCODINGS = (IDENTITY, *sorted(_WINDOW_BITS))
 
 
 class Refused(Exception):
@@ -28,14 +27,10 @@ def prefix(message: bytes) -> bytes:
 
 
 class Messages:
-    """Reassembles the messages of one stream.
+    """Reassembles the messages of one stream, whose ``grpc-encoding`` is ``encoding``.
 
     A message whose prefix announces more than the limit is refused before any of it is buffered, and decompression
     stops at the limit.
-
-    Args:
-        max_bytes: the limit for a message, compressed and uncompressed.
-        encoding: the stream's ``grpc-encoding``.
     """
 
     __slots__ = ("_compressed", "_encoding", "_length", "_max_bytes", "_parts", "_size")
@@ -54,11 +49,7 @@ class Messages:
         return self._size > 0 or self._length >= 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that these bytes complete, decompressed.
-
-        Raises:
-            Refused: a message exceeds the limit, has an invalid flag, or cannot be decompressed.
-        """
+        """Return the messages that these bytes complete, decompressed."""
         if not self._size and self._length < 0 and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
             self._begin(data)
             if len(data) - PREFIX_BYTES == self._length:
@@ -108,17 +99,10 @@ class Messages:
         if len(inflated) > self._max_bytes:
             raise self._too_large("more, uncompressed")
         if not inflater.eof or inflater.unused_data:
-            encoding = self._encoding.decode()
-            raise Refused(
-                grpc.StatusCode.INTERNAL, f"message: expected exactly one {encoding} stream. Compress it again."
-            )
+            details = f"message: expected exactly one {self._encoding.decode()} stream. Compress it again."
+            raise Refused(grpc.StatusCode.INTERNAL, details)
         return inflated
 
     def _too_large(self, given: str) -> Refused:
         details = f"message: got {given}, expected at most {self._max_bytes} bytes. Split it, or raise "
         return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{details}--max-message-bytes.")
-
-
-def known_encoding(encoding: bytes) -> bool:
-    """Return whether messages with this ``grpc-encoding`` can be read."""
-    return encoding == IDENTITY or encoding in _WINDOW_BITS

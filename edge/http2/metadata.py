@@ -10,7 +10,7 @@ from urllib.parse import quote_from_bytes
 
 import grpc
 
-from edge.http2.messages import ENCODINGS, IDENTITY, Refused, known_encoding
+from edge.http2.messages import ENCODINGS, IDENTITY, Refused
 
 Field = tuple[bytes, bytes]
 #: Metadata as servicers see it: lower-case keys; values are bytes for keys that end in ``-bin``, else text.
@@ -19,7 +19,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 RESPONSE: tuple[Field, ...] = (
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", ENCODINGS),
+    (b"grpc-accept-encoding", b", ".join(ENCODINGS)),
 )
 OK_TRAILERS: tuple[Field, ...] = ((b"grpc-status", b"0"),)
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -40,24 +40,15 @@ class NotGrpc(Exception):
 
 
 class Head(NamedTuple):
-    """The parameters of a call.
+    """The parameters of a call."""
 
-    Attributes:
-        path: of the method, as in ``/package.Service/Method``.
-        timeout: in seconds; None without one.
-        encoding: ``grpc-encoding`` of its messages.
-    """
-
-    path: str
-    timeout: float | None
-    encoding: bytes
+    path: str  # of the method, as in /package.Service/Method
+    timeout: float | None  # in seconds
+    encoding: bytes  # of its messages
 
 
 def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
-    """Read the parameters of a call from its header fields.
-
-    Args:
-        max_bytes: the limit for their total size as HTTP/2 counts it.
+    """Read the parameters of a call from its fields, of at most ``max_bytes`` as HTTP/2 counts them.
 
     Raises:
         NotGrpc: the method is not POST, or the content type is not gRPC's.
@@ -70,20 +61,17 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     named = dict(fields)
     if named[b":method"] != b"POST":
         raise NotGrpc(b"405")
-    if not _is_grpc(named.get(b"content-type", b"")):
+    content_type = named.get(b"content-type", b"")
+    if content_type[:16] != b"application/grpc" or content_type[16:17] not in (b"", b"+", b";"):
         raise NotGrpc(b"415")
     encoding = named.get(b"grpc-encoding", IDENTITY)
-    if not known_encoding(encoding):
-        details = f"grpc-encoding: got {encoding[:20]!r}, expected one of {ENCODINGS.decode()}. Use one of them."
+    if encoding not in ENCODINGS:
+        expected = b", ".join(ENCODINGS).decode()
+        details = f"grpc-encoding: got {encoding[:20]!r}, expected one of {expected}. Use one of them."
         raise Refused(grpc.StatusCode.UNIMPLEMENTED, details)
     timeout = named.get(b"grpc-timeout")
     path = named[b":path"].decode("ascii", "replace")
     return Head(path, None if timeout is None else _seconds(timeout), encoding)
-
-
-def _is_grpc(content_type: bytes) -> bool:
-    kind, rest = content_type[:16], content_type[16:17]
-    return kind == b"application/grpc" and rest in (b"", b"+", b";")
 
 
 def _seconds(timeout: bytes) -> float:

@@ -28,43 +28,23 @@ _OK = grpc.StatusCode.OK
 _INTERNAL = grpc.StatusCode.INTERNAL
 
 
-class Wire(Protocol):
+class _Wire(Protocol):
     """The connection as its calls see it. No method raises, even on a closed connection."""
 
     @property
-    def peer(self) -> str:
-        """The client's address in gRPC's notation."""
-
-    def acknowledge(self, stream_id: int, size: int) -> None:
-        """Let the client send this many more bytes."""
-
-    def send(self, stream_id: int, message: bytes) -> None:
-        """Send a message."""
-
-    def respond(self, stream_id: int, message: bytes) -> None:
-        """Send the only message of a call and the status OK."""
-
-    def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
-        """Send the status of a call."""
-
-    def room(self, stream_id: int) -> Awaitable[None] | None:
-        """Return what to await before the next message; None if there is room."""
+    def peer(self) -> str: ...
+    def acknowledge(self, stream_id: int, size: int) -> None: ...
+    def send(self, stream_id: int, message: bytes) -> None: ...
+    def respond(self, stream_id: int, message: bytes) -> None: ...
+    def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None: ...
+    def room(self, stream_id: int) -> Awaitable[None] | None: ...
 
 
 class Rpc:
-    """One call. Its handler starts with the request, and is cancelled with the call.
+    """One call. Its handler starts with the request, runs in ``context``, and is cancelled with the call.
 
     For the handler, this is the part of ``grpc.aio.ServicerContext`` that our servicers and those of health and
-    reflection use.
-
-    Args:
-        route: None for a refused call.
-        context: the handler runs in it.
-
-    Attributes:
-        held: number of bytes received and not yet acknowledged.
-        request_ended: whether the client has ended its request.
-        done: whether the status is sent, or the stream is closed.
+    reflection use. ``route`` is None for a refused call.
     """
 
     __slots__ = (
@@ -74,7 +54,7 @@ class Rpc:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: _Wire,
         stream_id: int,
         route: Route | None,
         head: Head,
@@ -83,8 +63,9 @@ class Rpc:
         context: Context,
     ) -> None:
         self.stream_id = stream_id
-        self.held = 0
-        self.done = route is None
+        self.held = 0  # bytes received and not yet acknowledged
+        self.request_ended = False
+        self.done = route is None  # the status is sent, or the stream is closed
         self._wire = wire
         self._context = context
         self._handler, self._direct = route or Route(None)
@@ -93,7 +74,6 @@ class Rpc:
         self._messages = Messages(max_message_bytes, head.encoding)
         self._inbox: deque[bytes] = deque()
         self._reader: asyncio.Future[None] | None = None
-        self.request_ended = False
         self._task: asyncio.Task[None] | None = None
         self._deadline = None if head.timeout is None else time.monotonic() + head.timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -116,7 +96,8 @@ class Rpc:
                 raise Refused(_INTERNAL, "the request ends in the middle of a message")
             self.request_ended = ended
             if self._handler.request_streaming:
-                self._wake()
+                if self._reader and not self._reader.done():
+                    self._reader.set_result(None)
             elif len(self._inbox) > 1 or (ended and not self._inbox):
                 details = f"request: got {len(self._inbox)} messages, expected 1. Send exactly one, then end it."
                 raise Refused(_INTERNAL, details)
@@ -158,11 +139,7 @@ class Rpc:
         return self._wire.peer
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
-        """End the call.
-
-        Raises:
-            grpc.aio.AbortError: always.
-        """
+        """End the call, and raise ``grpc.aio.AbortError``."""
         self._finish(code, details, trailing_metadata)
         raise grpc.aio.AbortError
 
@@ -199,7 +176,6 @@ class Rpc:
     # Execution of the handler.
 
     def _answer(self) -> None:
-        """Start the handler of a call with a single request."""
         try:
             request = self._handler.request_deserializer(self._inbox.popleft())
             if self._direct:
@@ -210,7 +186,6 @@ class Rpc:
             self._fail(error)
 
     def _respond_once(self, outcome: Any) -> None:
-        """End a direct call with its response or status."""
         self._call = None
         if self.done:
             return
@@ -226,7 +201,6 @@ class Rpc:
         self._wire.respond(self.stream_id, message)
 
     async def _run(self, request: Any) -> None:
-        """Run the handler; ``request`` is this object for a stream of requests."""
         handler = self._handler
         try:
             if handler.request_streaming:
@@ -291,10 +265,6 @@ class Rpc:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-
-    def _wake(self) -> None:
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
 
     def _acknowledge(self) -> None:
         if self.held:

@@ -42,15 +42,11 @@ class Http2Server(Endpoint):
         self._port = Port(routes, limits, context)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first.
-
-        Raises:
-            UsageError: the port cannot be bound.
-        """
+        """Listen. Only telemetry is SERVING at first."""
         try:
             self.port = await self._port.open(host, port)
         except OSError as error:
-            raise port_is_taken(host, port, str(error)) from None
+            raise port_is_taken("--grpc-port", host, port, str(error)) from None
 
     async def drain(self, grace_seconds: float) -> None:
         """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""
@@ -68,11 +64,7 @@ class Port:
         self._connections: set[Connection] = set()
 
     async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port number; port 0 takes any free one.
-
-        Raises:
-            OSError: the port cannot be bound.
-        """
+        """Listen, and return the port number; port 0 takes any free one."""
         seconds = self._limits.handshake_seconds if self._context else None
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(self._routes.find, self._limits, self._connections),

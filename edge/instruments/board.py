@@ -76,27 +76,16 @@ class Release(NamedTuple):
 
 
 class Board(msgspec.Struct, frozen=True):
-    """A Jetson. A fact that cannot be read is None.
+    """A Jetson. A fact that cannot be read is None."""
 
-    Attributes:
-        model: the model in the device tree, or ``NVIDIA Jetson`` where that is masked.
-        soc: such as ``tegra234``.
-        l4t: the release such as ``36.4.3``, or the text of the file where it is not a release.
-        jetpack: such as ``6.2``; None for an unknown release.
-        power_mode: nvpmodel's mode such as ``MAXN_SUPER``, or ``mode 2`` where the names are missing.
-        power_modes: the names of all modes.
-        super_firmware: whether the firmware of an Orin Nano has the Super clocks.
-        kernel: the release of the kernel.
-    """
-
-    model: str
-    soc: str | None = None
-    l4t: str | None = None
-    jetpack: str | None = None
-    power_mode: str | None = None
-    power_modes: tuple[str, ...] = ()
-    super_firmware: bool | None = None
-    kernel: str | None = None
+    model: str  # in the device tree, or NVIDIA Jetson where that is masked
+    soc: str | None = None  # such as tegra234
+    l4t: str | None = None  # the release such as 36.4.3, or the text of the file where it is not a release
+    jetpack: str | None = None  # such as 6.2; None for an unknown release
+    power_mode: str | None = None  # nvpmodel's such as MAXN_SUPER, or mode 2 where the names are missing
+    power_modes: tuple[str, ...] = ()  # the names of all modes
+    super_firmware: bool | None = None  # whether the firmware of an Orin Nano has the Super clocks
+    kernel: str | None = None  # its release
 
     @property
     def release(self) -> Release | None:

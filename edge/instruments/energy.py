@@ -86,14 +86,9 @@ class TierEnergy:
 
 
 class EnergyMeter:
-    """Measures the energy of runs. As a context manager, it samples on a thread of its own.
+    """Measures the energy of runs by ``rails``, whose sum is the board's power, on a thread of its own.
 
-    Args:
-        rails: the sensors whose sum is the board's power.
-        work: the activity of the server.
-
-    Attributes:
-        idle_watts: the board's power while nothing runs; None while it is unknown.
+    ``idle_watts``, the board's power while nothing runs, is None while it is unknown.
     """
 
     def __init__(self, rails: Sequence[SensorFile], work: Work) -> None:
@@ -154,11 +149,7 @@ class EnergyMeter:
         self.idle_watts = median(self._idle)
 
     def _divide(self, *, last: bool) -> None:
-        """Divide the pool among the runs since the last division.
-
-        Args:
-            last: whether all runs have ended; the rest of the pool is noise then.
-        """
+        """Divide the pool among the runs since the last division; after the ``last`` of them the rest is noise."""
         runs = self._work.runs()
         before = {key: self._counted.get(key, TierRuns()) for key in runs}
         for key, then in before.items():

@@ -12,15 +12,9 @@ BUCKETS_NS: tuple[int, ...] = tuple(round(5_000 * 2 ** (step / 2)) for step in r
 
 
 class Histogram:
-    """A count, a sum and bucket counts of values; of durations in ns by default.
+    """The count, the total and bucket counts of values; of durations in ns by default.
 
-    Args:
-        bounds: the upper bounds of the buckets, ascending; a bound belongs to its bucket.
-
-    Attributes:
-        count: the number of values.
-        total: their sum.
-        counts: the number of values in each bucket; the last bucket holds those above every bound.
+    A bound belongs to the bucket below it. The last bucket holds the values above every bound.
     """
 
     __slots__ = ("bounds", "count", "counts", "total")
@@ -32,7 +26,7 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: int) -> None:
-        """Add one value."""
+        """Count one value."""
         self.count += 1
         self.total += value
         self.counts[bisect_left(self.bounds, value)] += 1

@@ -45,11 +45,7 @@ class Logs:
     - ``log_format`` (str): a name in :data:`FORMATS`.
     - ``log_file`` (str): always empty, for stderr.
 
-    A message about a request names its model and its id.
-
-    Args:
-        level: the lowest level that is written, one of :data:`LEVELS`.
-        log_format: a name in :data:`FORMATS`.
+    A message about a request names its model and its id. ``level`` is the lowest that is written.
     """
 
     def __init__(self, level: str = "info", log_format: str = "default") -> None:
@@ -80,10 +76,7 @@ class Logs:
             InvalidRequest: an unknown setting, or a wrong value.
             Unsupported: a log file, which clients may not choose.
         """
-        new = dict(self._settings)
-        for name, value in settings.items():
-            new[name] = self._checked(name, value)
-        self._settings = new
+        self._settings |= {name: self._checked(name, value) for name, value in settings.items()}
         self._apply()
 
     def close(self) -> None:
@@ -98,10 +91,9 @@ class Logs:
             expected = f"one of {', '.join(self._settings)}"
             raise InvalidRequest("log setting", given=name, expected=expected, fix="Choose one of these.")
         kind = type(self._settings[name])
-        if type(value) is not kind:  # not isinstance, because a bool is an int
+        if type(value) is not kind or not isinstance(value, bool | int | str):  # a bool is also an int
             given = Literally("no value") if value is None else value
             raise InvalidRequest(subject, given=given, expected=f"a value of type {kind.__name__}", fix="Send one.")
-        assert isinstance(value, bool | int | str)
         if name == "log_file" and value:
             fix = "Redirect the server's stderr where it is started."
             raise Unsupported(subject, given=value, expected="nothing: the log goes to stderr", fix=fix)

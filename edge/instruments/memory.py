@@ -40,12 +40,11 @@ class MemorySampler:
 
     def observe(self) -> None:
         """Update the peak of the device's memory, which no file has; to be called about once a second."""
-        self._update_peak(self._kilobytes("proc/meminfo"))
+        self._meminfo()
 
     def sample(self) -> tuple[MemoryReading, ...]:
         """Read all sizes. RSS counts shared pages in full, PSS counts the process's share of them."""
-        meminfo = self._kilobytes("proc/meminfo")
-        self._update_peak(meminfo)
+        meminfo = self._meminfo()
         has_device = "NvMapMemUsed" in meminfo
         device_total = meminfo.get("MemTotal") if has_device else None
         block, blocks = self._free_blocks() if has_device else (None, None)
@@ -85,10 +84,11 @@ class MemorySampler:
         """Return the resident size of the process; 0 where it cannot be read."""
         return self._kilobytes(f"proc/{self._process_id}/status").get("VmRSS", 0)
 
-    def _update_peak(self, meminfo: dict[str, int]) -> None:
-        used = meminfo.get("NvMapMemUsed")
-        if used is not None:
-            self._device_peak = max(used, self._device_peak or 0)
+    def _meminfo(self) -> dict[str, int]:
+        sizes = self._kilobytes("proc/meminfo")
+        if "NvMapMemUsed" in sizes:
+            self._device_peak = max(sizes["NvMapMemUsed"], self._device_peak or 0)
+        return sizes
 
     def _kilobytes(self, path: str) -> dict[str, int]:
         """Parse lines like ``MemTotal:  7803900 kB`` into bytes."""

@@ -25,58 +25,40 @@ Sample = tuple[Labels, float | Histogram]
 
 
 class Answered(Protocol):
-    """The attributes of a successful request that metrics may read, which :class:`edge.serving.call.Call` has.
+    """The attributes of a successful request that metrics may read.
 
     Its inputs are not among them, because they are released when its run ends.
-
-    Attributes:
-        size: rows times tokens where the model has a sequence axis, else rows.
-        batch_rows: the number of rows of the run that it was in.
-        nonfinite: 1 where an output has a NaN or an infinity, else 0.
-        tier_reason: the reason for the choice of its tier.
     """
 
     rows: int
-    size: int
-    batch_rows: int
+    size: int  # rows times tokens where the model has a sequence axis, else rows
+    batch_rows: int  # of the run that it was in
     timings: Timings
-    nonfinite: int
-    tier_reason: str
+    nonfinite: int  # 1 where an output has a NaN or an infinity, else 0
+    tier_reason: str  # the reason for the choice of its tier
 
 
 class ModelNow(NamedTuple):
-    """One version of a model at one moment.
-
-    Attributes:
-        ready: whether it accepts requests.
-        load_memory_bytes: the growth of the process while it was loaded; None while it is not loaded.
-        energy: the energy of its tiers; empty on a machine that does not measure its power.
-    """
+    """One version of a model at one moment."""
 
     name: str
     version: str
     totals: Snapshot
     ready: bool = False
-    load_memory_bytes: int | None = None
-    energy: Mapping[str, TierEnergy] = MappingProxyType({})
+    load_memory_bytes: int | None = None  # the growth of the process while it was loaded; None while it is not loaded
+    energy: Mapping[str, TierEnergy] = MappingProxyType({})  # by tier; empty where power is not measured
 
 
 @dataclass(frozen=True)
 class ModelMetric:
-    """A metric that is read from the counters and the state of a model.
+    """A metric that is read from the counters and the state of a model."""
 
-    Attributes:
-        name: its name on the Prometheus page, which ends with the unit, and then ``_total`` for a counter.
-        unit: the unit of its values; empty for a plain count. Values in ``seconds`` are read in ns.
-        labels: its labels beside ``model`` and ``version``.
-    """
-
-    name: str
+    name: str  # on the Prometheus page; it ends with the unit, and then with _total for a counter
     help: str
     read: Callable[[ModelNow], Iterable[Sample]]
     kind: Kind = "counter"
-    unit: str = ""
-    labels: Labels = ()
+    unit: str = ""  # empty for a plain count; values in seconds are read in ns
+    labels: Labels = ()  # beside model and version
 
 
 @dataclass(frozen=True)
@@ -84,24 +66,16 @@ class RequestMetric:
     """A metric to which each successful request adds a value.
 
     The functions run on the event loop for every response, so they must be fast. A metric that raises is logged and no
-    longer counted; the response is sent nevertheless.
-
-    Attributes:
-        name: as in :class:`ModelMetric`.
-        count: returns the value of a request, at least 0.
-        unit: the unit of the values; empty for a plain count. Values in ``seconds`` are counted in ns.
-        labels: its labels beside ``model`` and ``version``.
-        label: returns the values of ``labels``; required where there are any.
-        buckets: the upper bounds of a histogram, ascending; a metric without buckets is a counter.
+    longer counted; the response is sent nevertheless. Name, unit and labels are as in :class:`ModelMetric`.
     """
 
     name: str
     help: str
-    count: Callable[[Answered], int]
+    count: Callable[[Answered], int]  # returns at least 0
     unit: str = ""
     labels: Labels = ()
-    label: Callable[[Answered], Labels] | None = None
-    buckets: tuple[int, ...] = ()
+    label: Callable[[Answered], Labels] | None = None  # returns the values of the labels, where there are any
+    buckets: tuple[int, ...] = ()  # the upper bounds of a histogram, ascending; without them it is a counter
 
     @property
     def kind(self) -> Kind:

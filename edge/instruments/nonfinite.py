@@ -10,11 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class NonfiniteWarnings:
-    """Logs warnings, and only a few for each model, because one bad engine can spoil thousands of responses.
-
-    Args:
-        seconds: the least time between two warnings for one model.
-    """
+    """Logs one warning in ``seconds`` for each model, because one bad engine can spoil thousands of responses."""
 
     def __init__(self, seconds: float = 60.0) -> None:
         self._seconds = seconds
@@ -22,13 +18,7 @@ class NonfiniteWarnings:
         self._unreported: dict[str, int] = {}
 
     def found(self, model: str, tier: str, names: Sequence[str]) -> None:
-        """Warn of one response, or count it for the next warning.
-
-        Args:
-            model: the model that computed it.
-            tier: the model's tier.
-            names: the outputs with such a value.
-        """
+        """Warn of one response whose outputs ``names`` have such a value, or count it for the next warning."""
         now = time.monotonic()
         if now < self._warned_at.get(model, now):
             self._unreported[model] = self._unreported.get(model, 0) + 1

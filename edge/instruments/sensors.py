@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,41 +113,24 @@ def _processor_ticks(stat: Path) -> tuple[int, int] | None:
 
 
 class SensorFile(NamedTuple):
-    """A sensor whose value is the product of the whole numbers in its files.
+    """A sensor whose value is the product of the whole numbers in its files."""
 
-    Attributes:
-        kind: a key of ``_PLAUSIBLE``.
-        name: the kernel's name.
-        unit: ``celsius``, ``watts``, ``ratio``, ``hertz``, ``rpm``, ``events`` or ``level``, where 0 means none.
-        scale: the factor from the product to the unit.
-        paths: the files.
-        source: the files for people, relative to the root.
-        divisor: a file whose number divides the product.
-    """
-
-    kind: str
-    name: str
-    unit: str
-    scale: float
+    kind: str  # a key of _PLAUSIBLE
+    name: str  # the kernel's
+    unit: str  # celsius, watts, ratio, hertz, rpm, events or level, where 0 means none
+    scale: float  # the factor from the product to the unit
     paths: tuple[Path, ...]
-    source: str = ""
-    divisor: Path | None = None
+    source: str = ""  # the files for people, relative to the root
+    divisor: Path | None = None  # a file whose number divides the product
 
     def read(self) -> float | None:
         """Return the value; None where it cannot be read or is not plausible."""
-        product = 1
-        for path in self.paths:
-            number = whole(read_text(path))
-            if number is None:
-                return None
-            product *= number
+        numbers = [number for path in self.paths if (number := whole(read_text(path))) is not None]
+        divisor = whole(read_text(self.divisor)) if self.divisor else 1
+        if len(numbers) < len(self.paths) or not divisor:
+            return None
+        value = prod(numbers) * self.scale / divisor
         least, most = _PLAUSIBLE[self.kind]
-        value = product * self.scale
-        if self.divisor:
-            number = whole(read_text(self.divisor))
-            if not number:
-                return None
-            value /= number
         return value if least <= value <= most else None
 
 

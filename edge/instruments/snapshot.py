@@ -20,21 +20,13 @@ Counted = dict[Labels, int | Histogram]
 
 @dataclass(slots=True)
 class Timings:
-    """The time that one request spent in each stage, in ns of a monotonic clock.
+    """The time that one request spent in each stage, in ns of a monotonic clock."""
 
-    Attributes:
-        compute_input_ns: decoding, validation, preprocessing, and batching with other requests.
-        queue_ns: waiting for a worker.
-        compute_infer_ns: the call of the runtime, for all requests of the batch together.
-        compute_output_ns: separation from the other requests of the batch, and encoding of the outputs.
-        request_ns: everything, including the hops between threads.
-    """
-
-    compute_input_ns: int = 0
-    queue_ns: int = 0
-    compute_infer_ns: int = 0
-    compute_output_ns: int = 0
-    request_ns: int = 0
+    compute_input_ns: int = 0  # decoding, validation, preprocessing, and batching with other requests
+    queue_ns: int = 0  # waiting for a worker
+    compute_infer_ns: int = 0  # the call of the runtime, for all requests of the batch together
+    compute_output_ns: int = 0  # separation from the other requests of the batch, and encoding of the outputs
+    request_ns: int = 0  # everything, including the hops between threads
 
 
 @dataclass(slots=True)
@@ -49,19 +41,11 @@ class BatchTotals:
 
 @dataclass(slots=True)
 class TierRuns:
-    """Successful runs of one tier.
-
-    Attributes:
-        requests: the requests that shared them.
-        rows: the rows of these requests.
-        tokens: rows times tokens, padding included, where the model has a sequence axis, else rows. The time of a run
-            grows with it.
-        infer_ns: the time of the runs.
-    """
+    """Requests, rows, tokens and time of the successful runs of one tier."""
 
     requests: int = 0
     rows: int = 0
-    tokens: int = 0
+    tokens: int = 0  # rows times tokens, padding included, where the model has a sequence axis, else rows
     infer_ns: int = 0
 
 
@@ -73,33 +57,21 @@ def _new_stages() -> Stages:
 class Snapshot:
     """All numbers of a model at one moment, consistent with each other.
 
-    Attributes:
-        success: requests with a response.
-        failures: failed requests by the class of the error.
-        fail_ns: the total time of failed requests.
-        inference_count: rows of successful requests.
-        execution_count: calls of the runtime.
-        last_inference_ms: time of the last response, in ms since the epoch.
-        stages: times of successful requests.
-        tier_stages: the same by the tier that computed the response, for models with several tiers.
-        batches: executions by their number of rows.
-        drops: refused and abandoned requests, by reason and place.
-        tiers: responses by tier and reason, for models with several tiers.
-        counted: the numbers of each :class:`edge.instruments.metrics.RequestMetric`, by its name.
+    ``tier_stages`` and ``tiers`` are empty for models with one tier.
     """
 
     success: int = 0
-    failures: dict[str, int] = field(default_factory=Counter)
+    failures: dict[str, int] = field(default_factory=Counter)  # by the class of the error
     fail_ns: int = 0
-    inference_count: int = 0
-    execution_count: int = 0
-    last_inference_ms: int = 0
-    stages: Stages = field(default_factory=_new_stages)
+    inference_count: int = 0  # rows of successful requests
+    execution_count: int = 0  # calls of the runtime
+    last_inference_ms: int = 0  # since the epoch
+    stages: Stages = field(default_factory=_new_stages)  # of successful requests
     tier_stages: dict[str, Stages] = field(default_factory=lambda: defaultdict(_new_stages))
-    batches: dict[int, BatchTotals] = field(default_factory=lambda: defaultdict(BatchTotals))
-    drops: dict[tuple[str, str], int] = field(default_factory=Counter)
-    tiers: dict[tuple[str, str], int] = field(default_factory=Counter)
-    counted: dict[str, Counted] = field(default_factory=dict)
+    batches: dict[int, BatchTotals] = field(default_factory=lambda: defaultdict(BatchTotals))  # by rows
+    drops: dict[tuple[str, str], int] = field(default_factory=Counter)  # by reason and place
+    tiers: dict[tuple[str, str], int] = field(default_factory=Counter)  # by tier and reason
+    counted: dict[str, Counted] = field(default_factory=dict)  # by the name of a RequestMetric
 
     @property
     def fail(self) -> int:

@@ -19,11 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelStatistics:
-    """Thread-safe counters of one model. They outlive reloads of the model.
-
-    Args:
-        metrics: the metrics that each successful request adds to, beside the fields of the snapshot.
-    """
+    """Thread-safe counters of one model. They outlive reloads of the model."""
 
     def __init__(self, metrics: Sequence[RequestMetric] = REQUEST_METRICS) -> None:
         self._lock = threading.Lock()
@@ -48,16 +44,7 @@ class ModelStatistics:
             return {tier: replace(runs) for tier, runs in self._runs.items()}
 
     def executed(self, rows: int, infer_ns: int, *, tier: str = "", requests: int = 1, size: int = 0) -> None:
-        """Count one call of the runtime.
-
-        Args:
-            rows: the rows of all requests in it.
-            infer_ns: its time.
-            tier: the tier that ran.
-            requests: the number of requests in it.
-            size: the size of its inputs as batching counts it: rows times tokens where the model has a sequence axis;
-                0 is the number of rows.
-        """
+        """Count one call of the runtime; ``size`` is rows times tokens where the model has a sequence axis, else 0."""
         with self._lock:
             runs = self._runs[tier]
             runs.requests += requests
@@ -70,12 +57,7 @@ class ModelStatistics:
             batch.compute_infer_ns += infer_ns
 
     def succeeded(self, request: Answered, tier: str = "") -> None:
-        """Count one successful request.
-
-        Args:
-            request: the request.
-            tier: the tier that computed the response, or both of a cascade; empty for models with one tier.
-        """
+        """Count one successful request; ``tier``, or both of a cascade, is empty for models with one tier."""
         timings = request.timings
         with self._lock:
             now = self._now
@@ -107,7 +89,7 @@ class ModelStatistics:
         Args:
             reason: the class of the error.
             duration_ns: the time since its arrival.
-            place: the limit that refused it, or its stage when it was abandoned; empty for other failures.
+            place: the limit that refused it, or its stage when it was abandoned.
         """
         with self._lock:
             now = self._now

@@ -12,43 +12,26 @@ import msgspec
 import numpy as np
 
 from edge.errors import Literally, UsageError
-from edge.load.plan import CONSTANT, PATTERNS, POISSON
+from edge.load.plan import CONSTANT, POISSON
 
+#: Requests come in bursts of half a second, one in each second.
+BURST_PERIOD_SECONDS, BURST_SECONDS = 1.0, 0.5
 #: Number of gaps to draw at a time, which bounds the memory of a long schedule.
 _BLOCK = 4096
 
 
-def due_times(
-    pattern: str, rate: float, seed: int = 0, burst_period_seconds: float = 1.0, burst_share: float = 0.5
-) -> Iterator[float]:
-    """Return the endless, ascending times at which requests are due.
+def due_times(pattern: str, rate: float, seed: int = 0) -> Iterator[float]:
+    """Return the endless, ascending times at which requests are due, equal for equal seeds.
 
-    Equal seeds give equal times. ``rate`` is in requests per second, averaged over whole periods; within a burst
-    requests come at ``rate / burst_share``.
-
-    Raises:
-        UsageError: the pattern is unknown, or a number is out of range.
+    ``rate`` is in requests per second, in bursts as the mean over whole periods.
     """
-    if pattern not in PATTERNS:
-        raise UsageError("--arrivals", given=pattern, expected=f"one of {', '.join(PATTERNS)}", fix="Take one of them.")
-    for option, value, most in (
-        ("--rate", rate, math.inf),
-        ("--burst-period", burst_period_seconds, math.inf),
-        ("--burst-share", burst_share, 1.0),
-    ):
-        if not 0 < value <= most or math.isinf(value):
-            expected = "a number above 0" if math.isinf(most) else f"above 0, at most {most:g}"
-            raise UsageError(option, given=value, expected=expected, fix="Change it.")
     if pattern == CONSTANT:
         return (index / rate for index in count())
     if pattern == POISSON:
         return _poisson(rate, seed)
-    on_seconds = burst_share * burst_period_seconds
     # The process has a clock that stops between bursts.
-    return (
-        moment // on_seconds * burst_period_seconds + moment % on_seconds
-        for moment in _poisson(rate / burst_share, seed)
-    )
+    times = _poisson(rate * BURST_PERIOD_SECONDS / BURST_SECONDS, seed)
+    return (time // BURST_SECONDS * BURST_PERIOD_SECONDS + time % BURST_SECONDS for time in times)
 
 
 def _poisson(rate: float, seed: int) -> Iterator[float]:
@@ -66,13 +49,9 @@ def limited(times: Iterable[float], seconds: float, requests: int | None = None)
 
 
 def read_trace(path: Path) -> array[float]:
-    """Read recorded arrivals: lines of JSON, each a number of seconds, or an object that has one as ``at``.
+    """Read recorded arrivals, and return them in seconds from the first, which is 0.
 
-    Returns:
-        The times in seconds from the first of them, which is 0.
-
-    Raises:
-        UsageError: the file cannot be read or is empty, or a line is malformed or earlier than the line before.
+    The file has lines of JSON in order of time, each a number of seconds, or an object that has one as ``at``.
     """
     times: array[float] = array("d")
     fix = 'Write lines such as 0.25 or {"at": 0.25}, in order of time.'
@@ -82,10 +61,9 @@ def read_trace(path: Path) -> array[float]:
                 if not line.strip():
                     continue
                 subject = f"{path}, line {number}"
-                at = _at(line, subject, fix)
-                if times and at < times[-1]:
-                    raise UsageError(subject, given=at, expected=f"{times[-1]:g} or later", fix=fix)
-                times.append(at)
+                times.append(_at(line, subject, fix))
+                if len(times) > 1 and times[-1] < times[-2]:
+                    raise UsageError(subject, given=times[-1], expected=f"{times[-2]:g} or later", fix=fix)
     except OSError as error:
         raise UsageError(f"{path}", given=Literally(error.strerror), expected="a file to read", fix=fix) from None
     if not times:

@@ -17,7 +17,6 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
 from edge.client import ONCE, Client
 from edge.client.connection import Credentials
-from edge.errors import Literally, UsageError
 from edge.launch import running_server
 from edge.load.inputs import Inputs, golden_inputs, random_inputs, text_inputs
 from edge.load.percentiles import Percentiles
@@ -40,8 +39,7 @@ class BenchReport(msgspec.Struct, frozen=True):
     Attributes:
         platform: runtime of the in-process side; empty without one.
         in_process: of preprocessing and the runner; None without the bundle.
-        overhead_ratio: of the served median to the in-process one; None without the latter. With several clients it
-            includes the time that they wait for each other.
+        overhead_ratio: of the medians. With several clients it includes the time that they wait for each other.
     """
 
     model: str
@@ -75,10 +73,6 @@ def bench(
         concurrency: number of clients, each of which waits for its response before the next request.
         texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
         advanced: called after each round.
-
-    Raises:
-        UsageError: the texts or the rows do not fit the model, or a named one does not take random numbers.
-        FewheadsError: the bundle is broken, or the server cannot be reached or refuses.
     """
     with ExitStack() as stack:
         bundle = Bundle.open(model) if isinstance(model, Path) else None
@@ -95,49 +89,30 @@ def bench(
         address = stack.enter_context(server_for([bundle] if bundle else [], url, target, cache))
         client = stack.enter_context(Client(address, retries=ONCE, credentials=credentials))
         calls[partial(client.infer, name, version=version)] = concurrency
-        inputs = inputs or _inputs_without_bundle(client, name, rows, texts)
+        if not bundle:
+            specs, _ = client.metadata(name)
+            names = [spec.name for spec in specs if spec.datatype == "BYTES"]
+            inputs = text_inputs(name, names, rows, texts) if texts else random_inputs(name, specs, rows)
         *local, served = _in_turns(calls, inputs, requests, concurrency, advanced)
     alone = local[0] if local else None
     ratio = served.p50_ms / alone.p50_ms if alone else None
     return BenchReport(name, platform, rows, concurrency, alone, served, ratio)
 
 
-def _inputs_without_bundle(client: Client, model: str, rows: int, texts: Sequence[str]) -> list[Inputs]:
-    specs, _ = client.metadata(model)
-    if not texts:
-        return random_inputs(model, specs, rows)
-    return text_inputs(model, [spec.name for spec in specs if spec.datatype == "BYTES"], rows, texts)
-
-
 @contextmanager
-def server_for(
-    bundles: Sequence[Bundle], url: str | None, target: str, cache: Path | None, arguments: Sequence[str] = ()
-) -> Iterator[str]:
-    """Yield ``url``, or the address of a server for the block if it is None, with more ``arguments`` of ``serve``.
-
-    Raises:
-        UsageError: there are arguments and a URL.
-        ServerError: as :func:`edge.launch.running_server`.
-    """
+def server_for(bundles: Sequence[Bundle], url: str | None, target: str, cache: Path | None) -> Iterator[str]:
+    """Yield ``url``, or if it is None the address of a server that runs during the block."""
     if url:
-        if arguments:
-            given = Literally(f"{' '.join(arguments)} with a server that runs already")
-            fix = "Leave out --url or the options of the server."
-            raise UsageError("--server-option", given=given, expected="a server to start", fix=fix)
         yield url
         return
-    with running_server([bundle.path for bundle in bundles], target=target, cache=cache, arguments=arguments) as ready:
+    with running_server([bundle.path for bundle in bundles], target=target, cache=cache) as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
-def in_process(bundle: Bundle, runner: Runner) -> Callable[[Inputs], None]:
+def in_process(bundle: Bundle, runner: Runner) -> Callable[[Inputs], object]:
     """Return a function that preprocesses and runs a request."""
     step = preprocessor(bundle)
-
-    def call(inputs: Inputs) -> None:
-        runner.infer(step(*(inputs[spec.name] for spec in step.inputs)) if step else inputs)
-
-    return call
+    return lambda inputs: runner.infer(step(*(inputs[spec.name] for spec in step.inputs)) if step else inputs)
 
 
 def _in_turns(
@@ -166,7 +141,6 @@ def _in_turns(
 
 
 def _series(call: Callable[[Inputs], Any], inputs: list[Inputs], count: int, threads: int) -> list[float]:
-    """Call ``count`` times from several threads, and return the seconds of each call."""
     share = count // threads
 
     def client(number: int) -> list[float]:

@@ -50,23 +50,26 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, sensors: Sensors, root: Path) -> BoardState:
         """Read everything below the root of a file system."""
+        processors: dict[str, float] = {}
+        for policy in entries(root / _POLICIES, "policy"):
+            for bound in ("min", "max"):
+                kilohertz = whole(read_text(policy / f"scaling_{bound}_freq"))
+                if kilohertz is not None:
+                    processors[f"cpu{policy.name.removeprefix('policy')}-{bound}"] = kilohertz * 1e3
+        memory = MemorySampler(root).sample()
         found: dict[tuple[str, str], dict[str, float]] = {}
         for reading in sensors.sample():
             found.setdefault((reading.kind, reading.unit), {})[reading.name] = reading.value
         return cls(
             board=read_board(root),
             processors=read_text(root / _ONLINE) or None,
-            limits_hertz=found.get(("frequency_limit", "hertz"), {}) | _processor_limits(root),
+            limits_hertz=found.get(("frequency_limit", "hertz"), {}) | processors,
             frequencies_hertz=found.get(("frequency", "hertz"), {}),
             temperatures_celsius=found.get(("temperature", "celsius"), {}),
             power_watts=found.get(("power", "watts"), {}),
             throttling_events=found.get(("throttling", "events"), {}),
             throttling_levels=found.get(("throttling", "level"), {}),
-            memory_bytes={
-                each.kind: each.size_bytes
-                for each in MemorySampler(root).sample()
-                if each.kind.startswith(("system_", "device_"))
-            },
+            memory_bytes={one.kind: one.size_bytes for one in memory if one.kind.startswith(("system_", "device_"))},
         )
 
     def doubts(self) -> list[str]:
@@ -112,6 +115,7 @@ class BoardWatch:
         root: the root of the file system, another one in tests.
 
     Attributes:
+        measures_power: whether the board has rails.
         before: the state when the watch began.
         after: the latest state.
         observed: ranges of clocks, temperatures, power and memory, by kind and name.
@@ -121,6 +125,7 @@ class BoardWatch:
         self._root = root
         self._sensors = Sensors(root)
         self._rails = board_rails(root)
+        self.measures_power = bool(self._rails)
         self._power: list[tuple[float, float]] = []
         self.observed: dict[str, dict[str, Range]] = {}
         self._doubts: dict[str, str] = {}
@@ -137,11 +142,6 @@ class BoardWatch:
         self._done.set()
         self._thread.join()
         self._sample(BoardState.read(self._sensors, self._root))
-
-    @property
-    def measures_power(self) -> bool:
-        """Whether the board has rails."""
-        return bool(self._rails)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -174,16 +174,6 @@ class BoardWatch:
             # An alarm keeps rising: replace its earlier doubt.
             subject = f"{doubt.split(' rose ')[0]} rose " if ": the alarm " in doubt else doubt
             self._doubts[subject] = doubt
-
-
-def _processor_limits(root: Path) -> dict[str, float]:
-    found = {}
-    for policy in entries(root / _POLICIES, "policy"):
-        for bound in ("min", "max"):
-            kilohertz = whole(read_text(policy / f"scaling_{bound}_freq"))
-            if kilohertz is not None:
-                found[f"cpu{policy.name.removeprefix('policy')}-{bound}"] = kilohertz * 1e3
-    return found
 
 
 def _megahertz(state: BoardState, name: str) -> str:

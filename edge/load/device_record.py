@@ -19,9 +19,7 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         requests: of each series, in all rounds together. A slow series has fewer, but at least one in a round; on a
             board that measures its power a quick one has more.
-        rounds: number of turns of all series.
-        idle_gaps_seconds: pauses before single requests.
-        idle_requests: number of these requests for each pause.
+        idle_gaps_seconds: pauses before single requests, ``idle_requests`` each.
     """
 
     requests: int = 1000
@@ -34,11 +32,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one kind, one after the other without a pause.
 
     Attributes:
-        rows: batch size of each request.
         where: ``in process`` is preprocessing and the runner alone, ``served`` a client's view on the same machine.
-        device: ``CPU`` or ``GPU``.
-        precision: of the file that the runtime chose.
-        onnx_sha256: of that file.
+        precision: of the file that the runtime chose, as ``onnx_sha256``.
         power_watts: mean power of the board; None without rails, or in a series too short for them.
         energy_millijoules: of a request, above the idle power; None likewise.
     """
@@ -106,7 +101,6 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, tag=1, tag_field="
     """One run of ``fewheads bench --on-device``.
 
     Attributes:
-        created: when it ended, in UTC.
         observed: ranges during the run, by kind and name.
         idle_watts: power of the board with the models loaded and nothing running; None without rails.
         doubts: reasons not to publish the record.

@@ -17,7 +17,7 @@ from edge.load.arrivals import due_times, limited
 from edge.load.measure import capacity
 from edge.load.percentiles import Percentiles
 from edge.load.plan import CONSTANT, Plan
-from edge.load.record import EXPIRED, IN_TIME, LATE, REFUSED, Columns, Record
+from edge.load.record import EXPIRED, IN_TIME, LATE, REFUSED, Columns
 from edge.load.sender import Sender, run
 from edge.load.workload import Workload
 
@@ -89,10 +89,6 @@ def goodput(
         rounds: bursts of each policy, in turns, so that other load on the machine affects all policies alike.
         deadline_ms: of each request; None is 20 times the latency of one, at least 50.
         advanced: called after each burst.
-
-    Raises:
-        UsageError: the model has one tier, so policies have no choice.
-        FewheadsError: the bundle is broken, or a request neither got a response, nor was refused, nor expired.
     """
     bundle = Bundle.open(path)
     if len(bundle.manifest.tiers) < 2:
@@ -105,22 +101,21 @@ def goodput(
         idle = capacity(url, {bundle: 1.0}, plan, seconds)
         deadline = deadline_ms or max(_DEADLINE_FACTOR * idle.alone_ms, _LEAST_DEADLINE_MS)
         rate = factor * idle.per_second
-        senders = {}
+        senders = []
         for policy in policies:
             own = msgspec.structs.replace(plan, policies={policy: 1.0}, deadlines_ms={deadline: 1.0})
-            record = Record()
-            senders[policy] = Sender(url, Workload({bundle: 1.0}, own), record, own), record
+            senders.append(Sender(url, Workload({bundle: 1.0}, own), own))
         for _ in range(rounds):
-            for sender, record in senders.values():
-                _burst(url, sender, record, rate, seconds)
+            for sender in senders:
+                _burst(url, sender, rate, seconds)
                 time.sleep(_PAUSE_SECONDS)
                 advanced()
     total = seconds * rounds
-    bursts = tuple(_summary(policy, record.columns(), total) for policy, (_, record) in senders.items())
+    bursts = tuple(_summary(policy, one.record.columns(), total) for policy, one in zip(policies, senders, strict=True))
     return GoodputReport(bundle.manifest.name, idle.per_second, rate, deadline, total, bursts)
 
 
-def _burst(url: str, sender: Sender, record: Record, rate: float, seconds: float) -> None:
+def _burst(url: str, sender: Sender, rate: float, seconds: float) -> None:
     async def send() -> None:
         async with sender:
             await sender.open_loop(limited(due_times(CONSTANT, rate), seconds))
@@ -128,11 +123,13 @@ def _burst(url: str, sender: Sender, record: Record, rate: float, seconds: float
     run(send, sender.interrupt)
     if sender.interrupted:
         raise KeyboardInterrupt
-    columns = record.columns()
+    columns = sender.record.columns()
     other = columns.where(~np.isin(columns.outcome, (IN_TIME, LATE, REFUSED, EXPIRED)))
     if len(other):
-        given = Literally(f"{other.outcome[0]}, {other.cause[0]}")
-        expected = "a response, a refusal or an expired deadline"
+        given, expected = (
+            Literally(f"{other.outcome[0]}, {other.cause[0]}"),
+            "an answer, a refusal or a missed deadline",
+        )
         raise ServerError(f"server at {url}", given=given, expected=expected, fix="Look into the server's log.")
 
 

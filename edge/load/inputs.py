@@ -20,11 +20,7 @@ _RANDOM_REQUESTS = 16
 
 
 def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
-    """Return requests made of golden rows: text where the model takes text, tensors otherwise.
-
-    Raises:
-        UsageError: the model has no batch to hold ``rows``.
-    """
+    """Return requests made of golden rows: text where the model takes text, tensors otherwise."""
     arrays = bundle.golden.raw or bundle.golden.inputs
     if not bundle.manifest.max_batch_size:
         _check_batch(bundle.manifest.name, rows)
@@ -37,9 +33,6 @@ def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str
     """Return requests of ``rows`` successive lines each, starting over after the last line.
 
     A tab separates the texts for the inputs ``names``.
-
-    Raises:
-        UsageError: a line has more or fewer texts than the model has text inputs.
     """
     columns = [line.split("\t") for line in texts]
     wrong = next((line for line in columns if len(line) != len(names)), None)
@@ -58,10 +51,6 @@ def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[In
     """Return requests for the numeric inputs of a model: normally distributed floats, and zeros for other numbers.
 
     Text inputs are left out: a model that requires one refuses the request.
-
-    Raises:
-        UsageError: the model has no numeric inputs, their shapes vary beyond the batch, or there is no batch to hold
-            ``rows``.
     """
     numeric = [spec for spec in specs if spec.datatype != "BYTES"]
     if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
@@ -80,11 +69,7 @@ def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[In
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Read the non-empty lines of a UTF-8 file.
-
-    Raises:
-        UsageError: the file cannot be read, or has no such line.
-    """
+    """Read the non-empty lines of a UTF-8 file, at least one."""
     fix = "Write one text for each request into a line."
     try:
         lines = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,6 @@ from edge.client.connection import Credentials
 from edge.errors import Literally, ServerError
 from edge.load.arrivals import due_times, limited
 from edge.load.plan import Plan
-from edge.load.record import Record
 from edge.load.report import LoadReport, Memory, report_of
 from edge.load.sender import Sender, run
 from edge.load.workload import Workload
@@ -35,17 +35,12 @@ class Capacity(NamedTuple):
 
 
 def capacity(url: str, bundles: Mapping[Bundle, float], plan: Plan, seconds: float) -> Capacity:
-    """Measure the capacity for a plan's requests by full tiers, without deadlines.
-
-    Raises:
-        ServerError: a request got no response.
-        KeyboardInterrupt: the measurement was interrupted.
-    """
+    """Measure the capacity for a plan's requests by full tiers, without deadlines."""
     unlimited = 10_000  # the plan may allow fewer requests at once than there are clients here
     full = msgspec.structs.replace(plan, deadlines_ms={}, policies={PINNED: 1.0}, max_outstanding=unlimited)
-    workload, alone, busy = Workload(bundles, full), Record(), Record()
-    first = Sender(url, workload, alone, msgspec.structs.replace(full, channels=1))
-    second = Sender(url, workload, busy, full)
+    workload = Workload(bundles, full)
+    first = Sender(url, workload, msgspec.structs.replace(full, channels=1))
+    second = Sender(url, workload, full)
 
     async def send() -> float:
         async with first:
@@ -60,14 +55,13 @@ def capacity(url: str, bundles: Mapping[Bundle, float], plan: Plan, seconds: flo
     elapsed = run(send, interrupt)
     if first.interrupted:
         raise KeyboardInterrupt
-    for columns in (alone.columns(), busy.columns()):
+    alone, busy = first.record.columns(), second.record.columns()
+    for columns in (alone, busy):
         if not columns.answered.all():
-            given = Literally(f"{columns.where(~columns.answered).cause[0]} for a request")
+            subject, given = f"server at {url}", Literally(f"{columns.where(~columns.answered).cause[0]} for a request")
             fix = "Reduce the load on it, or give --rate in requests per second."
-            raise ServerError(
-                f"capacity of the server at {url}", given=given, expected="a response to each request", fix=fix
-            )
-    return Capacity(len(busy) / elapsed, float(np.median(alone.columns().latency)) * 1e3)
+            raise ServerError(subject, given=given, expected="a response to each request", fix=fix)
+    return Capacity(len(busy) / elapsed, float(np.median(alone.latency)) * 1e3)
 
 
 def measure(
@@ -75,12 +69,8 @@ def measure(
 ) -> LoadReport:
     """Send a plan's requests for bundles, by the part of each, and report their outcomes.
 
-    ``advanced`` receives the elapsed share of the run, 0 to 1.
-
-    Raises:
-        UsageError: the plan does not fit a bundle.
-        ServerError: the server cannot be reached at the start. Later errors are outcomes of requests.
-        KeyboardInterrupt: the run was interrupted before its first request; later, the report covers what was sent.
+    ``advanced`` receives the elapsed share of the run, 0 to 1. Errors before the first request, also an interrupt, are
+    raised; later ones are outcomes of requests.
     """
     workload = Workload(bundles, plan)
     measured_capacity: float | None = None
@@ -90,26 +80,25 @@ def measure(
         if plan.rate and plan.rate.of_capacity:
             measured_capacity = capacity(url, bundles, plan, min(max(plan.seconds / 3, 0.3), 5.0)).per_second
     rate, times, warm_up = _schedule(plan, measured_capacity)
-    record = Record()
-    sender = Sender(url, workload, record, plan)
+    sender = Sender(url, workload, plan)
     last = warm_up + (plan.requests / rate if plan.requests else plan.seconds)
 
     async def send() -> None:
         async with sender:
             await sender.open_loop(times, lambda now: advanced(min(now / last, 1.0)))
 
-    with _MemoryWatch(url, plan.credentials) as watch:
+    with _memory(url, plan.credentials) as samples:
         run(send, sender.interrupt)
     advanced(1.0)
     return report_of(
         plan,
         workload.kinds,
-        record.columns(),
+        sender.record.columns(),
         rate=rate,
         capacity=measured_capacity,
         warm_up_seconds=warm_up,
         interrupted=sender.interrupted,
-        memory=watch.memory,
+        memory=Memory.of(samples) if samples else None,
     )
 
 
@@ -121,52 +110,37 @@ def _schedule(plan: Plan, measured_capacity: float | None) -> tuple[float, Itera
     assert plan.rate is not None
     rate = plan.rate.value * (measured_capacity or 1.0)
 
-    def times() -> Iterator[float]:
-        return due_times(plan.pattern, rate, plan.seed, plan.burst_period_seconds, plan.burst_share)
-
     warm_up, requests = plan.warm_up_seconds, plan.requests
     if requests is not None:
-        requests += sum(1 for _ in limited(times(), warm_up))
-    return rate, limited(times(), warm_up + plan.seconds, requests), warm_up
+        requests += sum(1 for _ in limited(due_times(plan.pattern, rate, plan.seed), warm_up))
+    return rate, limited(due_times(plan.pattern, rate, plan.seed), warm_up + plan.seconds, requests), warm_up
 
 
-class _MemoryWatch:
-    """Reads the resident memory of a server at the start, every second, and at the end, on a thread of its own."""
+@contextmanager
+def _memory(url: str, credentials: Credentials | None) -> Iterator[list[tuple[float, int]]]:
+    """Yield a list of seconds and a server's resident memory, read at the start, every second, and at the end."""
+    samples: list[tuple[float, int]] = []
+    begun, done = time.perf_counter(), threading.Event()
+    # The timeout keeps a frozen server from delaying the report.
+    with Client(url, _MEMORY_SECONDS, credentials=credentials) as client:
 
-    def __init__(self, url: str, credentials: Credentials | None) -> None:
-        # The timeout keeps a frozen server from delaying the report.
-        self._client = Client(url, _MEMORY_SECONDS, credentials=credentials)
-        self._samples: list[tuple[float, int]] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        def read() -> None:
+            with suppress(ServerError):  # the outcomes of the requests show why
+                sizes = [one.size_bytes for one in client.telemetry().memory if one.kind == "process_rss"]
+                samples.extend((time.perf_counter() - begun, size) for size in sizes)
 
-    def __enter__(self) -> _MemoryWatch:
-        self._begun = time.perf_counter()
-        self._read()
-        if self._samples:  # otherwise the server has no Telemetry
-            self._thread.start()
-        return self
+        def watch() -> None:
+            while not done.wait(_MEMORY_SECONDS):
+                read()
+            read()
 
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        if self._thread.ident:
-            self._thread.join()
-            self._read()
-        self._client.close()
-
-    @property
-    def memory(self) -> Memory | None:
-        sizes = [size for _, size in self._samples]
-        return Memory(sizes[0], sizes[-1], max(sizes), tuple(self._samples)) if sizes else None
-
-    def _watch(self) -> None:
-        while not self._done.wait(_MEMORY_SECONDS):
-            self._read()
-
-    def _read(self) -> None:
+        read()
+        thread = threading.Thread(target=watch, daemon=True)
+        if samples:  # otherwise the server has no Telemetry
+            thread.start()
         try:
-            reading = self._client.telemetry()
-        except ServerError:
-            return  # the outcomes of the requests show why
-        now = time.perf_counter() - self._begun
-        self._samples += [(now, memory.size_bytes) for memory in reading.memory if memory.kind == "process_rss"]
+            yield samples
+        finally:
+            done.set()
+            if thread.ident:
+                thread.join()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
+from edge.datatypes import Array
 from edge.load.bench import in_process, server_for
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Ratio, Series, Where
@@ -45,17 +47,13 @@ Advanced = Callable[[str, int, int], None]
 
 
 class _Round(NamedTuple):
-    """Requests of one series in one round: the seconds of each, and the power of the board."""
-
     durations: list[float]
     elapsed_seconds: float
     watts: float | None
 
 
 class _Subject(NamedTuple):
-    """Series to measure: its result without the latency, the function to call, its requests, and its rounds."""
-
-    facts: Series
+    facts: Series  # without the latency
     call: Call
     inputs: list[Inputs]
     rounds: list[_Round]
@@ -73,9 +71,6 @@ def measure_on_device(
     """Build, serve and measure bundles in every tier, in batches of one and of the most rows.
 
     The board's files are below ``root``.
-
-    Raises:
-        FewheadsError: a bundle is broken or cannot be built, or the server fails.
     """
     bundles = [Bundle.open(path) for path in paths]
     with ExitStack() as stack, BoardWatch(root) as watch:
@@ -83,11 +78,7 @@ def measure_on_device(
         url = stack.enter_context(server_for(bundles, None, target, cache))
         client = stack.enter_context(Client(url, retries=ONCE))
         doubts = served_elsewhere(client, platforms)
-        subjects = [
-            each
-            for bundle, facts, local in loaded
-            for each in _subjects(bundle, facts, local, _remote(client, bundle, facts.tier))
-        ]
+        subjects = [each for one in loaded for each in _subjects(client, *one)]
         for subject in subjects:
             _series(subject, max(plan.requests // 10, _WARM_REQUESTS))
         idle_watts = _idle_watts(watch, advanced)
@@ -116,7 +107,6 @@ def measure_on_device(
 def _load(
     stack: ExitStack, bundles: list[Bundle], target: str, cache: Path | None, advanced: Advanced
 ) -> tuple[list[tuple[Bundle, Series, Call]], dict[str, str]]:
-    """Build and load every tier; return its facts and the function that runs it, and each model's platform."""
     tiers = [(bundle, tier.name) for bundle in bundles for tier in bundle.manifest.tiers]
     loaded: list[tuple[Bundle, Series, Call]] = []
     platforms: dict[str, str] = {}
@@ -155,18 +145,13 @@ def served_elsewhere(client: Client, platforms: Mapping[str, str]) -> tuple[str,
     )
 
 
-def _subjects(bundle: Bundle, facts: Series, local: Call, remote: Call) -> Iterator[_Subject]:
-    for rows in sorted({1, bundle.manifest.max_batch_size or 1}):
+def _subjects(client: Client, bundle: Bundle, facts: Series, local: Call) -> Iterator[_Subject]:
+    manifest, tier = bundle.manifest, facts.tier if len(bundle.manifest.tiers) > 1 else ""
+    remote = partial(client.infer, manifest.name, version=str(manifest.version), tier=tier)
+    for rows in sorted({1, manifest.max_batch_size or 1}):
         inputs = golden_inputs(bundle, rows)
-        same = msgspec.structs.replace(facts, rows=rows)
-        yield _Subject(same, local, inputs, [])
-        yield _Subject(msgspec.structs.replace(same, where="served"), remote, inputs, [])
-
-
-def _remote(client: Client, bundle: Bundle, tier: str) -> Call:
-    manifest = bundle.manifest
-    tier = tier if len(manifest.tiers) > 1 else ""
-    return partial(client.infer, manifest.name, version=str(manifest.version), tier=tier)
+        for where, call in (("in process", local), ("served", remote)):
+            yield _Subject(msgspec.structs.replace(facts, rows=rows, where=where), call, inputs, [])
 
 
 def _series(subject: _Subject, count: int, least_seconds: float = 0.0) -> list[float]:
@@ -213,18 +198,15 @@ def _idle_watts(watch: BoardWatch, advanced: Advanced) -> float | None:
 
 def _idle_gaps(subjects: list[_Subject], plan: Plan, advanced: Advanced) -> list[IdleGap]:
     served = [subject for subject in subjects if subject.facts.where == "served" and subject.facts.rows == 1]
-    total, done, found = len(served) * len(plan.idle_gaps_seconds) * plan.idle_requests, 0, []
-    for subject in served:
-        for gap in plan.idle_gaps_seconds:
-            durations = []
-            for index in range(plan.idle_requests):
-                time.sleep(gap)
-                durations.append(_seconds_of_call(subject, index))
-                done += 1
-                advanced("after idle", done, total)
-            if durations:
-                latency = Percentiles.of(np.array(durations))
-                found.append(IdleGap(subject.facts.model, subject.facts.tier, gap, latency))
+    pairs, found = list(product(served, plan.idle_gaps_seconds)), []
+    for number, (subject, gap) in enumerate(pairs):
+        durations = []
+        for index in range(plan.idle_requests):
+            time.sleep(gap)
+            durations.append(_seconds_of_call(subject, index))
+            advanced("after idle", number * plan.idle_requests + index + 1, len(pairs) * plan.idle_requests)
+        latency = Percentiles.of(np.array(durations))
+        found.append(IdleGap(subject.facts.model, subject.facts.tier, gap, latency))
     return found
 
 
@@ -241,21 +223,16 @@ def _result(subject: _Subject, idle_watts: float | None) -> Series:
 
 
 def _ratios(subjects: list[_Subject]) -> list[Ratio]:
-    medians = {
-        (each.facts.model, each.facts.rows, each.facts.where, each.facts.tier): np.array(
-            [np.median(part.durations) for part in each.rounds]
-        )
-        for each in subjects
-    }
-    full: dict[tuple[str, int, Where], str] = {}
+    full: dict[tuple[str, int, Where], tuple[str, Array]] = {}
     found = []
-    for (model, rows, where, tier), mine in medians.items():
-        first = full.setdefault((model, rows, where), tier)
-        if tier == first:
+    for facts, _, _, rounds in subjects:
+        medians = np.array([np.median(part.durations) for part in rounds])
+        first, slower = full.setdefault((facts.model, facts.rows, facts.where), (facts.tier, medians))
+        if facts.tier == first:
             continue
-        logs = np.log(medians[model, rows, where, first] / mine)
+        logs = np.log(slower / medians)
         picks = np.random.default_rng(0).integers(len(logs), size=(_RESAMPLES, len(logs)))
         low, high = np.exp(np.percentile(logs[picks].mean(axis=1), [2.5, 97.5])).tolist()
-        ratio = float(np.exp(logs.mean()))
-        found.append(Ratio(model, tier, first, rows, where, ratio=ratio, low=low, high=high, rounds=len(logs)))
+        ratio, same = float(np.exp(logs.mean())), (facts.rows, facts.where)
+        found.append(Ratio(facts.model, facts.tier, first, *same, ratio=ratio, low=low, high=high, rounds=len(logs)))
     return found

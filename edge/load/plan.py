@@ -28,11 +28,7 @@ class Rate(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Read ``200`` or ``3x``.
-
-        Raises:
-            UsageError: the text is neither, or not above 0.
-        """
+        """Read ``200`` or ``3x``; raise a UsageError for anything else."""
         value = _number(text.removesuffix("x"))
         if not 0 < value < math.inf:
             fix = "Write requests per second, such as 200, or times the measured capacity, such as 3x."
@@ -48,9 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rate: None with a trace.
         pattern: ``poisson``, with independent exponential gaps; ``constant``; or ``burst``, a Poisson process that
-            pauses for the rest of each period.
-        burst_period_seconds: time from burst to burst.
-        burst_share: share of the period in which requests come.
+            pauses in the second half of each second.
         trace: recorded arrivals in place of a pattern, in seconds from the first.
         seed: of arrivals and requests; equal seeds give equal runs.
         seconds: length of the measurement.
@@ -62,13 +56,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         texts: lines to send in place of the golden inputs, with a tab between the texts of a pair.
         patience_seconds: time after which a response is lost if no deadline of the client ends the request.
         max_outstanding: limit of requests in flight; further ones are not sent, so that memory stays bounded.
-        max_lag_ms: limit of the generator's own delay at p99; None is a tenth of the shortest deadline, or 10.
     """
 
     rate: Rate | None = None
     pattern: str = POISSON
-    burst_period_seconds: float = 1.0
-    burst_share: float = 0.5
     trace: array[float] | None = None
     seed: int = 0
     seconds: float = 10.0
@@ -83,16 +74,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     channels: int = 4
     patience_seconds: float = 30.0
     max_outstanding: int = 10_000
-    max_lag_ms: float | None = None
     credentials: Credentials | None = None
 
 
 def parse_mix(option: str, text: str) -> dict[str, float]:
-    """Read ``VALUE`` or ``VALUE=PARTS,VALUE=PARTS``.
-
-    Raises:
-        UsageError: a value is empty, or its parts are not a number above 0.
-    """
+    """Read ``VALUE`` or ``VALUE=PARTS,VALUE=PARTS``; raise a UsageError for anything else."""
     mix: dict[str, float] = {}
     for item in text.split(","):
         value, _, part = item.strip().partition("=")
@@ -104,11 +90,7 @@ def parse_mix(option: str, text: str) -> dict[str, float]:
 
 
 def parse_number_mix(option: str, text: str, least: float, most: float, *, whole: bool = False) -> dict[float, float]:
-    """Read a mix of numbers.
-
-    Raises:
-        UsageError: as :func:`parse_mix`, or a value is not a number, or whole number, from ``least`` to ``most``.
-    """
+    """Read a mix of numbers, or whole numbers, from ``least`` to ``most``; as :func:`parse_mix`."""
     mix: dict[float, float] = {}
     for value, parts in parse_mix(option, text).items():
         number = _number(value)
@@ -121,7 +103,6 @@ def parse_number_mix(option: str, text: str, least: float, most: float, *, whole
 
 
 def _number(text: str) -> float:
-    """Return the number in a text, or NaN."""
     try:
         return float(text)
     except ValueError:

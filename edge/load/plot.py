@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edge.errors import Literally, UsageError
-from edge.files import write_whole
+from edge.files import check_parent, write_result
 from edge.load.record import OUTCOMES
 from edge.load.report import LoadReport
 
@@ -24,17 +24,11 @@ _LOG_RATIO: Final = 30.0
 
 
 def check_plot(path: Path) -> None:
-    """Check, before the run, that its plot can be written.
-
-    Raises:
-        UsageError: matplotlib is missing, the suffix is not a format, or the directory does not exist.
-    """
+    """Raise a UsageError if matplotlib is missing, the suffix is no format, or the directory does not exist."""
     if path.suffix not in _SUFFIXES:
         expected = f"a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         raise UsageError("--plot", given=str(path), expected=expected, fix="Rename it.")
-    if not path.parent.is_dir():
-        given = Literally(f"{path.parent}, which is no directory")
-        raise UsageError("--plot", given=given, expected="an existing directory", fix="Make it.")
+    check_parent("--plot", path)
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -43,11 +37,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(report: LoadReport, path: Path) -> None:
-    """Write the picture of a report as PNG, SVG or PDF, by the suffix.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write the picture of a report as PNG, SVG or PDF, by the suffix."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 9), layout="constrained")
@@ -69,11 +59,7 @@ def draw(report: LoadReport, path: Path) -> None:
     memory.set(title="Server's resident memory, with the warm-up", xlabel="seconds", ylabel="MB", ylim=(0, None))
     data = io.BytesIO()
     figure.savefig(data, dpi=120, format=path.suffix.removeprefix("."))
-    try:
-        write_whole(path, data.getvalue())
-    except OSError as error:
-        given = Literally(error.strerror)
-        raise UsageError(f"{path}", given=given, expected="a file to write", fix="Choose another place.") from None
+    write_result(path, data.getvalue())
 
 
 def _draw_outcomes(axes: Axes, report: LoadReport) -> None:

@@ -34,13 +34,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Requests without a response, by cause.
+    """Requests without a response, by cause: the status, and the subject of our server's error, such as ``queue``.
 
-    Attributes:
-        outcome: one of :data:`edge.load.record.OUTCOMES`.
-        cause: the status, and the subject of our server's error, such as ``queue`` or ``deadline``.
-        latency: until the error.
-        retry_after_p50_ms: median of the server's hints when to retry; None without any.
+    ``latency`` is until the error, ``retry_after_p50_ms`` the median of the server's hints when to retry.
     """
 
     outcome: str
@@ -51,14 +47,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One interval of a timeline.
-
-    Attributes:
-        at_seconds: its start.
-        outcomes: of the requests due in it.
-        answers_per_second: responses that came in it.
-        p50_ms: latency of the responses to requests due in it; None without any.
-    """
+    """One interval of a timeline: outcomes and latency of the requests due in it, and responses that came in it."""
 
     at_seconds: float
     outcomes: dict[str, int]
@@ -74,6 +63,12 @@ class Memory(msgspec.Struct, frozen=True):
     after_bytes: int
     peak_bytes: int
     samples: tuple[tuple[float, int], ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[tuple[float, int]]) -> Memory:
+        """Return the summary of samples, at least one."""
+        sizes = [size for _, size in samples]
+        return cls(sizes[0], sizes[-1], max(sizes), tuple(samples))
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +161,7 @@ def report_of(
     ended_early = interrupted or plan.trace is not None or plan.requests is not None
     seconds = max(last, 1e-3) if ended_early else plan.seconds
     deadlines = tuple(sorted({kind.deadline_ms for kind in kinds}))
-    bound = plan.max_lag_ms or lag_bound_ms(deadlines)
+    bound = lag_bound_ms(deadlines)
     lag, outcomes = Percentiles.of(measured.lag), measured.counts()
     answered = measured.latency[measured.answered]
     return LoadReport(
@@ -214,8 +209,8 @@ def tiers(columns: Columns) -> tuple[Group, ...]:
 
 def causes(columns: Columns) -> tuple[Cause, ...]:
     """Return the causes of requests without a response, the most frequent first."""
-    unanswered = columns.where(~columns.answered)
     found = []
+    unanswered = columns.where(~columns.answered)
     for outcome, cause in set(zip(unanswered.outcome.tolist(), unanswered.cause.tolist(), strict=True)):
         rows = unanswered.where((unanswered.outcome == outcome) & (unanswered.cause == cause))
         retry = rows.retry_ms[~np.isnan(rows.retry_ms)]
@@ -259,16 +254,13 @@ def curve(latency: Array) -> tuple[tuple[float, float], ...]:
 
 def doubts(columns: Columns, lag: Percentiles, bound_ms: float) -> tuple[str, ...]:
     """Return reasons not to trust the numbers."""
-    found = []
-    if lag.p99_ms > bound_ms:
-        found.append(
-            f"the generator itself was late: {lag.p99_ms:.3g} ms at p99, of {bound_ms:.3g} ms that are allowed. "
-            "Lower the rate, or give the generator a processor of its own."
-        )
-    unsent = int(np.count_nonzero(columns.outcome == UNSENT))
-    if unsent:
-        found.append(f"{unsent} requests were not sent, because too many were in flight. Raise --max-outstanding.")
-    return tuple(found)
+    late = (
+        f"the generator itself was late: {lag.p99_ms:.3g} ms at p99, of {bound_ms:.3g} ms that are allowed. Lower the "
+        "rate, or give the generator a processor of its own."
+    )
+    count = columns.counts().get(UNSENT, 0)
+    unsent = f"{count} requests were not sent, because too many were in flight. Raise --max-outstanding."
+    return (late,) * (lag.p99_ms > bound_ms) + (unsent,) * (count > 0)
 
 
 def lag_bound_ms(deadlines_ms: Iterable[float]) -> float:

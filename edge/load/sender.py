@@ -42,12 +42,9 @@ _UNSEEN = ("failed to connect", "DNS resolution failed", "connections to all bac
 class Sender:
     """Client that sends requests without waiting for responses, and records their outcomes; a context manager."""
 
-    def __init__(self, url: str, workload: Workload, record: Record, plan: Plan) -> None:
-        self.interrupted = False
-        self._url = url
-        self._workload = workload
-        self._record = record
-        self._plan = plan
+    def __init__(self, url: str, workload: Workload, plan: Plan) -> None:
+        self.interrupted, self.record = False, Record()
+        self._url, self._workload, self._plan = url, workload, plan
         self._metadata = plan.credentials.metadata() if plan.credentials else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
@@ -56,10 +53,9 @@ class Sender:
         credentials, count = self._plan.credentials, self._plan.channels
         self._channels = [open_channel(self._url, credentials, grpc.aio, [*_CHANNEL_OPTIONS]) for _ in range(count)]
         self._methods = [channel.unary_unary(_METHOD) for channel in self._channels]
-        # Connect now, so that no request's latency includes it.
         ready = asyncio.gather(*(channel.channel_ready() for channel in self._channels))
         try:
-            await asyncio.wait_for(ready, _CONNECT_SECONDS)
+            await asyncio.wait_for(ready, _CONNECT_SECONDS)  # now, so that no request's latency includes it
         except asyncio.TimeoutError:
             given = Literally(f"no connection in {_CONNECT_SECONDS:g} s")
             fix = "Is it running? `fewheads serve REPOSITORY` starts one."
@@ -71,11 +67,9 @@ class Sender:
             await channel.close()
 
     async def open_loop(self, times: Iterable[float], advanced: Callable[[float], None] = lambda now: None) -> None:
-        """Send a request at each of ``times``, and return when all have ended.
+        """Send a request at each of ``times``, in seconds from now, and return when all have ended.
 
-        Args:
-            times: seconds from now, in order.
-            advanced: receives the elapsed seconds about ten times a second.
+        ``advanced`` receives the elapsed seconds about ten times a second.
         """
         begun = time.perf_counter()
         beat = 0.0
@@ -118,10 +112,10 @@ class Sender:
 
     def _send(self, begun: float, due: float, lag: float) -> asyncio.Task[None] | None:
         number, body = self._workload.draw()
-        row = self._record.sent(due, lag, number)
+        row = self.record.sent(due, lag, number)
         limit = self._plan.max_outstanding
         if len(self._tasks) >= limit:
-            self._record.ended(row, lag, UNSENT, f"{limit} in flight")
+            self.record.ended(row, lag, UNSENT, f"{limit} in flight")
             return None
         kind = self._workload.kinds[number]
         task = asyncio.get_running_loop().create_task(self._infer(row, body, kind, begun + due, lag))
@@ -132,7 +126,7 @@ class Sender:
     def _ended(self, task: asyncio.Task[None], row: int, due: float) -> None:
         self._tasks.discard(task)
         if task.cancelled():  # perhaps before it started, so it cannot record that itself
-            self._record.ended(row, time.perf_counter() - due, CANCELLED, "interrupted")
+            self.record.ended(row, time.perf_counter() - due, CANCELLED, "interrupted")
 
     async def _infer(self, row: int, body: bytes, kind: Kind, due: float, lag: float) -> None:
         limit = kind.deadline_ms / 1e3
@@ -141,16 +135,15 @@ class Sender:
         if limit and self._plan.enforcer != "client":
             body += timeout_tail(left)
         self._turn = (self._turn + 1) % len(self._methods)
+        timeout = left if by_client else max(left, 0.0) + self._plan.patience_seconds
         try:
-            timeout = left if by_client else max(left, 0.0) + self._plan.patience_seconds
             response = await self._methods[self._turn](body, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            latency = time.perf_counter() - due
-            self._record.ended(row, latency, *_ending(error, by_client))
+            self.record.ended(row, time.perf_counter() - due, *_ending(error, by_client))
         else:
             latency = time.perf_counter() - due
             tier = _tier(response) if kind.tiered else ""
-            self._record.answered(row, latency, late=bool(limit) and latency > limit, tier=tier)
+            self.record.answered(row, latency, late=bool(limit) and latency > limit, tier=tier)
 
 
 def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, float | None]:

@@ -49,9 +49,6 @@ class Workload:
 
     Attributes:
         kinds: all combinations of the mixes, as numbered by :meth:`draw`.
-
-    Raises:
-        UsageError: a policy or a text does not fit a model.
     """
 
     def __init__(self, bundles: Mapping[Bundle, float], plan: Plan) -> None:
@@ -64,7 +61,7 @@ class Workload:
         parts = []
         for bundle, part in bundles.items():
             bodies, tiers = _bodies(bundle, plan), [tier.name for tier in bundle.manifest.tiers]
-            _check_policies(plan, bundle, tiers)
+            _check_policies(plan, bundle.manifest.name, tiers)
             for (policy, one), (priority, two), (deadline_ms, three) in mixes:
                 self.kinds.append(Kind(bundle.manifest.name, policy, int(priority), deadline_ms, len(tiers) > 1))
                 self._bodies.append(bodies)
@@ -103,12 +100,12 @@ def _tail(policy: str, priority: int) -> bytes:
     return tail.SerializeToString()
 
 
-def _check_policies(plan: Plan, bundle: Bundle, tiers: list[str]) -> None:
+def _check_policies(plan: Plan, model: str, tiers: list[str]) -> None:
     known = [*POLICIES, *tiers, AUTO]
-    for policy in plan.policies:
-        if policy not in known:
-            subject, fix = f"--policy for {bundle.manifest.name}", "Leave it out for the server's."
-            raise UsageError(subject, given=policy, expected=f"one of {', '.join(known)}", fix=fix)
+    wrong = [policy for policy in plan.policies if policy not in known]
+    if wrong:
+        expected, fix = f"one of {', '.join(known)}", "Leave it out for the server's."
+        raise UsageError(f"--policy for {model}", given=wrong[0], expected=expected, fix=fix)
 
 
 def _bodies(bundle: Bundle, plan: Plan) -> list[bytes]:

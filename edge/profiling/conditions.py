@@ -12,9 +12,6 @@ from edge.instruments.board import read_board
 from edge.instruments.kernel_files import read_text
 from edge.instruments.sensors import Sensors
 
-_GPUS, _PROCESSORS = "proc/driver/nvidia/gpus", "proc/cpuinfo"
-_LONGEST = 2**20
-
 
 class Throttling(NamedTuple):
     """Signs of throttling: number of over-current and low-voltage alarms so far, and active cooling levels."""
@@ -46,10 +43,12 @@ class Conditions:
             UsageError: a Jetson hides it, which could mix timings of two modes.
         """
         board = read_board(self._root)
-        if board and not board.power_mode:
+        if not board:
+            return ""
+        if not board.power_mode:
             fix = "Mount /etc/nvpmodel.conf, /etc/nvpmodel and /var/lib/nvpmodel read-only, or set one with nvpmodel."
             raise UsageError("power mode", given=Literally("unknown"), expected="the power mode of the board", fix=fix)
-        return (board and board.power_mode) or ""
+        return board.power_mode
 
     def throttling(self) -> Throttling:
         """Return the present signs of throttling."""
@@ -60,13 +59,14 @@ class Conditions:
 
 def cpu_name(root: Path = Path("/")) -> str:
     """Return the name of the processor, or its architecture if the kernel reports no name."""
-    found = re.search(r"^model name\s*:\s*(.+)$", read_text(root / _PROCESSORS, _LONGEST), re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    return _field(root / "proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
 def _gpu_name(root: Path) -> str:
-    for information in sorted((root / _GPUS).glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", read_text(information, _LONGEST), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return ""
+    names = (_field(path, "Model") for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")))
+    return next(filter(None, names), "")
+
+
+def _field(path: Path, name: str) -> str:
+    found = re.search(rf"^{name}\s*:\s*(.+)$", read_text(path, 2**20), re.MULTILINE)
+    return found[1].strip() if found else ""

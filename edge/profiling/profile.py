@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,10 +32,10 @@ _COOL_DOWN_SECONDS = 5.0
 class Progress(NamedTuple):
     """Position of a run: number of finished and of all shapes, the present shape, and its step."""
 
-    done: int
-    shapes: int
-    name: str
-    step: str
+    done: int = 0
+    shapes: int = 0
+    name: str = ""
+    step: str = ""
 
 
 def profile(
@@ -62,11 +62,8 @@ def profile(
         replace: whether to replace a table with another key, or a file that is not a table.
 
     Raises:
-        UsageError: an option does not fit, the table in ``out`` has another key, or the power mode is unknown or
-            changed.
-        BundleError: a bundle is missing or broken, or has no file for this runtime.
-        BackendError: the runtime is missing, or cannot build a shape.
-        GoldenError: a shape does not reproduce its golden outputs.
+        UsageError: an option does not fit, ``out`` has another key, or the power mode is unknown or changed.
+        FewheadsError: as :func:`edge.runtimes.build.build`.
     """
     conditions = conditions or Conditions()
     shapes = ShapeSet.read(directory)
@@ -86,7 +83,7 @@ def profile(
     table = _earlier(out, key, replace)
     # auto would time a shape that this runtime cannot build on another one.
     named = runtime.name if target == "auto" else target
-    run = _Run(directory, out, runtime, named, precision, cache, calls, conditions, table, on_progress)
+    run = _Run(directory, out, runtime, named, precision, cache, calls, conditions, table, on_progress, Progress())
     run.time(shapes, lengths, dense)
     return run.table
 
@@ -105,25 +102,23 @@ class _Run:
     conditions: Conditions
     table: LatencyTable
     on_progress: Callable[[Progress], None]
-    done: int = 0
-    total: int = 0
-    name: str = ""
+    position: Progress
 
     def time(self, shapes: ShapeSet, lengths: tuple[int, ...], dense: Bundle) -> None:
         """Time the shapes and lengths that are missing in the table, and write it after each shape."""
         good = {(t.shape, t.tokens) for t in self.table.timings if not t.throttled}
         missing = {shape: [n for n in lengths if (shape, n) not in good] for shape in shapes.shapes}
+        missing = {shape: tokens for shape, tokens in missing.items() if tokens}
         good_rest = {rest.tokens for rest in self.table.rest if not rest.throttled}
         rest = [n for n in lengths if n not in good_rest]
-        work = [shape for shape, tokens in missing.items() if tokens]
-        self.total = len(work) + bool(rest)
-        if not self.total:
+        if not missing and not rest:
             return
+        self.position = Progress(shapes=len(missing) + bool(rest))
         with closing(self._load(FLOOR)) as floor, closing(self._load(shapes.dense.name)) as whole:
             layers = {"floor": floor, "dense": whole}
-            for shape in work:
+            for shape, wanted in missing.items():
                 with closing(self._load(shape.name)) as other:
-                    for tokens in missing[shape]:
+                    for tokens in wanted:
                         seconds, throttled = self._seconds(tokens, {**layers, "other": other}, dense)
                         comparison = compared_above(seconds["floor"], seconds["dense"], seconds["other"])
                         self._add(Timing(shape, tokens, comparison, throttled))
@@ -140,22 +135,16 @@ class _Run:
 
     def _load(self, name: str) -> Runner:
         """Build a bundle, unless it is in the cache, and load it."""
-        self.name = name
         bundle = Bundle.open(self.directory / name)
         # The models around the layers have a single precision.
         tier = None if name in (FLOOR, REST) else tier_of(bundle, self.runtime, self.precision)[0]
-        self._step("building")
+        self._step("building", name=name)
         build(bundle, self.target, self.cache, tier=tier, progress=lambda *_: self._step("building"))
         return load_runner(bundle, self.target, self.cache, tier=tier).runner
 
     def _seconds(self, tokens: int, runners: Mapping[str, Runner], bundle: Bundle) -> tuple[dict[str, Array], bool]:
-        """Return the seconds of all runners, call by call, and whether the device throttled in all attempts.
-
-        Raises:
-            UsageError: the power mode changed.
-        """
+        """Return the seconds of all runners, call by call, and whether the device throttled in all attempts."""
         feeds = _feeds(bundle, tokens)
-        throttled = True
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_COOL_DOWN_SECONDS)
@@ -167,21 +156,17 @@ class _Run:
                 break
         now, started = self.conditions.power_mode(), self.table.key["power_mode"]
         if now != started:
-            raise UsageError(
-                "power mode",
-                given=now,
-                expected=f"{started!r}, as at the start",
-                fix=f"Set it back and run the same command again; {self.out} keeps the timings in {started!r}.",
-            )
+            fix = f"Set it back and run the same command again; {self.out} keeps the timings in {started!r}."
+            raise UsageError("power mode", given=now, expected=f"{started!r}, as at the start", fix=fix)
         return seconds, throttled
 
     def _add(self, new: Timing | Rest) -> None:
         """Add a timing to the table, or replace an earlier one."""
         if isinstance(new, Rest):
-            others = tuple(rest for rest in self.table.rest if rest.tokens != new.tokens)
+            others = [rest for rest in self.table.rest if rest.tokens != new.tokens]
             self.table = msgspec.structs.replace(self.table, rest=(*others, new))
         else:
-            kept = tuple(t for t in self.table.timings if (t.shape, t.tokens) != (new.shape, new.tokens))
+            kept = [t for t in self.table.timings if (t.shape, t.tokens) != (new.shape, new.tokens)]
             self.table = msgspec.structs.replace(self.table, timings=(*kept, new))
 
     def _write(self) -> None:
@@ -190,26 +175,22 @@ class _Run:
         except OSError as error:
             given, fix = Literally(error), "Make room, or give another --out."
             raise UsageError(f"--out {self.out}", given=given, expected="a file to write", fix=fix) from None
-        self.done += 1
-        self._step("written")
+        self._step("written", done=self.position.done + 1)
 
-    def _step(self, text: str) -> None:
-        self.on_progress(Progress(self.done, self.total, self.name, text))
+    def _step(self, step: str, **changed: Any) -> None:
+        self.position = self.position._replace(step=step, **changed)
+        self.on_progress(self.position)
 
 
 def _earlier(out: Path, key: dict[str, str], replace: bool) -> LatencyTable:
     """Return the table in the file, or an empty one."""
-    if not out.exists():
-        return LatencyTable(key=key)
-    try:
-        table = LatencyTable.read(out)
-        fix = "Give another --out for this machine, or --replace."
-        check_key(f"--out {out}", table.key | {"label": table.label}, key | {"label": "measured"}, fix)
-    except UsageError:
-        if replace:
-            return LatencyTable(key=key)
-        raise
-    return table
+    with suppress(UsageError) if replace else nullcontext():
+        if out.exists():
+            table = LatencyTable.read(out)
+            fix = "Give another --out for this machine, or --replace."
+            check_key(f"--out {out}", table.key | {"label": table.label}, key | {"label": "measured"}, fix)
+            return table
+    return LatencyTable(key=key)
 
 
 def _feeds(bundle: Bundle, tokens: int) -> dict[str, Array]:

@@ -8,13 +8,12 @@ from typing import Literal
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.errors import Literally, UsageError
-from edge.profiling.table import Shape
+from edge.errors import UsageError
+from edge.profiling.table import Shape, read_json
 from edge.runtimes.runtime import Runtime
 
 SHAPES_NAME = "shapes.json"
 FLOOR, REST = "floor", "rest"
-_FIX = "Write the directory again with 'fewheads shapes'."
 
 
 class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,32 +21,20 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     The directory has a bundle for each shape, under :attr:`edge.profiling.table.Shape.name`; ``floor``, which only
     copies a layer's input; and ``rest``, embeddings and task head of the model.
-
-    Attributes:
-        model: properties of the model that determine the times: architecture, width, dense layer and embeddings.
-        shapes: all shapes to time, with the dense one.
-        lengths: tokens of the inputs; runtimes tune for their range.
     """
 
-    model: dict[str, str]
+    model: dict[str, str]  # what determines the times: architecture, width, dense layer and embeddings
     dense: Shape
-    shapes: tuple[Shape, ...]
-    lengths: tuple[int, ...]
+    shapes: tuple[Shape, ...]  # with the dense one
+    lengths: tuple[int, ...]  # tokens of the inputs; runtimes tune for their range
     format_version: Literal[1] = 1
 
     @classmethod
     def read(cls, directory: Path) -> ShapeSet:
-        """Read the file of a directory.
-
-        Raises:
-            UsageError: the file is missing or malformed.
-        """
-        try:
-            return msgspec.json.decode((directory / SHAPES_NAME).read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            given = Literally(f"{SHAPES_NAME}: {error.strerror if isinstance(error, OSError) else error}")
-            expected = f"a directory with {SHAPES_NAME}"
-            raise UsageError(f"shapes {directory}", given=given, expected=expected, fix=_FIX) from None
+        """Read the file of a directory; raise a UsageError if it is missing or malformed."""
+        path, fix = directory / SHAPES_NAME, "Write the directory again with 'fewheads shapes'."
+        subject, expected, prefix = f"shapes {directory}", f"a directory with {SHAPES_NAME}", f"{SHAPES_NAME}: "
+        return read_json(path, cls, subject=subject, expected=expected, fix=fix, prefix=prefix)
 
     def check_lengths(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Return the given lengths, or all of the directory's if none are given.
@@ -55,14 +42,12 @@ class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             UsageError: a length is outside the range of the bundles.
         """
+        least, most = min(self.lengths), max(self.lengths)
         for tokens in lengths:
-            if not min(self.lengths) <= tokens <= max(self.lengths):
-                raise UsageError(
-                    "--lengths",
-                    given=tokens,
-                    expected=f"{min(self.lengths)} to {max(self.lengths)}, the range of the bundles",
-                    fix="Give a length in this range, or write the shapes again with 'fewheads shapes --lengths'.",
-                )
+            if not least <= tokens <= most:
+                expected = f"{least} to {most}, the range of the bundles"
+                fix = "Give a length in this range, or write the shapes again with 'fewheads shapes --lengths'."
+                raise UsageError("--lengths", given=tokens, expected=expected, fix=fix)
         return tuple(dict.fromkeys(lengths)) or self.lengths
 
 

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
 from edge.errors import Literally, UsageError, Whole
 from edge.files import write_whole
 
-FORMAT_VERSION = 1
 Label = Literal["measured", "prediction, not measured on an Orin"]
 #: Label of every number that was not measured on a board.
 PREDICTION: Final = "prediction, not measured on an Orin"
-_FIX = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
+
+T = TypeVar("T")
+
+
+def read_json(path: Path, kind: type[T], *, subject: str, expected: str, fix: str, prefix: str = "") -> T:
+    """Return the contents of a file; raise a UsageError if it cannot be read or is malformed."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        given = Literally(f"{prefix}{error.strerror if isinstance(error, OSError) else error}")
+        raise UsageError(subject, given=given, expected=expected, fix=fix) from None
 
 
 class _Sizes(Protocol):
@@ -32,17 +41,11 @@ class _Sizes(Protocol):
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of a layer that its time depends on.
+    """Sizes of a layer that its time depends on."""
 
-    Attributes:
-        num_heads: number of heads; 0 for no attention.
-        head_dim: features of a query, key and value in one head.
-        ffn_dim: hidden units; 0 for no feed-forward.
-    """
-
-    num_heads: int
-    head_dim: int
-    ffn_dim: int
+    num_heads: int  # 0 for no attention
+    head_dim: int  # features of a query, key and value in one head
+    ffn_dim: int  # hidden units; 0 for no feed-forward
 
     @classmethod
     def of(cls, shape: _Sizes) -> Shape:
@@ -56,35 +59,22 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Median times of a call of two models, timed in turns.
-
-    Attributes:
-        milliseconds: of the model.
-        dense_milliseconds: of the model it is compared with.
-        ratio: speed-up; where ``floor_milliseconds`` is not 0, of the times above that.
-        calls: number of calls of each; 0 for a prediction.
-        floor_milliseconds: of a model that only copies its input.
-    """
+    """Median times of a call of two models, timed in turns."""
 
     milliseconds: float
-    dense_milliseconds: float
-    ratio: float
-    calls: int
-    floor_milliseconds: float = 0.0
+    dense_milliseconds: float  # of the model it is compared with
+    ratio: float  # speed-up; where floor_milliseconds is not 0, of the times above that
+    calls: int  # of each; 0 for a prediction
+    floor_milliseconds: float = 0.0  # of a model that only copies its input
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One shape at one length, compared with the dense layer.
-
-    Attributes:
-        tokens: length of the single input of each call.
-        throttled: whether the device reported throttling during the calls.
-    """
+    """One shape at one length, compared with the dense layer."""
 
     shape: Shape
-    tokens: int
+    tokens: int  # of the single input of each call
     comparison: Comparison
-    throttled: bool = False
+    throttled: bool = False  # the device reported throttling during the calls
 
 
 class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,12 +87,9 @@ class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latencies of the layers of one kind of model on one device.
+    """Latencies of the layers of one kind of model on one device."""
 
-    ``key`` holds the conditions of the times, by name.
-    """
-
-    key: dict[str, str]
+    key: dict[str, str]  # the conditions of the times, by name
     timings: tuple[Timing, ...] = ()
     rest: tuple[Rest, ...] = ()
     label: Label = "measured"
@@ -110,24 +97,13 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def read(cls, path: Path) -> LatencyTable:
-        """Read a table.
-
-        Raises:
-            UsageError: the file cannot be read, or is not a table.
-        """
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            given = Literally(error.strerror if isinstance(error, OSError) else error)
-            expected = f"a latency table of format version {FORMAT_VERSION}"
-            raise UsageError(f"latency table {path}", given=given, expected=expected, fix=_FIX) from None
+        """Read a table; raise a UsageError if the file cannot be read, or is not a table."""
+        expected = "a latency table of format version 1"
+        fix = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
+        return read_json(path, cls, subject=f"latency table {path}", expected=expected, fix=fix)
 
     def write(self, path: Path) -> None:
-        """Write the table; an earlier file stays until the new one is on the disk.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the table; an earlier file stays until the new one is on the disk."""
         write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     def find(self, shape: _Sizes, tokens: int) -> Comparison | None:
@@ -149,16 +125,9 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def check_key(subject: str, found: Mapping[str, str], expected: Mapping[str, str], fix: str) -> None:
-    """Compare the key of a table by the names in ``expected``.
-
-    Raises:
-        UsageError: the keys differ; the message has both values of every difference.
-    """
+    """Raise a UsageError with both values of every name in ``expected`` for which the key of a table differs."""
     differences = [name for name, value in expected.items() if found.get(name) != value]
     if differences:
-        raise UsageError(
-            f"{subject} key",
-            given=Whole(", ".join(f"{name} {found.get(name, 'missing')!r}" for name in differences)),
-            expected=", ".join(f"{name} {expected[name]!r}" for name in differences),
-            fix=fix,
-        )
+        given = Whole(", ".join(f"{name} {found.get(name, 'missing')!r}" for name in differences))
+        wanted = ", ".join(f"{name} {expected[name]!r}" for name in differences)
+        raise UsageError(f"{subject} key", given=given, expected=wanted, fix=fix)

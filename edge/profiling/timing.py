@@ -21,11 +21,7 @@ K = TypeVar("K")
 
 
 def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], calls: int) -> dict[K, Array]:
-    """Return the seconds of each runner for the same inputs, call by call, [calls], after uncounted calls.
-
-    Raises:
-        RunnerError: a runtime failed.
-    """
+    """Return the seconds of each runner for the same inputs, call by call, [calls], after uncounted calls."""
     seconds: dict[K, Array] = {key: np.zeros(calls) for key in runners}
     for call in range(-WARM_UP, calls):
         for key in turns(list(runners), call):

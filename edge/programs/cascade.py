@@ -18,17 +18,12 @@ AUTO: Final = "auto"
 
 
 class Cascade(Program):
-    """Runs a tier by name, or under :data:`AUTO` the lean tier and, for the rows that it is unsure of, the full one.
-
-    Args:
-        config: the two tiers, the output with the logits, and the margin below which the lean tier is unsure.
-    """
+    """Runs a tier by name, or under :data:`AUTO` the lean tier and, for the rows that it is unsure of, the full one."""
 
     def __init__(self, config: CascadeProgram, runners: Mapping[str, Runner]) -> None:
         self._config = config
         self._single = SingleRun(runners)
-        self._lean = runners[config.lean]
-        self._full = runners[config.full]
+        self._lean, self._full = runners[config.lean], runners[config.full]
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run one tier, or the cascade, whose repeats are its time in units of the lean tier's run."""
@@ -42,13 +37,9 @@ class Cascade(Program):
         tiers = np.where(unsure, config.full, config.lean)
         if not unsure.any():
             return Computed(outputs, {TIER: tiers})
-        second = self._full.infer({name: array[unsure] for name, array in inputs.items()})
-        repeats = (time.perf_counter() - begun) / lean_seconds
-        if unsure.all():
-            return Computed(second, {TIER: tiers}, repeats)
-        for name, array in second.items():
+        for name, array in self._full.infer({name: array[unsure] for name, array in inputs.items()}).items():
             outputs[name][unsure] = array
-        return Computed(outputs, {TIER: tiers}, repeats)
+        return Computed(outputs, {TIER: tiers}, (time.perf_counter() - begun) / lean_seconds)
 
     def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
         """Start one tier; a cascade decides between its runs, so it cannot be started."""

@@ -33,21 +33,13 @@ class Program(ABC):
 
     @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        """Compute one request, or several whose inputs were joined.
-
-        Raises:
-            RequestError: as :meth:`edge.runner.Runner.infer`.
-        """
+        """Compute one request, or several whose inputs were joined; raise as :meth:`edge.runner.Runner.infer`."""
 
     def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
         """Start a run on a device that computes by itself, so that the caller can prepare the next one meanwhile.
 
-        Returns:
-            A function that waits for the result, to be called in the order of the starts; None if the run cannot be
-            started, only computed.
-
-        Raises:
-            RequestError: as :meth:`compute`, as does the function.
+        Return a function that waits for the result, to be called in the order of the starts; None if the run can only
+        be computed. Both raise as :meth:`compute`.
         """
         return None
 
@@ -65,8 +57,7 @@ class SingleRun(Program):
 
     def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
         """Start the tier; see :meth:`Program.start`."""
-        start = self._start.get(options.tier)
-        if not start:
+        if not (start := self._start.get(options.tier)):
             return None
         result = start(inputs).result
         return lambda: Computed(result())

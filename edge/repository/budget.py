@@ -1,8 +1,4 @@
-"""Memory check before a model is loaded: its estimated need against the available memory.
-
-On a Jetson the processor and the GPU share the memory. When it runs out, the kernel kills a process, and seldom the
-right one.
-"""
+"""Memory check before a model is loaded: where memory runs out, the kernel kills a process, seldom the right one."""
 
 from __future__ import annotations
 
@@ -33,13 +29,9 @@ _TEXT_BYTES = 64
 class MemoryBudget:
     """Rejects models that would not leave enough memory free. Thread-safe; it counts concurrent loads.
 
-    The need of a model that was loaded before in this process is its growth then; otherwise it is estimated from
-    the sizes of its files. The headroom must cover what runs need beyond their inputs and outputs.
-
-    Args:
-        memory: reads the available memory; where nothing can be read, no model is rejected.
-        headroom_bytes: memory that must stay free.
-        instances: the number of concurrent runs of a model.
+    The need of a model that was loaded before in this process is its growth then; otherwise it is estimated from the
+    sizes of its files. The headroom must cover what runs need beyond their inputs and outputs. Where the available
+    memory cannot be read, no model is rejected.
     """
 
     def __init__(self, memory: MemorySampler, headroom_bytes: int, instances: int = 1) -> None:
@@ -52,11 +44,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserved(self, bundle: Bundle, runtime: Runtime) -> Iterator[None]:
-        """Reserve the memory of a model while the block loads it with ``runtime``.
-
-        Raises:
-            LoadFailed: too little would stay free. The message gives all numbers.
-        """
+        """Reserve the memory of a model while the block loads it; raise LoadFailed if too little would stay free."""
         known = self._known.get(_key(bundle))
         needed = _estimate(bundle, runtime, self._instances, known)
         with self._lock:
@@ -94,7 +82,6 @@ def _key(bundle: Bundle) -> str:
 
 
 def _estimate(bundle: Bundle, runtime: Runtime, instances: int, known: int | None) -> int:
-    """Return the peak of memory while a model is loaded, in bytes; ``known`` is its growth in an earlier load."""
     manifest = bundle.manifest
     files = [manifest.files[runtime.artifact(bundle, tier.name).file].size_bytes for tier in manifest.tiers]
     tensors = sum(_largest(spec, manifest.profile.get(spec.name)) for spec in (*manifest.inputs, *manifest.outputs))

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -29,14 +30,7 @@ T = TypeVar("T")
 
 
 class ModelControl:
-    """Loads, reloads and unloads models without losing a request.
-
-    Args:
-        mode: ``none``, ``poll`` or ``explicit``, in Triton's words.
-
-    Attributes:
-        stopping: set by :meth:`stop`; :meth:`start` loads no further model then.
-    """
+    """Loads, reloads and unloads models without losing a request; ``mode`` is ``none``, ``poll`` or ``explicit``."""
 
     def __init__(self, repository: Repository, mode: str) -> None:
         self.mode = mode
@@ -55,8 +49,7 @@ class ModelControl:
     async def start(self, only: Collection[str] | None = None) -> None:
         """Load the models of the directory, those that must be built last. One that fails stops no other.
 
-        Args:
-            only: their names; the others are only listed. None loads all of them.
+        With ``only``, other names are listed and not loaded.
         """
         await asyncio.to_thread(self._repository.loader.check_cache)
         if self.mode == "poll":
@@ -72,9 +65,9 @@ class ModelControl:
         # All of them are LOADING before the first is loaded, so that no client gets NOT_FOUND for a model to come.
         pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in found.items()]
         self._repository.list_unloaded(keys)
-        readable = [(entry, bundle) for entry, bundle in pending if bundle]
-        unbuilt = [await asyncio.to_thread(self._repository.loader.needs_build, bundle) for _, bundle in readable]
-        for _, (entry, bundle) in sorted(zip(unbuilt, readable, strict=True), key=lambda pair: pair[0]):
+        unbuilt = self._repository.loader.needs_build
+        readable = [(await asyncio.to_thread(unbuilt, bundle), entry, bundle) for entry, bundle in pending if bundle]
+        for _, entry, bundle in sorted(readable, key=itemgetter(0)):
             if self.stopping:
                 break
             await self._replace(entry, bundle)
@@ -83,7 +76,8 @@ class ModelControl:
     def stop(self) -> None:
         """Load no further model, and cancel the builds."""
         self.stopping = True
-        self._cancel_builds()
+        for stop in self._builds.values():
+            stop.set()
 
     def check_explicit(self, method: str) -> None:
         """Raise Unsupported unless clients may load and unload models."""
@@ -109,12 +103,12 @@ class ModelControl:
     async def unload_model(self, name: str) -> None:
         """Reject further requests to a model, cancel its build, and close it after its last request.
 
-        An unknown name is no error.
-
-        Raises:
-            ModelNotReady: the server is shutting down.
+        An unknown name is no error. Raise ModelNotReady if the server is shutting down.
         """
-        self._cancel_builds(name)
+        self._unwanted[name] += 1
+        for entry, stop in self._builds.items():
+            if entry.name == name:
+                stop.set()
         await self._run(self._unload_all(name))
 
     async def list_unloaded(self) -> None:
@@ -123,10 +117,9 @@ class ModelControl:
             self._repository.list_unloaded(await asyncio.to_thread(self._directory.keys))
 
     async def poll(self, seconds: float) -> None:
-        """Follow the directory until :meth:`close`, in steps of ``seconds``.
+        """Load new and changed bundles and unload removed ones every ``seconds``, until :meth:`close`.
 
-        New and changed bundles are loaded, and removed ones are unloaded. A bundle that is still being copied does not
-        match the hashes in its manifest; it fails, and is loaded when it changes again.
+        A bundle that is still being copied does not match its hashes; it fails, and is loaded when it changes again.
         """
         while not self._closing.is_set():
             with suppress(asyncio.TimeoutError):
@@ -158,8 +151,7 @@ class ModelControl:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._operations.discard(task)
         # Read even if the caller has gone, because asyncio warns about exceptions that are never read.
-        error = None if task.cancelled() else task.exception()
-        if error:
+        if error := None if task.cancelled() else task.exception():
             log.error("model control: %s", error, exc_info=None if isinstance(error, FewheadsError) else error)
 
     async def _load(self, name: str) -> None:
@@ -168,8 +160,7 @@ class ModelControl:
         known = False
         for actual in await self._actual_names(name):
             async with self._lock(actual):
-                paths = await self._paths_of(actual)
-                if paths:
+                if paths := await self._paths_of(actual):
                     known = True
                     failures |= await self._synchronise(actual, paths, paths)
         subject = f"failed to load {name!r}"  # clients of Triton look for these words
@@ -188,8 +179,7 @@ class ModelControl:
         return sorted({name, *(key[0] for key in found if not isinstance(key, FewheadsError))})
 
     async def _follow(self) -> None:
-        changed = await asyncio.to_thread(self._directory.changes)
-        if not changed:
+        if not (changed := await asyncio.to_thread(self._directory.changes)):
             return
         keys = await asyncio.to_thread(self._directory.keys)
         names = {entry.name for entry in self._repository if entry.path in changed}
@@ -205,8 +195,7 @@ class ModelControl:
     async def _synchronise(self, name: str, paths: Collection[Path], changed: Collection[Path]) -> dict[str, str]:
         """Make the loaded versions of a model those of its directories; return the reason of each that failed.
 
-        The caller holds the lock of the name. Of ``paths``, those in ``changed`` are loaded again even if they have a
-        model.
+        The caller holds the name's lock. Of ``paths``, those in ``changed`` are loaded again even if they have a model.
         """
         failures: dict[str, str] = {}
         present: list[Entry] = []
@@ -234,29 +223,21 @@ class ModelControl:
             stop.set()
 
         def building(progress: str) -> None:
-            loop.call_soon_threadsafe(self._building, entry, stop, progress)
+            if self._builds.get(entry) is stop:  # otherwise it has ended meanwhile
+                entry.building(progress)
+
+        def report(progress: str) -> None:
+            loop.call_soon_threadsafe(building, progress)
 
         try:
-            model = await asyncio.to_thread(self._repository.loader.load_model, bundle, building, stop)
+            model = await asyncio.to_thread(self._repository.loader.load_model, bundle, report, stop)
         except FewheadsError as error:
             entry.failed(error)
             return
         finally:
             del self._builds[entry]
-        replaced = entry.loaded(model)
-        if replaced:
+        if replaced := entry.loaded(model):
             await self._close(replaced)
-
-    def _building(self, entry: Entry, stop: threading.Event, progress: str) -> None:
-        if self._builds.get(entry) is stop:  # otherwise it has ended meanwhile
-            entry.building(progress)
-
-    def _cancel_builds(self, name: str | None = None) -> None:
-        if name is not None:
-            self._unwanted[name] += 1
-        for entry, stop in self._builds.items():
-            if name in (None, entry.name):
-                stop.set()
 
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()

@@ -31,17 +31,16 @@ State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
 
 
 class Entry:
-    """One version of a model, UNAVAILABLE at first. The event loop changes it, any thread may read it.
-
-    Args:
-        path: the directory of its bundle.
-        name: of the model, or of the directory where the bundle cannot be read.
-        version: as the protocol writes it; empty where the bundle cannot be read.
-        reason: the reason why it is not READY; may be empty if it is loaded at once.
-        on_change: called after every transition.
+    """One version of a model, UNAVAILABLE at first. The event loop changes it by its methods, any thread may read it.
 
     Attributes:
+        path: the directory that it was last loaded from.
+        name: of the model, or of the directory where the bundle cannot be read.
+        version: as the protocol writes it; empty where the bundle cannot be read.
         statistics: of all models that have served under this name and version.
+        wanted: whether it should be READY: from :meth:`loading` to :meth:`unloaded`.
+        model: the model that serves; None unless READY.
+        progress: of a build that the load waits for; empty without one.
     """
 
     def __init__(
@@ -50,64 +49,39 @@ class Entry:
         self.name = name
         self.version = version
         self.statistics = ModelStatistics()
-        self._on_change = on_change
-        self._path = path
-        self._state: State = "UNAVAILABLE"
+        self.path = path
+        self.state: State = "UNAVAILABLE"
+        self.wanted = False
+        self.model: Model | None = None
+        self.progress = ""
         self._reason = reason
-        self._progress = ""
-        self._wanted = False
-        self._model: Model | None = None
-
-    @property
-    def path(self) -> Path:
-        """The directory that it was last loaded from."""
-        return self._path
-
-    @property
-    def state(self) -> State:
-        """Its state, in the protocol's words."""
-        return self._state
+        self._on_change = on_change
 
     @property
     def reason(self) -> str:
         """The reason why it is not READY, or why its model is not the bundle at :attr:`path`; otherwise empty."""
-        return self._progress or self._reason
-
-    @property
-    def progress(self) -> str:
-        """The progress of a build that the load waits for; empty without one."""
-        return self._progress
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it should be READY: from :meth:`loading` to :meth:`unloaded`."""
-        return self._wanted
-
-    @property
-    def model(self) -> Model | None:
-        """The model that serves; None unless READY."""
-        return self._model
+        return self.progress or self._reason
 
     def loading(self, path: Path) -> None:
         """Start to load a bundle."""
         self._check("loading", "UNAVAILABLE", "LOADING", "READY")
-        self._path, self._wanted = path, True
-        if not self._model:
-            self._state, self._reason = "LOADING", ""
+        self.path, self.wanted = path, True
+        if not self.model:
+            self.state, self._reason = "LOADING", ""
         self._on_change()
 
     def building(self, progress: str) -> None:
         """Report the progress of a build that the load waits for."""
         self._check("building", "LOADING", "READY")
-        if progress != self._progress:
-            self._progress = progress
+        if progress != self.progress:
+            self.progress = progress
             self._on_change()
 
     def loaded(self, model: Model) -> Model | None:
         """Let a model serve from now on; return the one that it replaces, which the caller must close."""
         self._check("loaded", "LOADING", "READY")
-        replaced, self._model = self._model, model
-        self._state, self._reason, self._progress = "READY", "", ""
+        replaced, self.model = self.model, model
+        self.state, self._reason, self.progress = "READY", "", ""
         text = "%s %s is ready on %s; its golden outputs differ by %.3g at most"
         log.info(text, self.name, self.version, model.runner.platform, model.golden_max_abs_diff)
         self._on_change()
@@ -117,27 +91,27 @@ class Entry:
         """Record the reason of a failed load."""
         self._check("failed", "LOADING", "READY")
         log.error("%s cannot be served: %s", self.path.name, error)
-        self._reason, self._progress = str(error), ""
-        if not self._model:
-            self._state = "UNAVAILABLE"
+        self._reason, self.progress = str(error), ""
+        if not self.model:
+            self.state = "UNAVAILABLE"
         self._on_change()
 
     def unloading(self, reason: str) -> Model:
         """Hide the model from further requests; return it, because the caller must close it."""
         self._check("unloading", "READY")
-        model, self._model = self._model, None
+        model, self.model = self.model, None
         assert model
-        self._state, self._reason = "UNLOADING", reason
+        self.state, self._reason = "UNLOADING", reason
         self._on_change()
         return model
 
     def unloaded(self, reason: str) -> None:
         """Record that there is no model, and that none is wanted."""
         self._check("unloaded", "UNLOADING", "LOADING", "UNAVAILABLE")
-        self._state, self._reason, self._wanted = "UNAVAILABLE", reason, False
+        self.state, self._reason, self.wanted = "UNAVAILABLE", reason, False
         self._on_change()
 
     def _check(self, transition: str, *states: State) -> None:
-        if self._state not in states:
+        if self.state not in states:
             entry, allowed = f"{self.name}:{self.version}", ", ".join(states)
-            raise RuntimeError(f"{entry}: {transition}() is for {allowed}, and this is {self._state}")
+            raise RuntimeError(f"{entry}: {transition}() is for {allowed}, and this is {self.state}")

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -44,13 +45,7 @@ class Loader:
     memory of both models until the new one has taken over.
 
     With the target ``auto``, a model that one runtime cannot build or load is loaded by the next one, all tiers by the
-    same.
-
-    Args:
-        target: the runtime, as ``fewheads build --target`` takes it.
-        cache: directory of the models that have been built.
-        budget: rejects models that do not fit into the memory; None rejects none.
-        build: whether to build models that are missing in the cache, for runtimes that need builds.
+    same. ``cache`` is the directory of built models; with ``build``, models that it lacks are built.
     """
 
     def __init__(
@@ -92,8 +87,7 @@ class Loader:
     ) -> Model:
         """Return a model whose every tier has reproduced its golden set and has been timed.
 
-        This takes seconds, and minutes with a build, so call it on a thread beside the event loop. ``progress`` is
-        called on this thread during a build; ``stop`` cancels a build when another thread sets it.
+        This takes seconds, and minutes with a build, which reports its ``progress`` and ends when ``stop`` is set.
 
         Raises:
             LoadFailed: the model does not fit into the memory, or ``stop`` was set during a build.
@@ -106,11 +100,9 @@ class Loader:
         if self._build and runtime.isolated_build:
             for tier in bundle.manifest.tiers:
                 self._build_tier(runtime, bundle, tier.name, progress, stop)
-        if not self._budget:
-            return self._load(runtime, bundle)
-        with self._budget.reserved(bundle, runtime):
+        with self._budget.reserved(bundle, runtime) if self._budget else nullcontext():
             model = self._load(runtime, bundle)
-        if model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
+        if self._budget and model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
 
@@ -144,8 +136,7 @@ class Loader:
         tiers: dict[str, Loaded] = {}
         try:
             for tier in bundle.manifest.tiers:
-                load = partial(load_with, runtime, bundle, self._cache, tier=tier.name)
-                tiers[tier.name] = self._device.call(load)
+                tiers[tier.name] = self._device.call(partial(load_with, runtime, bundle, self._cache, tier=tier.name))
             grown = max(memory.process_rss_bytes() - before, 0)
             model = Model(bundle, tiers, grown, options=self._options)
             self._device.call(model.measure)
@@ -163,6 +154,5 @@ class Loader:
 
 
 def _trim_memory() -> None:  # otherwise glibc keeps hundreds of megabytes; other C libraries do not
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

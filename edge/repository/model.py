@@ -8,19 +8,16 @@ from typing import NamedTuple
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Serving
-from edge.bundles.postprocess import postprocessor
-from edge.bundles.preprocess import preprocessor
+from edge.bundles.preprocess import postprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
 from edge.programs.program import Program, SingleRun
-from edge.runner import Runner
 from edge.runtimes.build import Loaded
-from edge.runtimes.runtime import Runtime
 from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.job import UseCount
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
 from edge.scheduling.tier_selection import PINNED, ROUTER, TierSelector
-from edge.scheduling.use_count import UseCount
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
@@ -38,11 +35,7 @@ class Model:
 
     Attributes:
         tiers: the runner and golden report of each tier by name, the full one first.
-        file: the ONNX file of the full tier.
-        instances: the number of concurrent runs.
         executors: the tiers, and the router under ``auto``, as the scheduler sees them.
-        selector: chooses among them.
-        use: counts the users of the runners.
         inputs: the tensors that a client may send, by name: the graph's inputs and the text that replaces some of them.
         outputs: the tensors that a client may request, by name.
         made: computes a further output, such as a label or a score; None without one.
@@ -63,7 +56,9 @@ class Model:
         self.version = str(bundle.manifest.version)
         self.tiers = dict(tiers)
         self.full_tier = bundle.manifest.tiers[0].name
-        self.file = self.tiers[self.full_tier].artifact.file
+        full = self.tiers[self.full_tier]
+        self.runner, self.runtime, self.file = full.runner, full.runtime, full.artifact.file
+        self.golden_max_abs_diff = max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
@@ -82,21 +77,6 @@ class Model:
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
         self._golden = bundle.goldens
 
-    @property
-    def runner(self) -> Runner:
-        """The runner of the full tier."""
-        return self.tiers[self.full_tier].runner
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime of all its tiers."""
-        return self.tiers[self.full_tier].runtime
-
-    @property
-    def golden_max_abs_diff(self) -> float:
-        """The largest difference of any tier from its golden outputs."""
-        return max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
-
     def measure(self) -> None:
         """Measure the latency of each tier for one golden row, or the whole golden set where it has no rows."""
         for name, executor in self.executors.items():
@@ -113,11 +93,7 @@ class Model:
         return {key: array[:1] if self.manifest.max_batch_size else array for key, array in golden.inputs.items()}
 
     def close(self) -> None:
-        """End the use of the model and close every runner. Call it on the thread that owns the device.
-
-        Raises:
-            RuntimeError: a run still uses it. Nothing is closed.
-        """
+        """Close every runner, on the thread that owns the device; raise a RuntimeError if a run still uses it."""
         self.use.end()
         if self.use.users:
             raise RuntimeError(f"{self.name}:{self.version} cannot be closed: {self.use.users} runs still use it")
@@ -126,10 +102,9 @@ class Model:
 
     def _executors(self, options: ServingOptions) -> dict[str, TierExecutor]:
         assembler = BatchAssembler.of(self.manifest, few_shapes=self.runtime.few_shapes)
-        delay_us = options.max_queue_delay_us
+        delay_us, program = options.max_queue_delay_us, self.manifest.program
         if delay_us is None:
             delay_us = self._serving.max_queue_delay_us
-        program = self.manifest.program
         executors = {}
         for name in [*self.tiers, *([AUTO] if program else [])]:
             own = (program.lean, program.full) if name == AUTO and program else (name,)
@@ -161,12 +136,10 @@ class Model:
         together = " and ".join(map(repr, texts))
         sent = [name for name in texts if name in inputs]
         if step and sent:
-            both = [name for name in step.outputs if name in inputs]
-            if both:
+            if both := [name for name in step.outputs if name in inputs]:
                 given = Literally(f"{sent[0]!r} and {both[0]!r}")
                 raise self._invalid("inputs", given, "one of them", f"{sent[0]!r} stands for {both[0]!r}.")
-            missing = [name for name in texts if name not in inputs]
-            if missing:
+            if missing := [name for name in texts if name not in inputs]:
                 fix = f"This model reads them together; add {missing[0]!r}."
                 raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), together, fix)
             inputs.update(step(*(inputs.pop(name) for name in texts)))
@@ -178,9 +151,8 @@ class Model:
             shape, profile = inputs[spec.name].shape, self.manifest.profile.get(spec.name)
             if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
                 expected = f"between {list(profile.min)} and {list(profile.max)}"
-                raise self._invalid(
-                    f"input {spec.name!r} shape", list(shape), expected, "Shorten or split the request."
-                )
+                what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
+                raise self._invalid(what, list(shape), expected, fix)
         return Feeds(inputs, rows)
 
     def _rows(self, arrays: Mapping[str, Array]) -> int:

@@ -30,8 +30,7 @@ _VERSION_DIGITS = 18
 class Directory:
     """Finds bundles on disk. Call its methods on a thread beside the event loop, because they read files.
 
-    Args:
-        path: every subdirectory whose name does not start with a dot is a bundle, unless this is a bundle itself.
+    It is a bundle itself, or every subdirectory whose name does not start with a dot is one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,8 +46,7 @@ class Directory:
     def keys(self, expected: Collection[Path] = ()) -> dict[Path, Key | FewheadsError]:
         """Return the model that each bundle's manifest names, or the error of a manifest that cannot be read.
 
-        Args:
-            expected: directories that should exist; if one is missing, this waits a moment for its replacement.
+        If one of the directories ``expected`` is missing, this waits a moment for its replacement.
         """
         if not all(path.is_dir() for path in expected):
             time.sleep(_RENAME_SECONDS)
@@ -100,25 +98,19 @@ def _stamp(path: Path) -> _Stamp:
 
 
 class Repository:
-    """The entries of all bundles in a :class:`Directory`. The event loop changes them, any thread may read them.
-
-    Attributes:
-        on_change: called on the event loop after every change of an entry or of the set of entries.
-        generation: the number of these changes.
-        listed: whether it has every bundle of the directory; until then, an unknown name may still appear.
-    """
+    """The entries of all bundles in a :class:`Directory`. The event loop changes them, any thread may read them."""
 
     def __init__(self, directory: Path, loader: Loader) -> None:
         self.directory = Directory(directory)
         self.loader = loader
+        #: Called on the event loop after every change of an entry or of the set of entries.
         self.on_change: Callable[[], None] = lambda: None
-        self.generation = 0
-        self.listed = False
+        self.generation = 0  # number of these changes
+        self.listed = False  # whether it has every bundle of the directory; until then, an unknown name may appear
         # Sorted by name, and by version in numeric order. Replaced, never changed: other threads read it.
         self._entries: tuple[Entry, ...] = ()
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over the entries by name, and by version in numeric order."""
         return iter(self._entries)
 
     def named(self, name: str) -> list[Entry]:
@@ -131,7 +123,7 @@ class Repository:
         Raises:
             InvalidRequest: the version is not a positive integer.
             NotFound: there is no such model or version.
-            ModelNotReady: there is no such model yet, because the server still reads its directory.
+            ModelNotReady: there is no such model yet; the server still reads its directory.
         """
         fix = "Leave the version out for the highest one."
         digits = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
@@ -153,13 +145,7 @@ class Repository:
         return (ready or found)[-1]
 
     def ready(self, name: str, version: str) -> tuple[Entry, Model]:
-        """Return an entry and its model.
-
-        Raises:
-            InvalidRequest: the version is not a positive integer.
-            NotFound: there is no such model or version, or it is not to be loaded.
-            ModelNotReady: it is loading or unloading, or its load failed.
-        """
+        """Return an entry and its model; raise as :meth:`find`, and for a model that is not loaded or not READY."""
         entry = self.find(name, version)
         if not entry.wanted:
             given, fix = Literally("one that is not loaded"), "RepositoryModelLoad loads it."
@@ -182,28 +168,21 @@ class Repository:
         A directory that cannot be read belongs to the models that were read from it before, or else to the model of
         its own name.
         """
-        names: dict[Path, set[str]] = {}
-        for entry in self._entries:
-            names.setdefault(entry.path, set()).add(entry.name)
+        names = {(entry.path, entry.name) for entry in self._entries}
+        unread = {entry.path for entry in self._entries if isinstance(keys.get(entry.path), FewheadsError)}
         return [
             path
             for path, key in keys.items()
-            if (name in names.get(path, {path.name}) if isinstance(key, FewheadsError) else name == key[0])
+            if ((path, name) in names if path in unread else name == name_of(path, key))
         ]
 
     def enter(
         self, name: str, path: Path, found: Bundle | FewheadsError, taken: dict[Key, Path]
     ) -> tuple[Entry, Bundle | None]:
-        """Enter a bundle to be loaded: as LOADING, or READY while an earlier model serves.
+        """Enter what :meth:`Directory.read` found as LOADING, or READY while an earlier model serves.
 
-        Args:
-            name: of the model that the directory belongs to.
-            path: the directory.
-            found: the result of :meth:`Directory.read`. An error makes the entry UNAVAILABLE, or leaves it READY.
-            taken: the directories of the versions that have been entered from elsewhere; this one is added.
-
-        Returns:
-            The entry, and the bundle if it can be loaded.
+        Return the entry, and the bundle if it can be loaded. An error makes the entry UNAVAILABLE, or leaves it READY.
+        ``taken`` are the directories of the versions that have been entered from elsewhere; this one is added.
         """
         if isinstance(found, Bundle):
             key = (found.manifest.name, str(found.manifest.version))
@@ -222,7 +201,6 @@ class Repository:
         return entry, None
 
     def _entry(self, path: Path, key: Key) -> Entry:
-        """Return the entry of a version, or a new one that replaces the failed entries of its directory."""
         same = [entry for entry in self._entries if (entry.name, entry.version) == key]
         entry = same[0] if same else Entry(path, *key, on_change=self._changed)
         gone = [other for other in self._entries if other.path == path and other.state == "UNAVAILABLE"]

@@ -73,13 +73,7 @@ class Endpoints:
         return endpoint
 
     async def body(self, request: Request) -> bytes:
-        """Return the body, without buffering more than the limit.
-
-        Raises:
-            HTTPException: the body exceeds the limit.
-            Unsupported: the body is compressed.
-            ClientDisconnect: the client disconnected.
-        """
+        """Return the body, without buffering more than the limit."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             fix = "Send the body as it is, or compress it over gRPC."
@@ -111,11 +105,7 @@ class Endpoints:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Await some work, and cancel it if the client disconnects. Read the body first.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
+    """Await some work, and cancel it if the client disconnects. Read the body first."""
     answer = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
     try:

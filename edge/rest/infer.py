@@ -48,13 +48,8 @@ def infer_request(
 ) -> tuple[pb.ModelInferRequest, Wanted]:
     """Return the message of a body, its tensors raw, and the encoding of the outputs.
 
-    The inference service checks the message against the model's metadata.
-
-    Args:
-        json_length: the value of the header :data:`JSON_LENGTH`; None if the whole body is JSON.
-
-    Raises:
-        InvalidRequest: the body is no inference request, or contradicts itself.
+    The inference service checks the message against the model's metadata. ``json_length`` is the value of the header
+    :data:`JSON_LENGTH`; None if the whole body is JSON.
     """
     end = len(body) if json_length is None else _json_end(json_length, len(body))
     document = parse(body[:end])
@@ -79,11 +74,7 @@ def infer_request(
 
 
 def check_outputs(request: pb.ModelInferRequest, wanted: Wanted, metadata: pb.ModelMetadataResponse) -> None:
-    """Check before the inference that every output can be sent as the client wants it.
-
-    Raises:
-        InvalidRequest: the client wants an output as JSON whose datatype is binary only.
-    """
+    """Check before the inference that every output can be sent as the client wants it."""
     requested = {output.name for output in request.outputs if not is_shared(output.parameters)}
     for output in metadata.outputs:
         named = output.name in requested if request.outputs else True
@@ -99,11 +90,7 @@ def all_binary(request: pb.ModelInferRequest, wanted: Wanted) -> bool:
 
 
 def infer_response(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
-    """Return the body of a response, and the number of its bytes of JSON; None if all are.
-
-    Raises:
-        InvalidRequest: the client wants an output as JSON that is too large, or whose bytes are not UTF-8.
-    """
+    """Return the body of a response, and the number of its bytes of JSON; None if all are."""
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):

@@ -1,4 +1,4 @@
-"""Parsing and encoding of JSON, with limits and type checks."""
+"""Parsing and encoding of JSON; everything of another form or type, or out of range, raises InvalidRequest."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ def parse(data: bytes) -> dict[str, Any]:
     """Return the object in a body; an empty body is an empty object.
 
     As in Triton, ``NaN``, ``Infinity`` and ``-Infinity`` are numbers.
-
-    Raises:
-        InvalidRequest: the body is too large, not UTF-8, no JSON object, nested too deeply, or repeats a name.
     """
     if len(data) > MAX_JSON_BYTES:
         given, expected = Literally(f"{len(data)} bytes"), f"at most {MAX_JSON_BYTES}"
@@ -67,7 +64,7 @@ def encode(value: object) -> bytes:
 
 
 def checked(value: Any, kind: type[T], subject: str) -> T:
-    """Return a value, or raise InvalidRequest if it has another type."""
+    """Return a value of this type."""
     if type(value) is not kind:
         given = Literally(kind_of(value))  # not the value, whose nesting could be too deep for repr()
         raise InvalidRequest(subject, given=given, expected=_KINDS[kind], fix="Send it as the protocol says.")
@@ -82,7 +79,7 @@ def kind_of(value: object) -> str:
 def field(
     document: Mapping[str, Any], name: str, kind: type[T], subject: str = "body", default: Any = _NO_DEFAULT
 ) -> T:
-    """Return a field of an object, or raise InvalidRequest if it has another type, or is missing without a default."""
+    """Return a field of an object."""
     if name in document:
         return checked(document[name], kind, f"{name} of {subject}")
     if default is _NO_DEFAULT:
@@ -92,7 +89,7 @@ def field(
 
 
 def whole(value: Any, limits: tuple[int, int], subject: str) -> int:
-    """Return a whole number, or raise InvalidRequest if it has another type or exceeds the limits."""
+    """Return a whole number within limits."""
     number = checked(value, int, subject)
     if not limits[0] <= number <= limits[1]:
         expected = f"{limits[0]} to {limits[1]}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from edge.errors import Literally, UsageError
 from edge.rest.paths import RestApi
+from edge.rpc.endpoint import port_is_taken
 
 if TYPE_CHECKING:
     from edge.security.credentials import ServerCertificates
@@ -24,14 +24,10 @@ _BACKLOG: Final = 1024
 
 
 class RestServer:
-    """The HTTP endpoint of the protocol. It is created, used and drained inside one running event loop.
-
-    Attributes:
-        port: the port number; 0 until the server listens.
-    """
+    """The HTTP endpoint of the protocol. It is created, used and drained inside one running event loop."""
 
     def __init__(self, api: RestApi, certificates: ServerCertificates | None = None) -> None:
-        self.port = 0
+        self.port = 0  # until the server listens
         self._serving: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
@@ -54,11 +50,7 @@ class RestServer:
         )
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
-
-        Raises:
-            UsageError: the port cannot be bound.
-        """
+        """Listen."""
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
@@ -66,10 +58,7 @@ class RestServer:
             # of the first by 40 ms.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
-            fix = "Give another --http-port, or 0 for any free one."
-            raise UsageError(
-                f"--http-port {port}", given=Literally(error), expected=f"a free port on {host}", fix=fix
-            ) from None
+            raise port_is_taken("--http-port", host, port, str(error)) from None
         self.port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
@@ -88,5 +77,4 @@ class RestServer:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the composition root."""
-        yield
+        yield  # the composition root handles signals

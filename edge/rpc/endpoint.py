@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -12,10 +11,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from edge.errors import Literally, PermissionDenied, Unauthenticated, UsageError
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
-from edge.rpc.caller import authorization
 from edge.rpc.health_servicer import HealthServicer
 from edge.rpc.inference_servicer import InferenceServicer
-from edge.rpc.methods import STATUS_CODES, handlers
+from edge.rpc.methods import authorization, handlers, status_of
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
 
@@ -24,11 +22,10 @@ for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
     POOL.AddSerializedFile(_file.serialized_pb)
 
 
-def port_is_taken(host: str, port: int, reason: str) -> UsageError:
+def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
     """Return the error of a server that cannot listen."""
-    fix = "Give another --grpc-port, or 0 for any free one."
-    given = Literally(reason.splitlines()[0])
-    return UsageError(f"--grpc-port {port}", given=given, expected=f"a free port on {host}", fix=fix)
+    given, fix = Literally(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
+    return UsageError(f"{option} {port}", given=given, expected=f"a free port on {host}", fix=fix)
 
 
 class Endpoint:
@@ -36,31 +33,23 @@ class Endpoint:
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.
-
-    Attributes:
-        port: the port number; 0 until the server listens.
     """
 
     def __init__(
         self, server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, access: Access | None
     ) -> None:
-        self.port = 0
+        self.port = 0  # until the server listens
         self._telemetry = telemetry
         self._health = HealthServicer()
+        self.set_health = self._health.set
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
-        if access:
-            server = AuthorizedRegistrar(server, access)
-        server.add_generic_rpc_handlers((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        services = _Services((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            reflection.aio.ReflectionServicer(names, pool=POOL), server
-        )
-
-    def set_health(self, name: str, serving: bool) -> None:
-        """Set the health of a service or model; the empty name is the whole server."""
-        self._health.set(name, serving)
+        reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)
+        server.add_generic_rpc_handlers([_Authorizing(each, access) for each in services] if access else services)
 
     def _end_watches(self) -> None:
         """Set the health to NOT_SERVING, and end calls that only watch."""
@@ -68,16 +57,10 @@ class Endpoint:
         self._telemetry.drain()
 
 
-class AuthorizedRegistrar:
-    """Registers services at a server so that only authorized callers reach them."""
+class _Services(list[grpc.GenericRpcHandler]):
+    """Handlers, to which generated code adds its own as to a ``grpc.aio.Server``."""
 
-    def __init__(self, server: Any, access: Access) -> None:
-        self._server = server
-        self._access = access
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Register handlers that authorize each call."""
-        self._server.add_generic_rpc_handlers([_Authorizing(handler, self._access) for handler in handlers])
+    add_generic_rpc_handlers = list.extend
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
         """Do nothing, like grpc.aio; generated code calls this in addition."""
@@ -98,13 +81,12 @@ class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             CALLER.set(self._access.authorize(header, handler_call_details.method))
         except (Unauthenticated, PermissionDenied) as error:
-            return _refusal(STATUS_CODES[type(error)], str(error))
-        return found
+            status = status_of(error, handler_call_details.method)
+        else:
+            return found
 
+        async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
+            await context.abort(*status)
 
-def _refusal(code: grpc.StatusCode, details: str) -> grpc.RpcMethodHandler:
-    async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
-        await context.abort(code, details)
-
-    # For any kind of method: handlers of the other kinds would read the message first.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        # For any kind of method: handlers of the other kinds would read the message first.
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from inspect import isawaitable
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 
 from edge.pb import inference_pb2 as pb
-from edge.rpc.caller import authorize_again, name_caller
-from edge.rpc.methods import UNPARSEABLE, Status, status_of
-from edge.security.access import Access
+from edge.rpc.methods import UNPARSEABLE, Status, authorization, status_of
+from edge.security.access import CALLER, Access
+from edge.security.rate import client_of
 from edge.security.scopes import INFER_STREAM
 from edge.serving.call import Call
 from edge.serving.extensions import Extensions
@@ -37,11 +38,7 @@ def _unary(respond: Callable[[Any, Any], Any]) -> Callable[[Any, Any, _Context],
 
 
 class InferenceServicer:
-    """``inference.GRPCInferenceService``.
-
-    Args:
-        access: checked again for each request of a stream; None allows everyone everything.
-    """
+    """``inference.GRPCInferenceService``; ``access`` is checked again for each request of a stream."""
 
     def __init__(
         self,
@@ -53,6 +50,7 @@ class InferenceServicer:
     ) -> None:
         self._access = access
         self._service = service
+        self.cancel_model_infer = service.cancel
         self._metadata = metadata
         self._streams = streams
         self._extensions = extensions
@@ -89,15 +87,7 @@ class InferenceServicer:
         context: _Context,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
-        """Start ModelInfer without a coroutine.
-
-        Args:
-            request: the client's message; None if it does not parse.
-            end: receives the response or the status, once, possibly before this returns.
-
-        Returns:
-            The argument for :meth:`cancel_model_infer`; None if the call has ended.
-        """
+        """Start ModelInfer as :class:`edge.http2.routes.Direct`; the request is None if it does not parse."""
         if request is None:
             end(Status(grpc.StatusCode.INTERNAL, UNPARSEABLE))
             return None
@@ -108,10 +98,6 @@ class InferenceServicer:
 
         return self._service.start(request, _deadline(context), reply)
 
-    def cancel_model_infer(self, call: Call) -> None:
-        """Cancel a call; it gets no response."""
-        self._service.cancel(call)
-
     async def ModelStreamInfer(self, requests: Any, context: _Context) -> None:
         self._introduce(context)
 
@@ -119,7 +105,8 @@ class InferenceServicer:
             request = await context.read()
             if request is None:
                 raise Unparseable
-            authorize_again(self._access, INFER_STREAM, context)
+            if self._access:
+                self._access.authorize(authorization(context.invocation_metadata()), INFER_STREAM)
             return None if request is grpc.aio.EOF else request
 
         try:
@@ -132,11 +119,17 @@ class InferenceServicer:
         await context.abort(code, details)  # outside of the except clause, so that no cycle holds the request
 
     def _introduce(self, context: _Context) -> None:
-        """Name the caller for its rate limit, and keep its trace context for traces."""
-        if self._service.limited:
-            name_caller(context)
+        """Name the caller for its rate limit, unless its token has, and keep its trace context for traces."""
+        if self._service.limited and not CALLER.get():
+            CALLER.set(_address_of(context.peer()))
         if self._service.traced:
             carry(context.invocation_metadata())
+
+
+@lru_cache
+def _address_of(peer: str) -> str:
+    _, _, address = peer.partition(":")  # of gRPC's notation, such as ipv6:%5B::1%5D:50051
+    return client_of(unquote(address).rpartition(":")[0].strip("[]"))
 
 
 def _deadline(context: _Context) -> float | None:

@@ -11,29 +11,17 @@ MAX_STREAMS: Final = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of connections and messages.
+    """Limits of connections and messages."""
 
-    Attributes:
-        max_message_bytes: size of a request.
-        max_metadata_bytes: size of the headers of a call. A stock client sends about 300 bytes.
-        max_connections: open connections; further ones are closed. Each uses a file, of which a process has 1024 by
-            default.
-        max_concurrent_streams: calls on one connection; further ones fail with UNAVAILABLE. It should be far above the
-            size of the queue, which refuses requests with a more specific status.
-        handshake_seconds: duration of the handshakes of TLS and HTTP/2.
-        idle_seconds: a connection without calls closes after this time; clients reconnect when they need to.
-        min_ping_seconds: faster pings count as strikes. Stock clients send pings only if configured, about every 10 s.
-        max_ping_strikes: more strikes since the server last sent data or headers end the connection.
-    """
-
-    max_message_bytes: int = 64 * 1024**2
-    max_metadata_bytes: int = 8192
-    max_connections: int = 512
+    max_message_bytes: int = 64 * 1024**2  # of a request
+    max_metadata_bytes: int = 8192  # headers of a call; a stock client sends about 300 bytes
+    max_connections: int = 512  # further ones are closed; each uses a file, of which a process has 1024 by default
+    # Calls on one connection; further ones are UNAVAILABLE. The queue, far smaller, refuses with a specific status.
     max_concurrent_streams: int = 4096
-    handshake_seconds: float = 10.0
-    idle_seconds: float = 1800.0
-    min_ping_seconds: float = 1.0
-    max_ping_strikes: int = 10
+    handshake_seconds: float = 10.0  # of TLS and HTTP/2
+    idle_seconds: float = 1800.0  # a connection without calls closes after this time
+    min_ping_seconds: float = 1.0  # faster pings are strikes; stock clients send one every 10 s, if configured
+    max_ping_strikes: int = 10  # more since the server last sent data or headers end the connection
 
     def options(self) -> list[tuple[str, int]]:
         """Return the options of a gRPC server."""

@@ -1,10 +1,10 @@
-"""Registers the methods of a servicer, and turns the errors that they raise into the status of the call."""
+"""Registers the methods of a servicer, finds their callers' tokens, and turns errors into the status of a call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from edge.serving.statuses import STATUSES
 log = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
-    kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
+    kind: getattr(grpc.StatusCode, name) for kind, (name, _) in STATUSES.items()
 }
 UNPARSEABLE = (
     "request message: got bytes that do not parse, expected the protobuf of this method. "
@@ -41,6 +41,11 @@ class Status(NamedTuple):
     code: grpc.StatusCode
     details: str
     trailers: tuple[tuple[str, str], ...] = ()
+
+
+def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Return the header with the caller's token; None without one."""
+    return next((str(value) for name, value in metadata if name == "authorization"), None)
 
 
 def status_of(error: BaseException, method: str) -> Status:
@@ -74,8 +79,6 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
 
 
 def _with_status(method: _Method, name: str) -> _Method:
-    """Return a method that ends its call with the status of an error."""
-
     @wraps(method)
     async def handler(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request is None:

@@ -10,7 +10,7 @@ import grpc
 
 from edge.errors import InvalidRequest
 from edge.pb import telemetry_pb2
-from edge.rpc.caller import authorize_again
+from edge.rpc.methods import authorization
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_WATCH
 from edge.serving.streams import DRAINING
@@ -21,11 +21,7 @@ _DEFAULT_WATCH_MS = 1000
 
 
 class TelemetryServicer:
-    """``fewheads.telemetry.v1.Telemetry``.
-
-    Args:
-        access: checked again before each further reading of a watch; None allows everyone everything.
-    """
+    """``fewheads.telemetry.v1.Telemetry``; ``access`` is checked again before each further reading of a watch."""
 
     def __init__(self, telemetry: Telemetry, access: Access | None = None) -> None:
         self._access = access
@@ -49,4 +45,5 @@ class TelemetryServicer:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), interval_ms / 1000)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
-            authorize_again(self._access, TELEMETRY_WATCH, context)
+            if self._access:
+                self._access.authorize(authorization(context.invocation_metadata()), TELEMETRY_WATCH)

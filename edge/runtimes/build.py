@@ -47,21 +47,15 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model that has reproduced its golden set.
-
-    Attributes:
-        row_independent: whether a row's outputs do not depend on the other rows of its run.
-        source: whether it was read from the cache or straight from the bundle.
-        record: of the build in the cache; None if it was read from the bundle.
-    """
+    """A loaded model that has reproduced its golden set."""
 
     runner: Runner
     golden_report: GoldenReport
     runtime: Runtime
     artifact: Artifact
-    row_independent: bool
+    row_independent: bool  # a row's outputs do not depend on the other rows of its run
     source: Literal["cache", "bundle"]
-    record: BuildRecord | None = None
+    record: BuildRecord | None = None  # of the build in the cache
 
 
 def build(
@@ -76,13 +70,8 @@ def build(
 ) -> Built:
     """Build a model, check it, and keep it in the cache. A build that the cache has is not repeated.
 
-    With the target ``auto``, a model that one runtime cannot build is built for the next one.
-
-    Args:
-        target: the runtime; see :func:`edge.runtimes.table.choose`.
-        cache_dir: the cache; None is the default one.
-        tier: None is the full one.
-        replace: whether to repeat a build that the cache has.
+    With the target ``auto``, a model that one runtime cannot build is built for the next one. ``replace`` repeats a
+    build that the cache has. No tier is the full one; no ``cache_dir`` is the default cache.
 
     Raises:
         UsageError: there is no such target, or the cache cannot be written.
@@ -91,11 +80,8 @@ def build(
         GoldenError: the build does not reproduce the golden outputs. It is not kept.
     """
     bundle.tier(tier)  # an unknown tier is no reason to try another runtime
-    return first_that_works(
-        target,
-        str(bundle.path),
-        lambda runtime: build_with(runtime, bundle, cache_dir, tier, options, replace, progress),
-    )
+    given = (bundle, cache_dir, tier, options, replace, progress)
+    return first_that_works(target, str(bundle.path), lambda runtime: build_with(runtime, *given))
 
 
 def build_with(
@@ -134,11 +120,7 @@ def build_with(
 
 
 def build_here(
-    runtime: Runtime,
-    source: Source,
-    cache_dir: Path | None,
-    options: BuildOptions,
-    progress: Progress | None,
+    runtime: Runtime, source: Source, cache_dir: Path | None, options: BuildOptions, progress: Progress | None
 ) -> Built:
     """Build a model in this process; see :func:`build`. Nothing of a failed build is kept."""
     meter = _Meter(progress)
@@ -152,7 +134,7 @@ def build_here(
                 preprocessor(source.bundle)  # a model that accepts no request is not worth a build
             options = msgspec.structs.replace(options, timing_cache=cache.timing_cache(cache_dir, runtime))
             product = runtime.build(source, options, lambda at: meter.report(at.phase, at.fraction * _COMPILED))
-            _check_fusion(runtime, source, product.engine, options)
+            _check_fusion(runtime, source, product.report, options)
             # The bytes that are written are loaded later, so the check must load the same bytes.
             golden = None
             if not runtime.build_only:
@@ -177,7 +159,7 @@ def build_here(
                 key=key,
                 golden=golden,
                 golden_skipped=None if golden else f"golden check not run: it needs a GPU of {runtime.device}",
-                engine=product.engine,
+                engine=product.report,
             )
             cache.write(new, record, product.data)
     except OSError as error:
@@ -187,24 +169,16 @@ def build_here(
 
 
 def find_build(runtime: Runtime, source: Source, cache_dir: Path | None) -> Cached | None:
-    """Return the checked build of a model in the cache, or None.
-
-    Raises:
-        BackendError: the runtime is missing.
-    """
+    """Return the checked build of a model in the cache, or None."""
     key = cache.key_of(source, runtime)
     return cache.find(cache.entry(cache_dir, key), key)
 
 
 def is_built(runtime: Runtime, bundle: Bundle, cache_dir: Path | None) -> bool:
-    """Return whether the cache has a build of every tier of a bundle for a runtime.
-
-    Raises:
-        BundleError: a tier has no file for this runtime.
-        BackendError: the runtime is missing.
-    """
+    """Return whether the cache has a build, which may be broken, of every tier of a bundle for a runtime."""
     sources = [Source.of(bundle, runtime, tier.name) for tier in bundle.manifest.tiers]
-    return all(cache.has(cache.entry(cache_dir, cache.key_of(source, runtime))) for source in sources)
+    directories = [cache.entry(cache_dir, cache.key_of(source, runtime)) for source in sources]
+    return all((directory / cache.RECORD_NAME).is_file() for directory in directories)
 
 
 def load_runner(
@@ -212,8 +186,7 @@ def load_runner(
 ) -> Loaded:
     """Load a model to serve it: the build in the cache, or else the bundle's own ONNX file.
 
-    The arguments are those of :func:`build`. With the target ``auto``, a model that one runtime cannot load is loaded
-    by the next one.
+    With the target ``auto``, a model that one runtime cannot load is loaded by the next one.
 
     Raises:
         UsageError: there is no such target, or it only builds.
@@ -256,9 +229,8 @@ def _check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None,
     if not options.require_fused_attention or (engine and engine.all_fused):
         return
     given = engine.attention if engine else f"a build for {runtime.name}, which does not show its kernels"
-    fix = "Export FP16 heads of 16 to 256 features, as many for queries as for values, or leave the option out."
-    if not engine:
-        fix = "Build with --target tensorrt, or leave the option out."
+    mend = "Export FP16 heads of 16 to 256 features, as many for queries as for values"
+    fix = f"{mend if engine else 'Build with --target tensorrt'}, or leave the option out."
     expected = "every block fused, as --require-fused-attention demands"
     raise BackendError(f"{source.subject} attention", given=Literally(given), expected=expected, fix=fix)
 
@@ -298,7 +270,6 @@ class _Meter:
         self._fraction = 0.0
 
     def report(self, phase: str, fraction: float) -> None:
-        """Report a phase and the fraction of the whole build that is done, which never falls."""
         self._fraction = max(self._fraction, min(fraction, 1.0))
         now = time.monotonic()
         if not self._report or (now - self._reported < _REPORT_SECONDS and self._fraction < _COMPILED):

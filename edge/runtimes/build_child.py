@@ -71,7 +71,7 @@ class Logged(msgspec.Struct, frozen=True, tag="log"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="result"):
-    """The end of a build that is now in the cache."""
+    """The end of a build that is now in the cache. The exit may take longer: it frees the device."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="error"):
@@ -197,7 +197,7 @@ def _follow(
             logging.getLogger(message.logger).log(message.level, "%s", message.message)
         elif isinstance(message, Finished):
             return
-        elif isinstance(message, Failed):
+        else:
             raise message.error
     raise _died(child, source, options, memory)
 

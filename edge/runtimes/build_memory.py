@@ -28,12 +28,9 @@ def check(runtime: Runtime, source: Source, options: BuildOptions, sampler: Memo
     if needed.pinned_bytes <= available.size_bytes and needed.size_bytes <= available.size_bytes + swap:
         return
     estimate = f"{mib(needed.size_bytes)} by the estimate, of which {mib(needed.pinned_bytes)} cannot be swapped"
-    raise BackendError(
-        f"memory to build {source.subject}",
-        given=Literally(f"{mib(available.size_bytes)} available ({available.source}) and {mib(swap)} of free swap"),
-        expected=estimate,
-        fix=f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now); --ignore-memory builds all the same.",
-    )
+    given = Literally(f"{mib(available.size_bytes)} available ({available.source}) and {mib(swap)} of free swap")
+    fix = f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now); --ignore-memory builds all the same."
+    raise BackendError(f"memory to build {source.subject}", given=given, expected=estimate, fix=fix)
 
 
 def mib(size_bytes: int) -> str:

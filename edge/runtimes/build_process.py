@@ -32,7 +32,7 @@ _NICENESS = 5
 _OOM_SCORE = "800"
 
 
-class Channel(logging.Handler):
+class _Channel(logging.Handler):
     """Writes messages to the parent, including log records, from any thread."""
 
     def __init__(self, pipe: BinaryIO) -> None:
@@ -41,13 +41,11 @@ class Channel(logging.Handler):
         self._writing = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Write one message."""
         with self._writing:
             self._pipe.write(msgspec.json.encode(message) + b"\n")
             self._pipe.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a log record."""
         self.send(Logged(record.name, record.levelno, self.format(record)))
 
 
@@ -59,7 +57,7 @@ def main() -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     # Libraries print to stdout, so that goes to stderr; the parent gets only messages.
-    channel = Channel(os.fdopen(os.dup(1), "wb"))
+    channel = _Channel(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[channel])
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
@@ -70,19 +68,16 @@ def main() -> None:
         source = Source.of(Bundle.open(request.bundle, models=False), runtime, request.tier)
         build_here(runtime, source, Path(request.cache), request.options, lambda made: channel.send(Advanced(made)))
     except (FewheadsError, MemoryError) as error:
-        failure = error if isinstance(error, FewheadsError) else _without_memory(request)
-        channel.send(Failed.of(failure))
-        _exit(failure.exit_code)
+        if isinstance(error, MemoryError):
+            given, fix = Literally("a build process without memory"), f"{MORE_MEMORY}."
+            error = BackendError(request.bundle, given=given, expected="a build that ends", fix=fix)
+        channel.send(Failed.of(error))
+        _exit(error.exit_code)
     except Exception:
         log.exception("the build process failed")
         _exit(1)
     channel.send(Finished())
     _exit(0)
-
-
-def _without_memory(request: Request) -> BackendError:
-    given = Literally("a build process without memory")
-    return BackendError(request.bundle, given=given, expected="a build that ends", fix=f"{MORE_MEMORY}.")
 
 
 def _end_with_parent() -> None:

@@ -30,45 +30,31 @@ _MOST_RECORDS = 1024
 
 
 class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``build.json`` beside a built file.
+    """The ``build.json`` beside a built file."""
 
-    Attributes:
-        name: of the bundle, as is ``version``.
-        onnx_sha256: of the bundle's ONNX file.
-        reason: why the runtime was chosen.
-        machine: the processor architecture.
-        file: the file to load, beside this record.
-        sha256: of that file, as is ``size_bytes``.
-        seconds: the duration of the build, checks included.
-        key: everything that the build depends on; see :func:`key_of`.
-        golden: the comparison with the golden set; None if the file cannot run here.
-        golden_skipped: why it cannot.
-    """
-
-    name: str
+    name: str  # of the bundle, as is the version
     version: int
     tier: str
     onnx_sha256: str
     runtime: str
     runtime_version: str
     device: str
-    reason: str
-    machine: str
+    reason: str  # why the runtime was chosen
+    machine: str  # the processor architecture
     fewheads_version: str
-    file: str
-    sha256: str
+    file: str  # the file to load, beside this record
+    sha256: str  # of that file, as is the size
     size_bytes: int
-    seconds: float
-    key: dict[str, str]
-    golden: GoldenReport | None = None
-    golden_skipped: str | None = None
+    seconds: float  # checks included
+    key: dict[str, str]  # everything that the build depends on; see key_of
+    golden: GoldenReport | None = None  # None if the file cannot run here
+    golden_skipped: str | None = None  # why it cannot
     engine: EngineReport | None = None
 
 
 class Cached(NamedTuple):
-    """A checked build in the cache: its directory, its record, and the bytes of its file."""
+    """A checked build in the cache: its record, and the bytes of its file."""
 
-    directory: Path
     record: BuildRecord
     data: bytes
 
@@ -84,11 +70,7 @@ def cache_directory(given: Path | None) -> Path:
 
 
 def key_of(source: Source, runtime: Runtime) -> dict[str, str]:
-    """Return everything that makes a build unusable, or its record false, if it differs.
-
-    Raises:
-        BackendError: the runtime is not installed.
-    """
+    """Return everything that makes a build unusable, or its record false, if it differs."""
     return {
         # The manifest has the profile of the engine, and the hash of its golden set.
         "manifest": sha256(encode(source.bundle.manifest)),
@@ -119,22 +101,16 @@ def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
         # The record must not lead out of the directory.
         if Path(record.file).name != record.file:
             raise ValueError("its file is elsewhere")
-        return Cached(directory, record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
+        return Cached(record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
     except (BundleError, msgspec.DecodeError, ValueError, RecursionError) as error:
         log.warning("the build in %s is ignored, build it again: %s", directory, error)
         return None
 
 
-def has(directory: Path) -> bool:
-    """Return whether a directory has a build, without checking it."""
-    return (directory / RECORD_NAME).is_file()
-
-
 def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the differences between a key and the most similar build of the same file and runtime.
+    """Return the differences between the most similar build of the same file and runtime and a key; None without one.
 
-    Returns:
-        Both sides, the build's first, such as ``version 10.3.0`` and ``version 10.16.2``; None without such a build.
+    Both sides are text, the build's first, such as ``version 10.3.0`` and ``version 10.16.2``.
     """
     same = ("onnx", "runtime", "tier", "role")
     found = [one for one in _keys(cache_directory(given)) if all(one.get(name) == key[name] for name in same)]
@@ -142,11 +118,7 @@ def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | Non
 
 
 def check_writable(given: Path | None) -> None:
-    """Check that the cache can be written.
-
-    Raises:
-        UsageError: it is read-only, or cannot be created.
-    """
+    """Raise a UsageError if the cache is read-only, or cannot be created."""
     directory = cache_directory(given)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -174,11 +146,7 @@ def timing_cache(given: Path | None, runtime: Runtime) -> Path:
 
 
 def write(directory: Path, record: BuildRecord, data: bytes) -> None:
-    """Write a build into an empty directory.
-
-    Raises:
-        OSError: the disk is full or broken.
-    """
+    """Write a build into an empty directory."""
     write_durably(directory / record.file, data)
     write_durably(directory / RECORD_NAME, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
@@ -200,13 +168,10 @@ def _keys(directory: Path) -> Iterator[dict[str, str]]:
 
 def _differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the differing parts of two keys, each side as text; None for equal keys."""
-    names = _differing(found, expected)
-    return (_text(found, names), _text(expected, names)) if names else None
+    names = sorted(_differing(found, expected))
+    there, here = (", ".join(f"{name} {key.get(name, 'unknown')}" for name in names) for key in (found, expected))
+    return (there, here) if names else None
 
 
-def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*expected, *found} if found.get(name) != expected.get(name))
-
-
-def _text(key: Mapping[str, str], names: list[str]) -> str:
-    return ", ".join(f"{name} {key.get(name, 'unknown')}" for name in names)
+def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> set[str]:
+    return {name for name, _ in found.items() ^ expected.items()}

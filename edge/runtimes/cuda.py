@@ -43,19 +43,13 @@ class DeviceFacts(NamedTuple):
 
 
 class Memory:
-    """Memory of the device, of the host, or of both. Only :meth:`free` frees it.
-
-    Attributes:
-        address: on the device; 0 for host memory that is not mapped.
-        size_bytes: its size.
-        bytes: page-locked host memory as bytes, [size_bytes]; empty for device memory.
-    """
+    """Memory of the device, of the host, or of both. Only :meth:`free` frees it."""
 
     def __init__(self, allocation: Any, address: int, size_bytes: int, host: Array) -> None:
         self._allocation = allocation
-        self.address = address
+        self.address = address  # on the device; 0 for host memory that is not mapped
         self.size_bytes = size_bytes
-        self.bytes = host
+        self.bytes = host  # page-locked, [size_bytes]; empty for device memory
 
     def free(self) -> None:
         """Free the memory, inside ``with device:``. A second call does nothing."""
@@ -85,10 +79,6 @@ class Graph:
 class Device:
     """The context of the GPU on the thread that made this object.
 
-    Attributes:
-        facts: about the GPU.
-        errors: the exceptions that the methods raise if a call of the driver fails.
-
     Raises:
         BackendError: pycuda is missing, or there is no GPU.
         pycuda.driver.Error: the device cannot be used.
@@ -97,6 +87,7 @@ class Device:
     def __init__(self) -> None:
         self.facts = facts()
         self._driver = _import_driver()
+        #: What the methods raise if a call of the driver fails.
         self.errors: tuple[type[Exception], ...] = (self._driver.Error, CudaError)
         self._owner = threading.current_thread()
         self._context = self._driver.Device(0).retain_primary_context()
@@ -111,20 +102,12 @@ class Device:
         self._context.pop()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Allocate device memory.
-
-        Raises:
-            pycuda.driver.MemoryError: there is not enough.
-        """
+        """Allocate device memory; raise a pycuda.driver.MemoryError if there is not enough."""
         allocation = self._driver.mem_alloc(max(size_bytes, 1))
         return Memory(allocation, int(allocation), size_bytes, np.empty(0, np.uint8))
 
     def allocate_host(self, size_bytes: int, *, mapped: bool = False) -> Memory:
-        """Allocate page-locked host memory, which the device can read and write in place if it is ``mapped``.
-
-        Raises:
-            pycuda.driver.MemoryError: there is not enough.
-        """
+        """Allocate page-locked host memory, which the device can read and write in place if it is ``mapped``."""
         flags = self._driver.host_alloc_flags.DEVICEMAP if mapped else 0
         array = self._driver.pagelocked_empty(max(size_bytes, 1), np.uint8, mem_flags=flags)
         address = array.base.get_device_pointer() if mapped else 0
@@ -157,11 +140,7 @@ class Device:
         self._driver.memcpy_dtoh(array, address)
 
     def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
-        """Capture everything that ``work`` enqueues into a stream, without executing it.
-
-        Raises:
-            Exception: ``work`` or the driver failed. The stream has stopped capturing.
-        """
+        """Capture what ``work`` enqueues into a stream, without executing it. After an error nothing is captured."""
         handle, captured, executable = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuStreamBeginCapture_v2", handle, _THREAD_LOCAL_CAPTURE)
         try:
@@ -188,11 +167,7 @@ class Device:
 
 @cache
 def facts() -> DeviceFacts:
-    """Return the properties of the GPU, without creating a context.
-
-    Raises:
-        BackendError: pycuda is missing, or there is no GPU.
-    """
+    """Return the properties of the GPU, without creating a context; raise a BackendError if there is none."""
     driver = _import_driver()
     try:
         driver.init()

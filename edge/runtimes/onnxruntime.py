@@ -55,9 +55,8 @@ class OnnxRuntimeCpu(Runtime):
             path = Path(scratch, "model.onnx")
             # ONNX Runtime reports a full disk as a broken model. Folded constants seldom double the size of a graph.
             reserve(Path(scratch, "room"), 2 * len(model))
-            OnnxRuntimeRunner(
-                model, subject=source.subject, providers=self._providers, optimized_path=str(path)
-            ).close()
+            providers = self.providers(source, options)
+            OnnxRuntimeRunner(model, subject=source.subject, providers=providers, optimized_path=str(path)).close()
             return Product(path.name, path.read_bytes())
 
     def load(self, source: Source, built: Product | None) -> Runner:
@@ -93,22 +92,17 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         """Return the file for ONNX Runtime unless it is INT8, else the file for TensorRT.
 
         INT8 files for ONNX Runtime compute their scales at run time, which is slow on a GPU.
-
-        Raises:
-            BundleError: the bundle has no such tier, or the tier has no file for a GPU.
         """
-        files = bundle.tier(tier).artifacts
+        name, files = bundle.tier(tier).name, bundle.tier(tier).artifacts
         for runtime in (self.artifact_runtime, _OTHER_FILES):
             with suppress(BundleError):
                 found = bundle.artifact(runtime, tier)
                 if found.precision != "int8" or found.runtime == _OTHER_FILES:
                     return found
-        raise BundleError(
-            f"bundle {bundle.path} tier {bundle.tier(tier).name!r}",
-            given=[f"{one.precision} for {one.runtime}" for one in files],
-            expected="FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8",
-            fix="Export the bundle with --artifacts tensorrt too, or serve it on the CPU.",
-        )
+        subject, given = f"bundle {bundle.path} tier {name!r}", [f"{one.precision} for {one.runtime}" for one in files]
+        expected = "FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8"
+        fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
+        raise BundleError(subject, given=given, expected=expected, fix=fix)
 
     def row_independent(self, artifact: Artifact) -> bool:
         """Return True: it runs no files with dynamic INT8."""
@@ -131,25 +125,12 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
 
     def cache_key(self) -> dict[str, str]:
         """Return everything that the engines depend on; without pycuda or TensorRT's package a part is ``unknown``."""
-        try:
+        facts, version = None, "unknown"
+        with suppress(BackendError):
             facts = cuda.facts()
-        except BackendError:
-            facts = None
-        try:
+        with suppress(BackendError):
             version = tensorrt_package.version("tensorrt")
-        except BackendError:
-            version = "unknown"
         return super().cache_key() | device_key(facts) | {"tensorrt": version}
-
-    def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch, "model.onnx")
-            context = {"ep.context_enable": "1", "ep.context_embed_mode": "1", "ep.context_file_path": str(path)}
-            providers = self.providers(source, options)
-            OnnxRuntimeRunner(
-                source.read(), subject=source.subject, providers=providers, session_config=context
-            ).close()
-            return Product(path.name, path.read_bytes())
 
     def providers(self, source: Source, options: BuildOptions) -> Providers:
         precision, profile = source.artifact.precision, source.tensors.profile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CUDA_PROVIDER = "CUDAExecutionProvider"
 TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 _CPU_PROVIDER = "CPUExecutionProvider"
 
 #: Execution providers with their options. The first must be available, and runs every operator that it supports.
 Providers = tuple[tuple[str, Mapping[str, str]], ...]
 CPU: Providers = ((_CPU_PROVIDER, {}),)
-CUDA: Providers = ((CUDA_PROVIDER, {}),)
+CUDA: Providers = (("CUDAExecutionProvider", {}),)
 
 #: Parts of the names of operators that compute INT8 scales at run time.
 _DYNAMIC_INT8 = (b"DynamicQuantize", b"MatMulInteger", b"ConvInteger")
@@ -49,11 +47,8 @@ class OnnxRuntimeHandle:
 class OnnxRuntimeRunner:
     """A model in ONNX Runtime, on the CPU or on the GPU.
 
-    Args:
-        model: the bytes of the ONNX file, because the bytes that were hashed must be those that run.
-        subject: the name of the model in errors.
-        threads: intra-op threads. One by default: more cost more than they gain for small models on few cores.
-        optimized_path: the file to which ONNX Runtime writes the optimized graph.
+    It takes the bytes of the ONNX file, because the bytes that were hashed must be those that run. The file
+    ``optimized_path`` gets the optimized graph, with TensorRT's provider as a model that contains the engines.
 
     Raises:
         BundleError: the bytes are no ONNX model that this ONNX Runtime can run, or its weights are in other files.
@@ -63,14 +58,7 @@ class OnnxRuntimeRunner:
     platform = "onnxruntime_onnx"
 
     def __init__(
-        self,
-        model: bytes,
-        *,
-        subject: str,
-        threads: int = 1,
-        providers: Providers = CPU,
-        optimized_path: str | None = None,
-        session_config: Mapping[str, str] = MappingProxyType({}),
+        self, model: bytes, *, subject: str, providers: Providers = CPU, optimized_path: str | None = None
     ) -> None:
         check_self_contained(model, subject)
         ort = import_onnxruntime()
@@ -84,14 +72,14 @@ class OnnxRuntimeRunner:
             raise BackendError(subject, given=Literally("dynamic INT8"), expected=expected, fix=fix)
         check_provider(provider)
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # more cost more than they gain on few cores
         options.log_severity_level = 3  # errors only; callers get them as exceptions
         # Spinning would use a core that the server and other programs need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        for key, value in session_config.items():
-            options.add_session_config_entry(key, value)
-        if optimized_path:
+        if optimized_path and provider == TENSORRT_PROVIDER:  # an EP context model
+            for key, value in {"enable": "1", "embed_mode": "1", "file_path": optimized_path}.items():
+                options.add_session_config_entry(f"ep.context_{key}", value)
+        elif optimized_path:
             # Extended, not all: graphs of the last level load only on the same kind of CPU.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             options.optimized_model_filepath = optimized_path
@@ -105,12 +93,9 @@ class OnnxRuntimeRunner:
             self.inputs = tuple(_spec(tensor) for tensor in self._session.get_inputs())
             self.outputs = tuple(_spec(tensor) for tensor in self._session.get_outputs())
         except Exception as error:  # ONNX Runtime raises a class of its own for each status, all under Exception
-            raise BundleError(
-                subject,
-                given=Literally(str(error).strip()),
-                expected=f"an ONNX model that ONNX Runtime {ort.__version__} runs",
-                fix="Export the bundle again, at opset 20 or lower.",
-            ) from None
+            given, expected = Literally(str(error).strip()), f"an ONNX model that ONNX Runtime {ort.__version__} runs"
+            fix = "Export the bundle again, at opset 20 or lower."
+            raise BundleError(subject, given=given, expected=expected, fix=fix) from None
         # ONNX Runtime falls back to the CPU silently if it cannot load the libraries of a provider.
         if provider not in self._session.get_providers():
             found = self._session.get_providers()
@@ -126,7 +111,6 @@ class OnnxRuntimeRunner:
 
         Raises:
             InvalidRequest: a BYTES input is not UTF-8; ONNX Runtime's Python binding accepts text only.
-            RunnerError: ONNX Runtime failed; the log has its message.
         """
         inputs = dict(feeds)
         for name in self._text_inputs:
@@ -142,12 +126,7 @@ class OnnxRuntimeRunner:
         return outputs
 
     def upload(self, array: Array) -> OnnxRuntimeHandle:
-        """Copy an array to the device; see :class:`edge.runner.Runner`.
-
-        Raises:
-            InvalidRequest: the array is BYTES, which ONNX Runtime cannot bind.
-            RunnerError: ONNX Runtime failed; the log has its message.
-        """
+        """Copy an array to the device; see :class:`edge.runner.Runner`."""
         if array.dtype.kind in "SUO":
             raise self._unbindable("upload to", "BYTES")
         try:
@@ -161,9 +140,7 @@ class OnnxRuntimeRunner:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: ``feeds`` or ``keep`` do not match the graph, or the graph has BYTES, which ONNX Runtime
-                cannot bind.
-            RunnerError: ONNX Runtime failed; the log has its message.
+            InvalidRequest: ``feeds`` or ``keep`` do not match the graph, or it has BYTES, which cannot be bound.
         """
         check_feeds(self, feeds, keep, self._subject)
         if texts := [*self._text_inputs, *self._text_outputs]:
@@ -207,11 +184,7 @@ class OnnxRuntimeRunner:
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime.
-
-    Raises:
-        BackendError: it is not installed; the message says how to install it.
-    """
+    """Import ONNX Runtime; raise a BackendError if it is not installed."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -221,11 +194,7 @@ def import_onnxruntime() -> Any:
 
 
 def check_provider(name: str) -> None:
-    """Check that ONNX Runtime has an execution provider.
-
-    Raises:
-        BackendError: ONNX Runtime or the provider is missing.
-    """
+    """Raise a BackendError if ONNX Runtime or an execution provider is missing."""
     available = import_onnxruntime().get_available_providers()
     if name not in available:
         fix = "Install the extra 'cuda', or build for the CPU."

@@ -12,6 +12,7 @@ import msgspec
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Artifact, Tensors, Tier
+from edge.errors import UsageError
 from edge.runner import Runner
 
 #: The default workspace of a build. TensorRT's own default is the whole memory of the device.
@@ -38,19 +39,12 @@ Progress = Callable[[BuildProgress], None]
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a build. A runtime ignores those that do not apply to it.
+    """Options of a build. A runtime ignores those that do not apply to it."""
 
-    Attributes:
-        workspace_bytes: the scratch memory that one layer of an engine may use.
-        require_fused_attention: whether unfused attention is an error.
-        ignore_memory: whether to build even if the estimate exceeds the available memory.
-        timing_cache: the file of kernel times that builds for the same device share; None keeps none.
-    """
-
-    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
-    require_fused_attention: bool = False
-    ignore_memory: bool = False
-    timing_cache: Path | None = None
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES  # the scratch memory that one layer of an engine may use
+    require_fused_attention: bool = False  # whether unfused attention is an error
+    ignore_memory: bool = False  # whether to build even if the estimate exceeds the available memory
+    timing_cache: Path | None = None  # the file of kernel times that builds for the same device share; None keeps none
 
 
 class BuildMemory(NamedTuple):
@@ -61,40 +55,24 @@ class BuildMemory(NamedTuple):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The compiler's report of a build.
+    """The compiler's report of a build."""
 
-    Attributes:
-        builder: the compiler's package, and ``version`` its version.
-        layers: of the parsed network; the engine's own layers can be inspected only on its GPU.
-        attention_blocks: the number of softmaxes between two matrix products.
-        attention_fused: whether the engine has a fused attention kernel; None without attention.
-        attention: the blocks, whether they are fused, and the known obstacles, for people.
-        warnings: the last warnings and errors of the compiler's log.
-        typing: ``strong`` if the datatypes are those of the ONNX file, ``weak`` if the compiler chose them.
-        typing_reason: why they are weak; empty otherwise.
-        profiles: the optimization profiles, as shapes.
-        skipped_tactics: the number of kernels that the compiler skipped for lack of memory.
-        timing_cache: ``reused`` if kernel times of earlier builds were, ``new`` if there were none, or ``off``.
-        index_limits: the rows of the smallest table that each input indexes.
-        notes: reasons why the engine is slower or less exact than it could be, with the way out; logged at each load.
-    """
-
-    builder: str
-    version: str
-    layers: int
-    attention_blocks: int
-    attention_fused: bool | None
-    attention: str
+    builder: str  # the compiler's package
+    version: str  # of the compiler
+    layers: int  # of the parsed network; the engine's own layers can be inspected only on its GPU
+    attention_blocks: int  # the number of softmaxes between two matrix products
+    attention_fused: bool | None  # whether the engine has a fused attention kernel; None without attention
+    attention: str  # the blocks, whether they are fused, and the known obstacles, for people
     seconds: float
-    warnings: tuple[str, ...]
-    typing: str = "strong"
-    typing_reason: str = ""
-    profiles: tuple[str, ...] = ()
-    skipped_tactics: int = 0
+    warnings: tuple[str, ...]  # the last warnings and errors of the compiler's log
+    typing: str = "strong"  # the datatypes are those of the ONNX file; "weak": the compiler chose them
+    typing_reason: str = ""  # why they are weak
+    profiles: tuple[str, ...] = ()  # the optimization profiles, as shapes
+    skipped_tactics: int = 0  # the number of kernels that the compiler skipped for lack of memory
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
-    timing_cache: str = "off"
-    index_limits: dict[str, int] = {}
-    notes: tuple[str, ...] = ()
+    timing_cache: str = "off"  # "reused" if kernel times of earlier builds were, "new" if there were none
+    index_limits: dict[str, int] = {}  # the rows of the smallest table that each input indexes
+    notes: tuple[str, ...] = ()  # why it is slower or less exact than it could be, with the way out; logged at loads
 
     @property
     def all_fused(self) -> bool:
@@ -107,7 +85,7 @@ class Product(NamedTuple):
 
     file: str
     data: bytes
-    engine: EngineReport | None = None
+    report: EngineReport | None = None
 
 
 class Suitability(NamedTuple):
@@ -127,11 +105,7 @@ class Source:
 
     @classmethod
     def of(cls, bundle: Bundle, runtime: Runtime, tier: str | None = None) -> Source:
-        """Return the file of a tier for a runtime; None is the full tier.
-
-        Raises:
-            BundleError: there is no such tier, or it has no file for this runtime.
-        """
+        """Return the file of a tier for a runtime; see :meth:`Runtime.artifact`."""
         return cls(bundle, bundle.tier(tier), runtime.artifact(bundle, tier))
 
     @property
@@ -150,44 +124,34 @@ class Source:
         return self.bundle.manifest.tensors(self.artifact)
 
     def read(self) -> bytes:
-        """Return the bytes of the file.
-
-        Raises:
-            BundleError: its hash has changed since the bundle was opened.
-        """
+        """Return the bytes of the file; raise a BundleError if its hash has changed since the bundle was opened."""
         return self.bundle.read(self.artifact.file)
 
 
 class Runtime(ABC):
-    """A runtime on a device. Each subclass has an entry in :mod:`edge.runtimes.table`.
+    """A runtime on a device. Each subclass has an entry in :mod:`edge.runtimes.table`."""
 
-    Args:
-        parameter: the text after the colon of the target; empty if there is none.
-        reason: why this runtime was chosen, as sentences.
-
-    Attributes:
-        name: the target's name, without the parameter.
-        parameter: the name of its parameter in the help of ``--target``; empty if it has none.
-        artifact_runtime: the files of a bundle that it runs: ``onnxruntime`` or ``tensorrt``, as in the manifest.
-        build_only: whether it compiles for another machine, so that :meth:`load` raises and no golden check runs.
-        isolated_build: whether it builds in a child process, whose exit frees all its memory, and loads only builds.
-        thread_bound: whether only the thread that loaded a runner may call it, as with a GPU's context.
-        few_shapes: whether a run is faster if its shapes have occurred before, as with CUDA graphs.
-        device: ``CPU``, ``GPU``, or the compute capability that it compiles for, such as ``SM86``.
-    """
-
+    #: The target's name, without the parameter.
     name: ClassVar[str]
+    #: The name of its parameter in the help of ``--target``; empty if it has none.
     parameter: ClassVar[str] = ""
+    #: The files of a bundle that it runs: ``onnxruntime`` or ``tensorrt``, as in the manifest.
     artifact_runtime: ClassVar[str]
+    #: Whether it compiles for another machine, so that no golden check runs and no model is loaded.
     build_only: ClassVar[bool] = False
+    #: Whether it builds in a child process, whose exit frees all its memory, and loads only builds.
     isolated_build: ClassVar[bool] = False
+    #: Whether only the thread that loaded a runner may call it, as with a GPU's context.
     thread_bound: ClassVar[bool] = False
+    #: Whether a run is faster if its shapes have occurred before, as with CUDA graphs.
     few_shapes: ClassVar[bool] = False
+    #: ``CPU``, ``GPU``, or the compute capability that it compiles for, such as ``SM86``.
     device: str
 
     def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:
-        self.reason = reason
-        self.given_parameter = parameter
+        self.reason = reason  # why it was chosen, as sentences
+        self.given_parameter = parameter  # the text after the colon of the target
+        self._given_target = f"{self.name}:{parameter}" if parameter else self.name
 
     @classmethod
     def target(cls) -> str:
@@ -197,11 +161,7 @@ class Runtime(ABC):
     @classmethod
     @abstractmethod
     def version(cls) -> str:
-        """Return its version.
-
-        Raises:
-            BackendError: it is not installed, or cannot use its device.
-        """
+        """Return its version; raise a BackendError if it is not installed, or cannot use its device."""
 
     @classmethod
     def suitability(cls) -> Suitability | None:
@@ -209,11 +169,7 @@ class Runtime(ABC):
         return None
 
     def cache_key(self) -> dict[str, str]:
-        """Return everything beside the model and the processor that a build depends on.
-
-        Raises:
-            BackendError: see :meth:`version`.
-        """
+        """Return everything beside the model and the processor that a build depends on."""
         return {"runtime": self.name, "version": self.version(), "device": self.device}
 
     def build_key(self, source: Source) -> dict[str, str]:
@@ -222,16 +178,16 @@ class Runtime(ABC):
 
     def build_command(self, source: Source) -> str:
         """Return the command that builds a model for this runtime."""
-        target = f"{self.name}:{self.given_parameter}" if self.given_parameter else self.name
         tier = "" if source.tier is source.bundle.manifest.tiers[0] else f" --tier {source.tier.name}"
-        return f"fewheads build {source.bundle.path} --target {target}{tier}"
+        return f"fewheads build {source.bundle.path} --target {self._given_target}{tier}"
+
+    def only_builds(self) -> UsageError:
+        """Return the error of a target that only builds, where models are to be run."""
+        expected, fix = "a target that this program can run", "Its engines only prove that a model compiles; take auto."
+        return UsageError("--target", given=self._given_target, expected=expected, fix=fix)
 
     def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
-        """Return the file of a tier for this runtime; None is the full tier.
-
-        Raises:
-            BundleError: there is no such tier, or it has no file for this runtime.
-        """
+        """Return the file of a tier, None for the full one; raise a BundleError if there is none for this runtime."""
         return bundle.artifact(self.artifact_runtime, tier)
 
     def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
@@ -254,14 +210,9 @@ class Runtime(ABC):
 
     @abstractmethod
     def load(self, source: Source, built: Product | None) -> Runner:
-        """Load a model on the calling thread.
-
-        Args:
-            source: the model.
-            built: the build; None loads the ONNX file itself.
+        """Load a build, or the ONNX file itself if ``built`` is None, on the calling thread.
 
         Raises:
-            UsageError: this runtime only builds.
             BundleError: the model is broken.
             BackendError: the runtime is not installed, or cannot load the model.
         """

@@ -79,9 +79,6 @@ class Simulated(OnnxRuntimeCpu):
     """ONNX Runtime on the CPU under the rules of a GPU: one thread, and runs of a fixed duration.
 
     It rehearses the schedule of a GPU on a machine without one, and leaves the processor to the server.
-
-    Raises:
-        UsageError: the parameter is not a number of milliseconds above 0.
     """
 
     name = "simulated"
@@ -96,12 +93,10 @@ class Simulated(OnnxRuntimeCpu):
         except ValueError:
             self._run_ms = math.nan
         if not 0 < self._run_ms <= _MAX_RUN_MS:
-            raise UsageError(
-                f"--target {self.name}",
-                given=parameter or Literally("no duration"),
-                expected=f"the milliseconds of a run, above 0 and at most {_MAX_RUN_MS:.0f}",
-                fix=f"Write {self.name}:1 for runs of one millisecond.",
-            )
+            given = parameter or Literally("no duration")
+            expected = f"the milliseconds of a run, above 0 and at most {_MAX_RUN_MS:.0f}"
+            fix = f"Write {self.name}:1 for runs of one millisecond."
+            raise UsageError(f"--target {self.name}", given=given, expected=expected, fix=fix)
 
     @classmethod
     def suitability(cls) -> Suitability | None:

@@ -30,10 +30,7 @@ def targets() -> str:
 
 
 def choose(target: str = "auto") -> Runtime:
-    """Return the runtime for a target; for ``auto`` the first that is suitable.
-
-    Args:
-        target: ``auto``, or a runtime's name, with a colon and the parameter if it has one.
+    """Return the runtime for a target: ``auto``, or a runtime's name, with a colon and the parameter if it has one.
 
     Raises:
         UsageError: there is no such target, or its parameter is wrong.
@@ -43,16 +40,10 @@ def choose(target: str = "auto") -> Runtime:
 
 
 def choose_to_run(target: str = "auto") -> Runtime:
-    """Return the runtime for a target that runs models; see :func:`choose`.
-
-    Raises:
-        UsageError: there is no such target, its parameter is wrong, or it only builds.
-        BackendError: see :func:`choose`.
-    """
+    """Return the runtime for a target; raise a UsageError if it only builds, or as :func:`choose`."""
     runtime = choose(target)
     if runtime.build_only:
-        fix = "Its engines only prove that a model compiles; take auto."
-        raise UsageError("--target", given=target, expected="a target that this program can run", fix=fix)
+        raise runtime.only_builds()
     return runtime
 
 
@@ -73,14 +64,8 @@ def _candidates(target: str) -> Iterator[Runtime]:
 def first_that_works(target: str, subject: str, attempt: Callable[[Runtime], T]) -> T:
     """Return the result of the first runtime of a target with which an attempt succeeds.
 
-    Each failure is logged, and becomes part of the next runtime's reason. A target with a runtime's name has no other.
-
-    Args:
-        target: see :func:`choose`.
-        subject: the name of the model in the log.
-
-    Raises:
-        FewheadsError: the error of the last runtime.
+    Each failure is logged with ``subject``, and becomes part of the next runtime's reason. A target with a runtime's
+    name has no other. The error of the last runtime is raised.
     """
     runtimes = _candidates(target)
     runtime = next(runtimes)

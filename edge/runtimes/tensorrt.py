@@ -13,40 +13,34 @@ from edge.runtimes.tensorrt_package import Flavor
 from edge.runtimes.tensorrt_profiles import buckets, described
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 
-#: The major versions that this release supports, by package.
-_MAJORS: dict[Flavor, tuple[int, ...]] = {"tensorrt": (10, 11), "tensorrt_rtx": (1,)}
-_OTHER_MAJOR = {
-    "tensorrt": "Use JetPack 6.1 or newer, which has TensorRT 10.3 or newer.",
-    "tensorrt_rtx": "Install the extra 'rtx' again.",
+#: The major versions that this release supports, by package, and how to get one.
+_MAJORS: dict[Flavor, tuple[tuple[str, ...], str]] = {
+    "tensorrt": (("10", "11"), "Use JetPack 6.1 or newer, which has TensorRT 10.3 or newer."),
+    "tensorrt_rtx": (("1",), "Install the extra 'rtx' again."),
 }
 #: The lowest compute capability that TensorRT 10 supports.
 _LEAST_COMPUTE_CAPABILITY = (7, 5)
 
 
 class _Engines(Runtime):
-    """A runtime whose builds are TensorRT engines.
-
-    Attributes:
-        flavor: the Python package.
-    """
+    """A runtime whose builds are TensorRT engines."""
 
     artifact_runtime = "tensorrt"
-    flavor: ClassVar[Flavor]
+    flavor: ClassVar[Flavor]  # the Python package
 
     @classmethod
     def version(cls) -> str:
         found = tensorrt_package.version(cls.flavor)
-        known = _MAJORS[cls.flavor]
-        if found.partition(".")[0] not in map(str, known):
-            expected = f"version {' or '.join(map(str, known))}"
-            raise BackendError(cls.flavor, given=found, expected=expected, fix=_OTHER_MAJOR[cls.flavor])
+        known, fix = _MAJORS[cls.flavor]
+        if found.partition(".")[0] not in known:
+            raise BackendError(cls.flavor, given=found, expected=f"version {' or '.join(known)}", fix=fix)
         return found
 
     def build_key(self, source: Source) -> dict[str, str]:
         return {"profiles": "; ".join(map(described, buckets(source.tensors.profile)))}
 
     def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
-        engine = tensorrt_builder.compile_onnx(
+        return tensorrt_builder.compile_onnx(
             source.read(),
             source.tensors.profile,
             flavor=self.flavor,
@@ -56,7 +50,6 @@ class _Engines(Runtime):
             options=options,
             progress=progress,
         )
-        return Product("model.engine", engine.data, engine.report)
 
 
 class TensorRt(_Engines):
@@ -71,11 +64,6 @@ class TensorRt(_Engines):
 
     @classmethod
     def version(cls) -> str:
-        """Return the version of TensorRT.
-
-        Raises:
-            BackendError: TensorRT or pycuda is not installed, or there is no GPU that TensorRT supports.
-        """
         version = super().version()
         found = cuda.facts()
         if tuple(map(int, found.compute_capability.split("."))) < _LEAST_COMPUTE_CAPABILITY:
@@ -91,10 +79,8 @@ class TensorRt(_Engines):
             version = cls.version()
         except BackendError as error:
             return Suitability(False, f"TensorRT cannot be used here ({error.subject}: {error.given}).")
-        gpu = cuda.facts()
-        return Suitability(
-            True, f"TensorRT {version} runs on {gpu.name} of compute capability {gpu.compute_capability}."
-        )
+        name, capability, *_ = cuda.facts()
+        return Suitability(True, f"TensorRT {version} runs on {name} of compute capability {capability}.")
 
     def cache_key(self) -> dict[str, str]:
         return super().cache_key() | device_key(cuda.facts())
@@ -104,26 +90,14 @@ class TensorRt(_Engines):
         return tensorrt_builder.memory_needed(size_bytes, options.workspace_bytes)
 
     def load(self, source: Source, built: Product | None) -> Runner:
-        rebuild = f"Build it on this device: {self.build_command(source)}"
-        if built is None:
-            given = Literally("no engine")
-            raise BackendError(source.subject, given=given, expected="one built on this device", fix=rebuild)
-        return TensorRtRunner(
-            built.data,
-            self.flavor,
-            subject=source.subject,
-            rebuild=f"{rebuild} --replace",
-            index_limits=built.engine.index_limits if built.engine else {},
-        )
+        assert built, "an isolated build"
+        rebuild = f"Build it on this device: {self.build_command(source)} --replace"
+        limits = built.report.index_limits if built.report else {}
+        return TensorRtRunner(built.data, self.flavor, subject=source.subject, rebuild=rebuild, index_limits=limits)
 
 
 class TensorRtRtx(_Engines):
-    """TensorRT-RTX for one compute capability. It only builds, as a proof that a model compiles.
-
-    Raises:
-        UsageError: TensorRT-RTX does not compile for this compute capability.
-        BackendError: TensorRT-RTX is not installed.
-    """
+    """TensorRT-RTX for one compute capability. It only builds, as a proof that a model compiles."""
 
     name = "tensorrt-rtx"
     parameter = "SMxx"
@@ -140,12 +114,7 @@ class TensorRtRtx(_Engines):
         self.device = parameter
 
     def load(self, source: Source, built: Product | None) -> Runner:
-        raise UsageError(
-            "--target",
-            given=f"{self.name}:{self.device}",
-            expected="a target that this program can run",
-            fix="Its engines only prove that the model compiles; take auto to run it.",
-        )
+        raise self.only_builds()
 
 
 def device_key(facts: cuda.DeviceFacts | None) -> dict[str, str]:

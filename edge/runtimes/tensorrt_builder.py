@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, BundleError, Literally
 from edge.files import read_regular, sha256, write_whole
 from edge.runtimes.build_memory import MORE_MEMORY
-from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Progress
+from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Product, Progress
 from edge.runtimes.tensorrt_network import attention_blocks, describe, index_limits, unexplained
 from edge.runtimes.tensorrt_package import BuilderLog, Flavor, import_tensorrt, logger_of
 from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
@@ -37,19 +35,8 @@ _DIGEST = 64
 _PRECISION_FLAGS = {"fp32": (), "fp16": ("FP16",), "int8": ("FP16", "INT8")}
 
 
-class CompiledEngine(msgspec.Struct, frozen=True):
-    """A serialized engine and the report of its build."""
-
-    data: bytes
-    report: EngineReport
-
-
 def compute_capabilities() -> tuple[str, ...]:
-    """Return the compute capabilities that TensorRT-RTX compiles for, such as ``SM86``.
-
-    Raises:
-        BackendError: it is not installed.
-    """
+    """Return the compute capabilities that TensorRT-RTX compiles for, such as ``SM86``."""
     members = import_tensorrt("tensorrt_rtx").ComputeCapability.__members__
     return tuple(sorted((name for name in members if name.startswith("SM")), key=lambda name: int(name[2:])))
 
@@ -75,14 +62,13 @@ def compile_onnx(
     precision: str = "fp32",
     options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
     progress: Progress | None = None,
-) -> CompiledEngine:
+) -> Product:
     """Build an engine, with a profile for each bucket of its sequence axis.
 
     The network is strongly typed: it computes in the datatypes of the ONNX file. If such a build fails on TensorRT 10,
     a weakly typed one follows, in which TensorRT chooses among the datatypes of ``precision``.
 
     Args:
-        model: the bytes of the ONNX file, weights included.
         profile: the allowed shapes of every dynamic input.
         compute_capability: the GPU to compile for, such as ``SM86``; None is this machine's.
         precision: of the file: ``fp32``, ``fp16`` or ``int8``.
@@ -92,13 +78,27 @@ def compile_onnx(
         BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
     """
     check_self_contained(model, subject)
-    return _Job(model, profile, flavor, compute_capability, subject, precision, options, progress).compile()
+    job = _Job(model, profile, flavor, compute_capability, subject, precision, options, progress)
+    job.logger.messages.clear()
+    job.logger.listener = job.log.hear
+    try:
+        return job.attempt("")
+    except BackendError as error:
+        # A build that lacked memory would fail again.
+        if not hasattr(job.trt.BuilderFlag, "FP16") or job.log.out_of_memory:
+            raise
+        reason = f"the strongly typed build failed: {error.given}"
+        log.warning("%s is built weakly typed: %s", subject, reason)
+        try:
+            return job.attempt(reason)
+        except BackendError:
+            raise error from None
+    finally:
+        job.logger.listener = None
 
 
 @dataclass
 class _Job:
-    """One build, in up to two attempts."""
-
     model: bytes
     profile: Mapping[str, Profile]
     flavor: Flavor
@@ -108,29 +108,11 @@ class _Job:
     options: BuildOptions
     progress: Progress | None
 
-    def compile(self) -> CompiledEngine:
-        """Build strongly typed, or weakly if that fails and this TensorRT supports it."""
-        self.trt, self.logger = import_tensorrt(self.flavor), logger_of(self.flavor)
-        self.log, self.started = BuilderLog(), time.perf_counter()
-        self.logger.messages.clear()
-        self.logger.listener = self.log.hear
-        try:
-            try:
-                return self._attempt("")
-            except BackendError as error:
-                # A build that lacked memory would fail again.
-                if not hasattr(self.trt.BuilderFlag, "FP16") or self.log.out_of_memory:
-                    raise
-                reason = f"the strongly typed build failed: {error.given}"
-                log.warning("%s is built weakly typed: %s", self.subject, reason)
-                try:
-                    return self._attempt(reason)
-                except BackendError:
-                    raise error from None
-        finally:
-            self.logger.listener = None
+    def __post_init__(self) -> None:
+        self.trt, self.logger, self.log = import_tensorrt(self.flavor), logger_of(self.flavor), BuilderLog()
+        self.started = time.perf_counter()
 
-    def _attempt(self, weak: str) -> CompiledEngine:
+    def attempt(self, weak: str) -> Product:
         """Build once; ``weak`` is the reason for a weakly typed network, or empty."""
         trt = self.trt
         builder = trt.Builder(self.logger)
@@ -177,17 +159,16 @@ class _Job:
             index_limits=limits,
             notes=tuple(filter(None, notes)),
         )
-        return CompiledEngine(data, report)
+        return Product("model.engine", data, report)
 
     def _failed(self) -> BackendError:
-        given = Literally("; ".join(self.logger.messages) or "no reason from TensorRT")
+        given = self.log.out_of_memory or "; ".join(self.logger.messages) or "no reason from TensorRT"
         expected = f"a model that {self.flavor} {self.trt.__version__} builds"
         fix = "Serve it with --target onnxruntime, or export it with other operators."
         if self.log.out_of_memory:
-            given = Literally(self.log.out_of_memory)
             expected = f"enough memory to build with a workspace of {self.options.workspace_bytes // _MIB} MiB"
             fix = f"{MORE_MEMORY}."
-        return BackendError(self.subject, given=given, expected=expected, fix=fix)
+        return BackendError(self.subject, given=Literally(given), expected=expected, fix=fix)
 
     def _parse(self, network: Any) -> None:
         parser = self.trt.OnnxParser(network, self.logger)
@@ -195,12 +176,10 @@ class _Job:
             return
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         found = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
-        raise BackendError(
-            self.subject,
-            given=Literally("; ".join(found) or "a graph without outputs"),
-            expected=f"an ONNX model that {self.trt.__name__} {self.trt.__version__} parses",
-            fix="Export it again with standard ONNX operators, or serve it with --target onnxruntime.",
-        )
+        given = Literally("; ".join(found) or "a graph without outputs")
+        expected = f"an ONNX model that {self.flavor} {self.trt.__version__} parses"
+        fix = "Export it again with standard ONNX operators, or serve it with --target onnxruntime."
+        raise BackendError(self.subject, given=given, expected=expected, fix=fix)
 
     def _config(self, builder: Any, profiles: Sequence[Profiles]) -> Any:
         trt, options = self.trt, self.options
@@ -232,10 +211,7 @@ def _where(node: str, operator: str) -> str:
 
 
 def _load_timing(config: Any, path: Path) -> Literal["new", "reused"]:
-    """Load the timing cache in a file into a builder's configuration, or an empty one if the file cannot be used.
-
-    TensorRT rejects a cache of another version or device. A broken file never reaches it.
-    """
+    """Load the timing cache in a file into a builder's configuration, or an empty one if the file cannot be used."""
     data = _read_timing(path)
     if data:
         cache = config.create_timing_cache(data)

@@ -3,61 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from edge.runtimes.cuda import Device, Memory, abandon
 from edge.runtimes.device_errors import fatal_name
 
-
-class ArenaUser(Protocol):
-    """A model whose activations are in the arena."""
-
-    def arena_moves(self, arena: Memory) -> None:
-        """Use another arena from now on, and drop the graphs that contain the address of the old one.
-
-        No run is in progress. The old arena is freed afterwards.
-        """
+#: Makes a model use another arena, and drops its graphs, which have the address of the old one. No run is in progress.
+ArenaMoves = Callable[[Memory], None]
 
 
 class SharedDevice:
     """Streams and activation memory of all TensorRT models, while at least one is loaded.
 
     All runs go through one stream, one after the other, so they share one activation memory, as large as the largest
-    model needs. It grows when a model is loaded, and is freed with the last model.
-
-    Attributes:
-        device: its context; everything else must be used inside ``with device:``.
-        compute: the stream of all runs and of copies to the host.
-        uploads: the stream of copies to the device, which overlap a run.
-        arena: the activation memory.
-        counts: graph ``captures``, graph ``launches`` and plain ``enqueues`` since the first model was loaded.
-
-    Raises:
-        BackendError: pycuda is missing, or there is no GPU.
-        pycuda.driver.Error: the device cannot be used.
+    model needs. It grows when a model is loaded, and is freed with the last model. Use everything but ``device`` inside
+    ``with device:``. The constructor raises the errors of :class:`edge.runtimes.cuda.Device`.
     """
 
     def __init__(self) -> None:
         self.device = Device()
-        self.counts: Counter[str] = Counter()
-        self._users: list[ArenaUser] = []
+        self.counts: Counter[str] = Counter()  # graph captures and launches, and plain enqueues
+        self._users: list[ArenaMoves] = []
         try:
             with self.device:
-                self.compute = self.device.stream()
-                self.uploads = self.device.stream()
+                self.compute = self.device.stream()  # of all runs and of copies to the host
+                self.uploads = self.device.stream()  # of copies to the device, which overlap a run
                 self.arena = self.device.allocate(0)
         except BaseException:
             vars(self).pop("compute", None)  # a stream is freed with its last reference
             self.device.close()
             raise
 
-    def join(self, user: ArenaUser, size_bytes: int) -> None:
-        """Let a model use the arena, which grows to at least ``size_bytes``.
-
-        Raises:
-            pycuda.driver.Error: there is not enough memory, or the device fails. The arena is unchanged.
-        """
+    def join(self, user: ArenaMoves, size_bytes: int) -> None:
+        """Let a model use the arena, which grows to at least ``size_bytes``, or is unchanged after an error."""
         if size_bytes > self.arena.size_bytes:
             arena = self.device.allocate(size_bytes)
             try:
@@ -65,11 +44,11 @@ class SharedDevice:
             except BaseException:
                 arena.free()
                 raise
-            for other in self._users:
-                other.arena_moves(arena)
+            for arena_moves in self._users:
+                arena_moves(arena)
             self.arena.free()
             self.arena = arena
-        user.arena_moves(self.arena)
+        user(self.arena)
         self._users.append(user)
 
     def synchronize(self) -> Exception | None:
@@ -90,7 +69,7 @@ class SharedDevice:
         except self.device.errors:  # the context cannot be made current
             return True
 
-    def leave(self, user: ArenaUser | None) -> None:
+    def leave(self, user: ArenaMoves | None) -> None:
         """Remove a closed model, or None if it could not be loaded. The last one closes the device."""
         global _shared
         if user in self._users:
@@ -112,12 +91,7 @@ _shared: SharedDevice | None = None
 
 
 def shared_device() -> SharedDevice:
-    """Return the device of this process. The first model opens it, on the thread that loads it.
-
-    Raises:
-        BackendError: pycuda is missing, or there is no GPU.
-        pycuda.driver.Error: the device cannot be used.
-    """
+    """Return the device of this process. The first model opens it, on the thread that loads it."""
     global _shared
     _shared = _shared or SharedDevice()
     return _shared

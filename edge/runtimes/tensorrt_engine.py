@@ -70,14 +70,7 @@ class Engine:
     on. At most :data:`GRAPHS` graphs are kept. A new one replaces the least recently used one, if that has not been
     used for :data:`_STALE_RUNS` runs: more shapes than graphs must not cause a capture every few runs.
 
-    Args:
-        shared: the device. Its arena has the activations, so call :meth:`SharedDevice.join` before a run.
-        subject: the name of the model in errors.
-        graphs: whether to use CUDA graphs.
-
-    Attributes:
-        profiles: the shapes of each input, by optimization profile.
-        activation_bytes: of the largest profile.
+    The arena of ``shared`` has the activations, so call :meth:`SharedDevice.join` before a run.
 
     Raises:
         BackendError: the engine has tensors that cannot be served.
@@ -102,12 +95,10 @@ class Engine:
             raise EngineRefused("; ".join(logger.messages) or "no reason from TensorRT")
         self.inputs = self._specs(self._trt.TensorIOMode.INPUT)
         self.outputs = self._specs(self._trt.TensorIOMode.OUTPUT)
-        self.profiles = [
-            [self._range(spec, profile) for spec in self.inputs]
-            for profile in range(self._engine.num_optimization_profiles)
-        ]
+        profiles = range(self._engine.num_optimization_profiles)
+        self.profiles = [[self._range(spec, profile) for spec in self.inputs] for profile in profiles]
         self._context = self._new_context()
-        self.activation_bytes = int(self._engine.device_memory_size_v2)
+        self.activation_bytes = int(self._engine.device_memory_size_v2)  # of the largest profile
 
     def largest(self) -> dict[str, int]:
         """Return the bytes of each tensor at the largest shapes of any profile.
@@ -126,12 +117,10 @@ class Engine:
                 raise BackendError(subject, given=error.given, expected=error.expected, fix=fix) from None
             for spec, shape in zip((*self.inputs, *self.outputs), (*shapes, *outputs), strict=True):
                 if min(shape, default=0) < 0:
-                    raise BackendError(
-                        f"output {spec.name!r} of {self._subject}",
-                        given=list(shape),
-                        expected="a shape that follows from those of the inputs",
-                        fix="Serve it with --target onnxruntime, which can do without.",
-                    )
+                    subject = f"output {spec.name!r} of {self._subject}"
+                    expected = "a shape that follows from those of the inputs"
+                    fix = "Serve it with --target onnxruntime, which can do without."
+                    raise BackendError(subject, given=list(shape), expected=expected, fix=fix)
                 sizes[spec.name] = max(byte_size(spec.datatype, shape), sizes.get(spec.name, 0))
         return sizes
 
@@ -177,12 +166,7 @@ class Engine:
         return found
 
     def enqueue(self, run: Enqueued) -> None:
-        """Enqueue a run.
-
-        Raises:
-            TensorRtError: TensorRT rejects it.
-            CudaError: CUDA rejects it.
-        """
+        """Enqueue a run; raise a TensorRtError or a CudaError if it is rejected."""
         self._runs += 1
         captured = self._graphs.get(run)
         if captured:
@@ -203,7 +187,7 @@ class Engine:
             self._enqueue_with(self._context, run)
 
     def arena_moves(self, arena: Memory) -> None:
-        """Implement :class:`edge.runtimes.tensorrt_device.ArenaUser`."""
+        """Use another arena; see :data:`edge.runtimes.tensorrt_device.ArenaMoves`."""
         self._drop_graphs()
         self._context.set_device_memory(arena.address, arena.size_bytes)
 
@@ -220,12 +204,10 @@ class Engine:
         datatype = self._engine.get_tensor_dtype(name).name
         place = self._engine.get_tensor_location(name)
         if datatype not in DATATYPES or place != self._trt.TensorLocation.DEVICE:
-            raise BackendError(
-                f"tensor {name!r} of {self._subject}",
-                given=Literally(f"{datatype} in the memory of the {place.name.lower()}"),
-                expected=f"one of {', '.join(DATATYPES)} in the memory of the device",
-                fix="Export the model with other inputs and outputs, or serve it with --target onnxruntime.",
-            )
+            given = Literally(f"{datatype} in the memory of the {place.name.lower()}")
+            expected = f"one of {', '.join(DATATYPES)} in the memory of the device"
+            fix = "Export the model with other inputs and outputs, or serve it with --target onnxruntime."
+            raise BackendError(f"tensor {name!r} of {self._subject}", given=given, expected=expected, fix=fix)
         return TensorSpec(name, DATATYPES[datatype], tuple(self._engine.get_tensor_shape(name)))
 
     def _range(self, spec: TensorSpec, profile: int) -> Range:
@@ -249,11 +231,7 @@ class Engine:
             self._check(done, f"shape of {spec.name!r}", list(shape), f"{allowed.least} to {allowed.most}")
 
     def _infer_shapes(self, shapes: tuple[Shape, ...]) -> None:
-        """Let TensorRT compute the shapes of all tensors.
-
-        Raises:
-            InvalidRequest: those of the inputs contradict each other.
-        """
+        """Let TensorRT compute the shapes of all tensors; raise an InvalidRequest if those of the inputs disagree."""
         self._logger.messages.clear()
         try:
             missing = self._context.infer_shapes()

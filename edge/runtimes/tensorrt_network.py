@@ -14,17 +14,11 @@ _PRESERVING = {"CAST", "IDENTITY", "SHUFFLE", "SQUEEZE", "UNSQUEEZE"}
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """A softmax between two matrix products.
+    """A softmax between two matrix products."""
 
-    Attributes:
-        datatype: of the first product, in TensorRT's terms: ``HALF``, ``FLOAT``.
-        query_dim: features of a query and of a key in one head; -1 if dynamic.
-        value_dim: features of a value in one head; -1 if dynamic.
-    """
-
-    datatype: str
-    query_dim: int
-    value_dim: int
+    datatype: str  # of the first product, in TensorRT's terms: HALF, FLOAT
+    query_dim: int  # features of a query and of a key in one head; -1 if dynamic
+    value_dim: int  # features of a value in one head; -1 if dynamic
 
     @property
     def obstacle(self) -> str | None:

@@ -32,26 +32,17 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def version(flavor: Flavor) -> str:
-    """Return the version of a package.
-
-    Raises:
-        BackendError: it is not installed.
-    """
+    """Return the version of a package; raise a BackendError if it is not installed."""
     return str(import_tensorrt(flavor).__version__)
 
 
 def import_tensorrt(flavor: Flavor) -> Any:
-    """Import a package.
-
-    Raises:
-        BackendError: it is not installed; the message says how to install it.
-    """
+    """Import a package; raise a BackendError that says how to install it if it is not."""
     try:
         return import_module(flavor)
     except ImportError as error:
-        raise BackendError(
-            flavor, given=Literally(error), expected="an importable package", fix=_INSTALL[flavor]
-        ) from None
+        given, fix = Literally(error), _INSTALL[flavor]
+        raise BackendError(flavor, given=given, expected="an importable package", fix=fix) from None
 
 
 @cache
@@ -91,14 +82,10 @@ def skips_a_tactic(message: str) -> bool:
 
 
 class BuilderLog:
-    """Counts the builder's warnings about memory. Its ``hear`` is the listener of the logger.
-
-    Attributes:
-        out_of_memory: the last message that reports a build without memory; empty if there was none.
-    """
+    """Counts the builder's warnings about memory. Its ``hear`` is the listener of the logger."""
 
     def __init__(self) -> None:
-        self.out_of_memory = ""
+        self.out_of_memory = ""  # the last message that reports a build without memory
         self._skipped = 0
         self._requested_mib: list[int] = []
 

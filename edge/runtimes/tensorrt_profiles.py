@@ -26,11 +26,7 @@ Profiles = Mapping[str, Profile]
 
 
 def buckets(profile: Profiles) -> tuple[Profiles, ...]:
-    """Return the optimization profiles of an engine, the shortest sequences first; none if no input is dynamic.
-
-    Args:
-        profile: the shapes that the manifest allows for each dynamic input.
-    """
+    """Return the optimization profiles for the manifest's one, the shortest sequences first; none for fixed shapes."""
     if not profile:
         return ()
     axes = {

@@ -11,11 +11,10 @@ from typing import Any
 from edge.runtimes.runtime import BuildProgress, Progress
 
 
-class Phases:
-    """The nested phases of a build as one fraction.
+class _Phases:
+    """The progress of a phase counts within the current step of its parent.
 
-    The progress of a phase counts within the current step of its parent. Phases of the same parent that run at once
-    share its step.
+    Phases of the same parent that run at once share its step.
     """
 
     def __init__(self) -> None:
@@ -23,16 +22,13 @@ class Phases:
         self._highest = 0.0
 
     def start(self, phase: str, parent: str | None, steps: int) -> None:
-        """Begin a phase."""
         self._phases[phase] = (parent, max(steps, 1), 0)
 
     def step(self, phase: str, done: int) -> None:
-        """Set the number of steps that a phase has done."""
         parent, steps, _ = self._phases[phase]
         self._phases[phase] = (parent, steps, done)
 
     def finish(self, phase: str) -> None:
-        """End a phase."""
         if phase in self._roots():
             self._highest = 1.0
         self._phases.pop(phase, None)
@@ -61,7 +57,7 @@ def monitor(trt: Any, progress: Progress) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.phases = Phases()
+            self.phases = _Phases()
             self.error: BaseException | None = None
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
@@ -88,12 +84,9 @@ def monitor(trt: Any, progress: Progress) -> Any:
 
 @contextmanager
 def interruptible(watcher: Any) -> Iterator[None]:
-    """Let Ctrl-C cancel a build in this thread.
+    """Let Ctrl-C cancel a build in this thread, and raise the ``error`` of ``watcher``, the monitor, after the build.
 
     Python would raise KeyboardInterrupt in the next callback of TensorRT, which swallows it.
-
-    Raises:
-        BaseException: the ``error`` of ``watcher``, the monitor, after the build.
     """
 
     def interrupt(number: int, frame: object) -> None:

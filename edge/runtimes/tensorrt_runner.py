@@ -41,11 +41,7 @@ class TensorRtHandle:
         self.shape = shape
 
     def numpy(self) -> Array:
-        """Return a copy on the host. Only the thread that owns the GPU may call this.
-
-        Raises:
-            RunnerError: the device failed; the log has its message.
-        """
+        """Return a copy on the host. Only the thread that owns the GPU may call this."""
         return self._runner.download(self)
 
     def __del__(self) -> None:
@@ -54,33 +50,24 @@ class TensorRtHandle:
 
 
 class _Slot:
-    """The buffers of one pending run, each as large as the largest profile needs.
-
-    Attributes:
-        mapped: the tensors that the device uses in the host's memory; the others are copied.
-        uploaded: recorded after the copies of the inputs.
-        done: recorded after the run.
-    """
+    """The buffers of one pending run, each as large as the largest profile needs."""
 
     def __init__(
         self, device: Device, sizes: Mapping[str, int], mapped_bytes: int, own: Callable[[Memory], Memory]
     ) -> None:
+        # The device uses these tensors in the host's memory; the others are copied.
         self.mapped = {name for name, size in sizes.items() if size <= mapped_bytes}
         self.host = {name: own(device.allocate_host(size, mapped=name in self.mapped)) for name, size in sizes.items()}
         self.addresses = {
             name: (self.host[name] if name in self.mapped else own(device.allocate(size))).address
             for name, size in sizes.items()
         }
-        self.uploaded = device.event()
-        self.done = device.event()
+        self.uploaded = device.event()  # after the copies of the inputs
+        self.done = device.event()  # after the run
         self.busy = False
 
     def raw(self, spec: TensorSpec, shape: Shape) -> Array:
-        """Return the bytes of a tensor in the host's memory.
-
-        Raises:
-            TensorRtError: the tensor is larger than its buffer.
-        """
+        """Return the bytes of a tensor in the host's memory; raise a TensorRtError if it exceeds its buffer."""
         size, room = byte_size(spec.datatype, shape), self.host[spec.name].size_bytes
         if size > room:
             raise TensorRtError(f"{spec.name!r}: got {list(shape)}, {size} bytes, expected at most {room}")
@@ -112,15 +99,13 @@ class TensorRtRunner:
 
     Args:
         flavor: the package that has built the engine.
-        subject: the name of the model in errors.
         rebuild: the remedy in errors: how to build the engine again.
         mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for an
             integrated GPU, and 0 for others.
         index_limits: the rows of the smallest table that each input indexes.
 
     Raises:
-        BackendError: pycuda or TensorRT is missing, there is no GPU, TensorRT rejects the engine, or there is not
-            enough memory. Nothing stays allocated.
+        BackendError: the engine cannot be loaded here. Nothing stays allocated.
     """
 
     platform = "tensorrt_plan"
@@ -159,7 +144,7 @@ class TensorRtRunner:
                         mapped_bytes = MAPPED_BYTES if shared.device.facts.integrated else 0
                     self._slots += [_Slot(shared.device, sizes, mapped_bytes, self._own) for _ in range(SLOTS)]
                     # Last, because the arena would stay grown if a later step failed.
-                    shared.join(self._engine, self._engine.activation_bytes)
+                    shared.join(self._engine.arena_moves, self._engine.activation_bytes)
                 except Exception as error:
                     clear_frames(error.__traceback__)  # they refer to objects that must be freed here
                     if lost := shared.synchronize():
@@ -189,9 +174,7 @@ class TensorRtRunner:
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
-        Raises:
-            InvalidRequest: see :meth:`infer`; or ``keep`` is not among the outputs.
-            RunnerError: see :meth:`infer`.
+        It raises the errors of :meth:`infer`, and an InvalidRequest if ``keep`` is not among the outputs.
         """
         return self.finish(self._start(feeds, keep))
 
@@ -216,13 +199,11 @@ class TensorRtRunner:
 
         Raises:
             InvalidRequest: TensorRT does not support the datatype.
-            RunnerError: see :meth:`infer`.
         """
         datatypes = {NUMPY_TYPES[name]: name for name in DATATYPES.values()}
         if array.dtype not in datatypes:
-            expected = f"one of {', '.join(map(str, datatypes))}"
-            fix = "Convert the array."
-            raise InvalidRequest(f"upload to {self._subject}", given=str(array.dtype), expected=expected, fix=fix)
+            subject, expected = f"upload to {self._subject}", f"one of {', '.join(map(str, datatypes))}"
+            raise InvalidRequest(subject, given=str(array.dtype), expected=expected, fix="Convert the array.")
         with self._working() as (shared, _):
             handle = TensorRtHandle(self, self._buffer(shared, array.nbytes), datatypes[array.dtype], array.shape)
             shared.device.upload(handle.memory.address, np.ascontiguousarray(array))
@@ -253,7 +234,7 @@ class TensorRtRunner:
             self._memory.clear()
             self._spare.clear()
             self.dropped.clear()
-        shared.leave(engine)
+        shared.leave(engine.arena_moves if engine else None)
 
     @contextmanager
     def _working(self) -> Iterator[tuple[SharedDevice, Engine]]:
@@ -315,12 +296,10 @@ class TensorRtRunner:
                 continue
             least, most = values.min(), values.max()
             if not (least >= 0 and most < limit):  # false for NaN
-                raise InvalidRequest(
-                    f"input {name!r} of {self._subject}",
-                    given=(most if least >= 0 else least).item(),
-                    expected=f"values from 0 to {limit - 1}, the rows of a table of the model",
-                    fix="Send the token ids of this model's own tokenizer.",
-                )
+                given, subject = (most if least >= 0 else least).item(), f"input {name!r} of {self._subject}"
+                expected = f"values from 0 to {limit - 1}, the rows of a table of the model"
+                fix = "Send the token ids of this model's own tokenizer."
+                raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
 
     def _feed(self, shared: SharedDevice, slot: _Slot, feeds: Mapping[str, Tensor]) -> list[int]:
         """Copy the inputs to the device, and return their addresses there."""

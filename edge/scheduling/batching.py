@@ -18,19 +18,15 @@ _SHORTEST_BUCKET = 8
 class BatchAssembler:
     """Joins the inputs of requests to one model along their first dimension.
 
-    Args:
-        padding: padding value of each input, [rows, tokens], that may be padded to a common length. Without any, only
-            requests of equal shapes are joined.
-        longest: pad every run to the end of its length bucket, at most to this; 0 pads to the longest request.
-
-    Attributes:
-        pads_alone: whether the inputs of a single request need :meth:`join`, too.
+    ``padding`` has the value of each input, [rows, tokens], that may be padded to a common length; without any, only
+    requests of equal shapes are joined. With ``longest``, every run is padded to the end of its length bucket, at most
+    to this; otherwise to its longest request.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], padding: Mapping[str, int], longest: int = 0) -> None:
         self._padding = dict(padding)
         self._longest = longest
-        self.pads_alone = bool(padding and longest)
+        self.pads_alone = bool(padding and longest)  # a single request needs join, too
         self._dynamic = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
 
     @classmethod
@@ -40,15 +36,13 @@ class BatchAssembler:
         Nothing is padded if an output depends on the length, since it would have to be cut, or if another input has a
         length of its own. With ``few_shapes``, every run is padded to the end of its bucket.
         """
-        step = manifest.preprocess
-        if not isinstance(step, TokenizerPreprocess) or not manifest.max_batch_size:
-            return cls(manifest.inputs, {})
-        lengths = {spec.name for spec in (*manifest.inputs, *manifest.outputs) if -1 in spec.shape[1:]}
-        shapes = {spec.shape for spec in manifest.inputs if spec.name in step.outputs}
-        if lengths != set(step.outputs) or shapes != {(-1, -1)}:
-            return cls(manifest.inputs, {})
-        padding = {name: step.pad_id if name == step.ids else 0 for name in step.outputs}
-        longest = min(manifest.profile[name].max[1] for name in padding) if few_shapes else 0
+        step, padding, longest = manifest.preprocess, {}, 0
+        if isinstance(step, TokenizerPreprocess) and manifest.max_batch_size:
+            lengths = {spec.name for spec in (*manifest.inputs, *manifest.outputs) if -1 in spec.shape[1:]}
+            shapes = {spec.shape for spec in manifest.inputs if spec.name in step.outputs}
+            if lengths == set(step.outputs) and shapes == {(-1, -1)}:
+                padding = {name: step.pad_id if name == step.ids else 0 for name in step.outputs}
+                longest = min(manifest.profile[name].max[1] for name in padding) if few_shapes else 0
         return cls(manifest.inputs, padding, longest)
 
     def key(self, inputs: Mapping[str, Array]) -> Hashable:
@@ -70,7 +64,6 @@ class BatchAssembler:
         return {name: self._joined(name, [inputs[name] for inputs in requests], width) for name in requests[0]}
 
     def _joined(self, name: str, arrays: list[Array], width: int) -> Array:
-        """Return one input of a run, padded to ``width`` or to the longest request."""
         value = self._padding.get(name)
         widths = {width or arrays[0].shape[1], *(array.shape[1] for array in arrays)} if value is not None else set()
         if len(widths) < 2:
@@ -89,10 +82,9 @@ class BatchAssembler:
 
 
 def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    """Return each request's part of the outputs of a joined run, as views; ``rows`` of each, as they were joined.
+    """Return each request's ``rows`` of the outputs of a joined run, as views.
 
-    Raises:
-        RunnerError: an output has another number of rows than the inputs had.
+    Raise a RunnerError if an output has another number of rows than the inputs had.
     """
     total = sum(rows)
     for name, array in outputs.items():

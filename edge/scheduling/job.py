@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -17,11 +20,51 @@ from edge.programs.program import Options
 from edge.scheduling.batching import byte_size
 from edge.scheduling.latency import LatencyEstimate
 from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.use_count import UseCount
 
 #: Priority 1 is the highest; a request without a priority, or with 0, has the default.
 PRIORITY_LEVELS: Final = 10
 DEFAULT_PRIORITY: Final = 5
+
+
+class UseCount:
+    """Counts the users of a model on any threads, so that it is closed only after the last one has left.
+
+    To close it, call :meth:`end`, await :meth:`wait_unused`, and then close it on the thread that owns it.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._lock = threading.Lock()
+        self._ended = False
+        self._unused: Future[None] = Future()
+        # A running future cannot be cancelled, so a waiter that is cancelled leaves the other waiters alone.
+        self._unused.set_running_or_notify_cancel()
+
+    def take(self) -> bool:
+        """Become a user. Returns False, and counts no user, after :meth:`end`."""
+        with self._lock:
+            self.users += not self._ended
+            return not self._ended
+
+    def give_back(self) -> None:
+        """Stop being a user."""
+        with self._lock:
+            self.users -= 1
+            unused = self._ended and not self.users
+        if unused:
+            self._unused.set_result(None)
+
+    def end(self) -> None:
+        """Reject further users. Calling it again changes nothing."""
+        with self._lock:
+            unused = not self._ended and not self.users
+            self._ended = True
+        if unused:
+            self._unused.set_result(None)
+
+    async def wait_unused(self) -> None:
+        """Wait until :meth:`end` has been called and the last user has left."""
+        await asyncio.wrap_future(self._unused)
 
 
 class Answer(NamedTuple):
@@ -37,10 +80,9 @@ class Job:
     """A request on its way through the scheduler.
 
     A job ends with an ``answer`` or an ``error``, or is dropped because it was cancelled before its run began. In the
-    first two cases ``deliver`` is called with it, once, on the thread that ended it, unless
-    :meth:`edge.scheduling.scheduler.Scheduler.submit` returned that it had ended already. Jobs of one run with the same
-    ``deliver`` are delivered together. Deadlines are in seconds of ``time.monotonic()``, other times in ns of
-    ``time.perf_counter_ns()``.
+    first two cases ``deliver`` is called with it, once, on the thread that ended it, unless ``Scheduler.submit``
+    returned that it had ended already. Jobs of one run with the same ``deliver`` are delivered together. Deadlines are
+    in seconds of ``time.monotonic()``, other times in ns of ``time.perf_counter_ns()``.
     """
 
     executor: TierExecutor
@@ -94,10 +136,9 @@ class Job:
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
 
     def take_error(self) -> BaseException | None:
-        """Return the error and drop the reference to it.
+        """Return the error, and drop the reference: with the traceback, whose frames refer to the job, it is a cycle.
 
-        Its traceback refers to the frames of the run, and these to the job. A reference from the job to the error would
-        close a cycle, which keeps the request's tensors until Python's collector runs.
+        The cycle would keep the request's tensors until Python's collector runs.
         """
         error, self.error = self.error, None
         return error

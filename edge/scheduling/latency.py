@@ -32,11 +32,10 @@ _CLOCK_SECONDS = 0.005
 
 
 class LatencyTable:
-    """Exponentially weighted means and mean deviations of run times, by the size of the run.
+    """Exponentially weighted means and mean deviations of run times, by size: rows, or rows times tokens.
 
-    A size is the number of elements that the time grows with: rows, or rows times tokens. The time of one repeat of a
-    program and the number of its repeats are learnt separately, because inputs of one size may need more or fewer
-    repeats. Any thread may read and write; of two samples written at the same moment, one may be lost.
+    The time of one repeat of a program and the number of its repeats are learnt separately, because they vary between
+    inputs of one size. Any thread may read and write; of two samples written at the same moment, one may be lost.
     """
 
     def __init__(self) -> None:
@@ -72,10 +71,10 @@ class LatencyTable:
         self._medians[bucket] *= 1 + _MEDIAN_STEP if seconds > self._medians[bucket] else 1 - _MEDIAN_STEP
 
     def seconds(self, size: int, deviations: float = 0.0) -> float | None:
-        """Predict the time of a run, plus some mean deviations for a bound that is seldom exceeded.
+        """Predict the time of a run, plus some mean deviations for a bound that is seldom exceeded; None without runs.
 
-        Between two known sizes the prediction is interpolated. Above all of them it grows in proportion, below all of
-        them it equals that of the smallest: both err towards slow. It is None while no run is known.
+        Between two known sizes it is interpolated. Above all of them it grows in proportion, below all of them it
+        equals that of the smallest: both err towards slow.
         """
         if not self._buckets:
             return None
@@ -100,8 +99,7 @@ class LatencyTable:
     def is_brief(self, size: int, now: float) -> bool:
         """Return whether a run ends sooner than a worker wakes up, so that the submitting thread may compute it.
 
-        That thread is the event loop, which serves everyone. A tier with one long run is therefore not brief for a
-        while, however short its other runs are.
+        That is the event loop, which serves everyone, so a tier with one long run is not brief for a while.
         """
         seconds = self.usual_seconds(size)
         return seconds is not None and seconds < _BRIEF_SECONDS and now >= self._brief_after

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import attrgetter
 
@@ -14,31 +15,18 @@ from edge.scheduling.job import Job
 from edge.scheduling.tier_executor import TierExecutor
 
 
+@dataclass(slots=True)
 class _Group:
     """Waiting requests that may share a run, in order."""
 
-    __slots__ = ("executor", "jobs", "rows", "size")
-
-    def __init__(self, executor: TierExecutor) -> None:
-        self.executor = executor
-        self.jobs: list[Job] = []
-        self.rows = 0
-        self.size = 0
-
-    def add(self, job: Job) -> None:
-        insort(self.jobs, job, key=attrgetter("order"))
-        self.rows += job.rows
-        self.size += job.size
-
-    def remove(self, jobs: list[Job]) -> None:
-        gone = set(map(id, jobs))
-        self.jobs = [job for job in self.jobs if id(job) not in gone]
-        self.rows -= sum(job.rows for job in jobs)
-        self.size -= sum(job.size for job in jobs)
+    executor: TierExecutor
+    jobs: list[Job] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
 
     def ready_at(self) -> float:
         """Return when it may run: 0 if waiting gains nothing, else when its first arrival has waited long enough."""
-        if not self.executor.max_delay_seconds or self.rows >= self.executor.max_rows or self._preferred():
+        if not self.executor.max_delay_seconds or self.rows >= self.executor.max_rows or self._fitting()[1]:
             return 0.0
         return min(job.ready_at for job in self.jobs)
 
@@ -46,9 +34,8 @@ class _Group:
         """Return the requests of the next run: as many as fit, or the most that make up a preferred size."""
         if not self.executor.max_rows:
             return self.jobs[:1]
-        fitting = self._fitting()
-        preferred = self._preferred()
-        return fitting[:preferred] if preferred and len(fitting) == len(self.jobs) else fitting
+        fitting, preferred = self._fitting()
+        return self.jobs[: preferred if preferred and fitting == len(self.jobs) else fitting]
 
     def ahead(self, priority: int) -> tuple[int, int, int]:
         """Return how many jobs, rows and elements are before a new job of a priority."""
@@ -57,33 +44,20 @@ class _Group:
         before = list(takewhile(lambda job: job.priority <= priority, self.jobs))
         return len(before), sum(job.rows for job in before), sum(job.size for job in before)
 
-    def _fitting(self) -> list[Job]:
-        rows = 0
+    def _fitting(self) -> tuple[int, int]:
+        """Return how many of the first jobs fit into a run, and how many make up the largest preferred size, or 0."""
+        rows, preferred = 0, 0
         for index, job in enumerate(self.jobs):
             rows += job.rows
             if rows > self.executor.max_rows:
-                return self.jobs[:index]
-        return self.jobs[:]
-
-    def _preferred(self) -> int:
-        """Return how many of the first jobs make up the largest preferred size; 0 if none do."""
-        rows, found = 0, 0
-        if self.executor.preferred_rows:
-            for index, job in enumerate(self._fitting()):
-                rows += job.rows
-                if rows in self.executor.preferred_rows:
-                    found = index + 1
-        return found
+                return index, preferred
+            if rows in self.executor.preferred_rows:
+                preferred = index + 1
+        return len(self.jobs), preferred
 
 
 class JobQueue:
-    """The waiting requests of a server.
-
-    Attributes:
-        size_bytes: bytes of the tensors that wait now.
-        peak_jobs: most requests that have waited at once.
-        peak_bytes: most bytes that have waited at once.
-    """
+    """The waiting requests of a server; ``size_bytes`` of their tensors, and the most of both so far."""
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
         self.max_jobs = max_jobs
@@ -116,11 +90,13 @@ class JobQueue:
         """Add a job behind those of its priority."""
         self._pushed += 1
         job.order = (job.priority, self._pushed)
-        key = job.key
-        if key not in self._groups:
-            self._groups[key] = _Group(job.executor)
-        self._groups[key].add(job)
-        self._jobs[job] = key
+        self._jobs[job] = key = job.key
+        group = self._groups.get(key)
+        if not group:
+            group = self._groups[key] = _Group(job.executor)
+        insort(group.jobs, job, key=attrgetter("order"))
+        group.rows += job.rows
+        group.size += job.size
         self.size_bytes += job.size_bytes
         self.peak_jobs = max(self.peak_jobs, len(self._jobs))
         self.peak_bytes = max(self.peak_bytes, self.size_bytes)
@@ -160,10 +136,8 @@ class JobQueue:
     def seconds_until_done(self, job: Job) -> tuple[float, float]:
         """Predict the runs before that of a job that would be pushed now, and its own run, in seconds."""
         key, executor = job.key, job.executor
-        before = 0.0
-        for other, group in self._groups.items():
-            if other != key:
-                before += group.executor.seconds(*group.ahead(job.priority))
+        others = (group for other, group in self._groups.items() if other != key)
+        before = sum(group.executor.seconds(*group.ahead(job.priority)) for group in others)
         jobs, rows, size = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0)
         if not executor.max_rows:
             return before + executor.seconds(jobs, rows, size), executor.run_seconds(job.size)
@@ -175,9 +149,11 @@ class JobQueue:
 
     def _remove(self, key: Hashable, jobs: list[Job]) -> None:
         group = self._groups[key]
-        group.remove(jobs)
-        if not group.jobs:
-            del self._groups[key]
         for job in jobs:
             del self._jobs[job]
             self.size_bytes -= job.size_bytes
+            group.rows -= job.rows
+            group.size -= job.size
+        group.jobs = [job for job in group.jobs if job in self._jobs]
+        if not group.jobs:
+            del self._groups[key]

@@ -42,26 +42,17 @@ class Flight(NamedTuple):
 
 
 class Runs:
-    """Computes the runs of the workers. In its methods, ``worker`` is the index of the worker that calls.
-
-    Attributes:
-        now: the current run of each worker, or None.
-        lost: why the device is lost; empty while it is not. Only a new process recovers it.
-        on_lost: called once, on the thread that lost the device.
-    """
+    """Computes the runs of the workers. In its methods, ``worker`` is the index of the worker that calls."""
 
     def __init__(self, workers: int) -> None:
-        self.now: list[Run | None] = [None] * workers
-        self.lost = ""
-        self.on_lost: Callable[[], None] = lambda: None
+        self.now: list[Run | None] = [None] * workers  # the current run of each
+        self.lost = ""  # why the device is lost, until the process ends; otherwise empty
+        self.on_lost: Callable[[], None] = lambda: None  # called once, on the thread that lost the device
         self.free_ns = [0] * workers  # when the last run of each worker ended
         self._samples: list[list[Callable[[], None]]] = [[] for _ in range(workers)]
 
     def start(self, jobs: Sequence[Job], worker: int) -> Flight | None:
-        """Start jobs of one tier in one run; return None if all of them were cancelled or too late.
-
-        A device that still computes a run computes this one after it.
-        """
+        """Start jobs of one tier in one run, after the current one; return None if all were cancelled or too late."""
         alive = []
         for job in jobs:
             if job.deadline is not None and job.deadline <= time.monotonic() and not job.cancelled:
@@ -94,12 +85,9 @@ class Runs:
         return Flight(alive, executor, size, begun_ns, joined_ns, end, on_device)
 
     def finish(self, flight: Flight, worker: int) -> list[Job]:
-        """Wait for a run and set the answers of its jobs, or the error of its only job.
+        """Wait for a run, in the order of the starts, and set the answers of its jobs, or the error of its only job.
 
-        Flights are finished in the order of their starts.
-
-        Returns:
-            The jobs of a failed run of several, to :meth:`retry` once no other run is on the device; otherwise none.
+        Return the jobs of a failed run of several, to :meth:`retry` once no other run is on the device; otherwise none.
         """
         return [] if self._succeeds(flight, worker) or len(flight.jobs) == 1 else flight.jobs
 
@@ -123,8 +111,7 @@ class Runs:
 
     def check(self, error: BaseException) -> None:
         """Record the loss of the device if an error of a GPU's runtime means that."""
-        text = fatal(error)
-        if text:
+        if text := fatal(error):
             self.lose(text)
 
     def lose(self, reason: str) -> None:
@@ -140,18 +127,15 @@ class Runs:
         return ModelNotReady("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
 
     def _succeeds(self, flight: Flight, worker: int) -> bool:
-        """Wait for a run and settle its jobs; return False if it failed."""
         jobs, executor = flight.jobs, flight.executor
         if flight.end is None:
-            return False
-        if self.lost:  # while the run was on the device
-            self._failed(self.refusal(), jobs)
-            self.now[worker] = None
             return False
         # Before that, the device computed the previous run.
         begun_ns, started_ns = (max(ns, self.free_ns[worker]) for ns in (flight.begun_ns, flight.joined_ns))
         self.now[worker] = self.now[worker] or Run(time.monotonic(), executor, flight.size)
         try:
+            if self.lost:  # while the run was on the device
+                raise self.refusal()
             computed = flight.end()
         except BaseException as error:
             self._failed(error, jobs)
@@ -193,9 +177,6 @@ class Runs:
         executor = jobs[0].executor
         if len(jobs) == 1:
             jobs[0].error, jobs[0].computed_ns = error, time.perf_counter_ns()
-        if self.lost:
-            return
-        if len(jobs) == 1:
             executor.failures.failed(error)
         if executor.on_gpu:
             self.check(error)

@@ -51,18 +51,11 @@ class _Worker:
 
 
 class Scheduler:
-    """Runs jobs on worker threads.
+    """Runs jobs on worker threads, one for each of ``instances``; worker 0 owns a GPU.
 
-    Args:
-        max_queue_bytes: limit on the bytes of the tensors of the waiting requests.
-        instances: number of worker threads; worker 0 owns a GPU.
-        admission: whether to reject requests that are predicted to miss their deadline.
-        device_bound: whether runners belong to the thread that loads them, as those of a GPU do. Otherwise the
-            server's own work runs on the calling thread, so loading a model delays no request.
-
-    Attributes:
-        queue: the waiting requests; for others to read.
-        runs: the current runs, and the state of the device.
+    With ``admission``, requests that are predicted to miss their deadline are rejected. With ``device_bound``, runners
+    belong to the thread that loads them, as those of a GPU do; otherwise the server's own work runs on the calling
+    thread, so loading a model delays no request. Others only read ``queue`` and ``runs``.
     """
 
     def __init__(
@@ -91,10 +84,7 @@ class Scheduler:
             thread.start()
 
     def submit(self, job: Job) -> bool:
-        """Run a job now if a worker is idle, otherwise queue it.
-
-        Returns:
-            Whether the job has ended before this returns; then it is not delivered.
+        """Run a job now if a worker is idle, otherwise queue it; return whether it has ended, and is not delivered.
 
         Raises:
             ModelNotReady: the device is lost.
@@ -124,11 +114,7 @@ class Scheduler:
         return True
 
     def cancel(self, job: Job) -> bool:
-        """Drop a job whose answer nobody wants any more.
-
-        Returns:
-            Whether it was still waiting. A job whose run has begun is computed and delivered.
-        """
+        """Drop a job, and return whether it was still waiting; one whose run has begun is computed and delivered."""
         job.cancelled = True
         with self._lock:
             waited = self.queue.remove(job)
@@ -190,8 +176,7 @@ class Scheduler:
     # With the lock held:
 
     def _enqueue(self, job: Job, now: float) -> None:
-        full = self.queue.full(job)
-        if full or job.deadline is not None:
+        if (full := self.queue.full(job)) or job.deadline is not None:
             self._admission.check(job, now, full, self._current_runs)
         job.ready_at = now + job.executor.max_delay_seconds
         self.queue.push(job)
@@ -207,7 +192,6 @@ class Scheduler:
         return not executor.max_delay_seconds or len(self._idle) == self.instances
 
     def _current_runs(self) -> list[Run]:
-        """Return the runs that a request has to wait for."""
         return [] if self._idle else [worker.run for worker in self._workers if worker.run]
 
     def _assign(self, worker: _Worker, jobs: list[Job], now: float) -> None:
@@ -229,7 +213,6 @@ class Scheduler:
             self._refuse(worker.jobs if worker else [])
 
     def _refuse_all(self) -> None:
-        """End the waiting jobs, since nothing will be computed any more."""
         with self._lock:
             waiting = list(self.queue)
             for job in waiting:
@@ -237,7 +220,6 @@ class Scheduler:
         self._refuse(waiting)
 
     def _refuse(self, jobs: list[Job]) -> None:
-        """Deliver jobs after their thread or device is lost; those without an answer get an error."""
         for job in jobs:
             if not job.ended:
                 job.error = self.runs.refusal()
@@ -254,10 +236,7 @@ class Scheduler:
             if item is None:
                 return
             if callable(item):
-                try:
-                    item()
-                except Exception:  # closing a replaced model concerns no request
-                    log.exception("the server's own work failed")
+                item()
             elif item:
                 self._compute(item, worker)
             del item  # it would keep the last requests' tensors alive until the next ones come
@@ -271,8 +250,7 @@ class Scheduler:
             overlaps = flight is not None and flight.on_device
             followers = self._take_late(flight, worker) if flight and overlaps and worker.busy else []
             following = self._start(followers, worker)
-            failed = self.runs.finish(flight, worker.index) if flight else []
-            if failed:
+            if flight and (failed := self.runs.finish(flight, worker.index)):
                 if following:
                     failed = [*failed, *self.runs.finish(following, worker.index)]
                     jobs, followers, following = [*jobs, *followers], [], None
@@ -287,7 +265,6 @@ class Scheduler:
             jobs, flight = followers, following
 
     def _start(self, jobs: list[Job], worker: _Worker) -> Flight | None:
-        """Start a run behind the current one."""
         if not jobs:
             return None
         worker.jobs = [*worker.jobs, *jobs]
@@ -297,7 +274,6 @@ class Scheduler:
         return flight
 
     def _take_late(self, flight: Flight, worker: _Worker) -> list[Job]:
-        """Take the next run late in the current one: until then, requests may join it."""
         seconds = flight.executor.latency.usual_seconds(flight.size) or 0.0
         begun = max(flight.begun_ns, self.runs.free_ns[worker.index]) / 1e9
         left = begun + _TAKEN_AT * seconds - _STARTS_EARLY * worker.start_seconds - time.perf_counter()
@@ -322,8 +298,7 @@ class Scheduler:
                 worker.lent = False
             if worker.lent or not worker.inbox.empty():
                 return None
-            jobs = self.queue.take(now)
-            if jobs:
+            if jobs := self.queue.take(now):
                 if worker in self._idle:
                     self._idle.remove(worker)
                 self._assign(worker, jobs, now)
@@ -337,7 +312,6 @@ class Scheduler:
             return None if ready_at is None else max(ready_at - now, 0.0)
 
     def _expire(self) -> None:
-        """Remove requests from the queue when their deadlines pass."""
         while True:
             with self._lock:
                 if self._closing and not len(self.queue):
@@ -359,12 +333,10 @@ class Scheduler:
             del job, late
 
     def _settle(self, ended: Sequence[Job], worker: _Worker) -> None:
-        """Release the resources of jobs that have ended, and learn from their runs."""
         for job in ended:
             self.forget(job)
         self.runs.learn(worker.index)
-        estimates = [job.estimate for job in ended if job.estimate and job.answer]
-        if estimates:
+        if estimates := [job.estimate for job in ended if job.estimate and job.answer]:
             now = time.monotonic()
             with self._lock:
                 for estimate in estimates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from edge.errors import RequestError, RunnerError
@@ -26,20 +27,16 @@ class ServingOptions(NamedTuple):
     policy: str | None = None
 
 
+@dataclass
 class FailureTracker:
     """Consecutive failures of one tier. Workers write, any thread may read.
 
     A request can make a runtime fail, for example with a token that the model does not know, so failures alone prove
     nothing: after :data:`SUSPECT_AFTER` in a row the tier is suspect, and it is broken when its golden row fails too.
-
-    Attributes:
-        count: failures since the last success. Workers that fail at the same moment may count as one.
-        broken: reason; empty while the tier is not broken.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.broken = ""
+    count: int = 0  # since the last success; of workers that fail at the same moment, one may be lost
+    broken: str = ""  # the reason
 
     @property
     def suspect(self) -> bool:
@@ -60,41 +57,24 @@ class FailureTracker:
         self.count, self.broken = max(self.count, 1), reason
 
 
+@dataclass(eq=False)
 class TierExecutor:
-    """Computes the requests of one tier. Requests with different executors never share a run.
+    """Computes the requests of one tier. Requests with different executors never share a run."""
 
-    Args:
-        max_rows: limit on the rows of a run; 0 disables batching.
-        max_delay_seconds: how long a request that finds the server busy may wait for others to join it.
-        preferred_rows: sizes that a run should have; without any, a run takes all that waits.
-        model: the model, as ``name:version``.
-        on_gpu: whether an error can mean that the process has lost its device.
+    tier: str
+    program: Program
+    assembler: BatchAssembler
+    _: KW_ONLY
+    max_rows: int = 0  # limit on the rows of a run; 0 disables batching
+    max_delay_seconds: float = 0.0  # how long a request that finds the server busy may wait for others to join it
+    preferred_rows: tuple[int, ...] = ()  # sizes that a run should have; without any, a run takes all that waits
+    model: str = ""  # as ``name:version``
+    on_gpu: bool = False  # whether an error can mean that the process has lost its device
 
-    Attributes:
-        options: the program's options for a request of this tier.
-    """
-
-    def __init__(
-        self,
-        tier: str,
-        program: Program,
-        assembler: BatchAssembler,
-        *,
-        max_rows: int = 0,
-        max_delay_seconds: float = 0.0,
-        preferred_rows: tuple[int, ...] = (),
-        model: str = "",
-        on_gpu: bool = False,
-    ) -> None:
-        self.tier = tier
-        self.options = Options(tier)
-        self.model = model
-        self.on_gpu = on_gpu
-        self.program = program
-        self.assembler = assembler
-        self.max_rows = max_rows
-        self.max_delay_seconds = max_delay_seconds if max_rows else 0.0
-        self.preferred_rows = preferred_rows
+    def __post_init__(self) -> None:
+        if not self.max_rows:
+            self.max_delay_seconds = 0.0
+        self.options = Options(self.tier)
         self.latency = LatencyTable()
         self.failures = FailureTracker()
 
@@ -103,10 +83,7 @@ class TierExecutor:
         return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
 
     def seconds(self, jobs: int, rows: int, size: int) -> float:
-        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known.
-
-        The prediction is somewhat on the safe side.
-        """
+        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known."""
         if not jobs:
             return 0.0
         if not self.max_rows:

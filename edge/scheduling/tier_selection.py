@@ -16,10 +16,9 @@ PINNED, ROUTER, DEADLINE, LOAD = POLICIES = ("pinned", "router", "deadline", "lo
 
 
 class Choice(NamedTuple):
-    """The executor of the selected tier, and the reason.
+    """The executor of the selected tier, and the reason: that the request names it (``requested``), or the policy.
 
-    The reason is ``requested`` for a tier that the request names; ``pinned`` or ``router`` by policy; ``deadline`` or
-    ``load`` if that policy chose a leaner tier, and ``full`` if it did not.
+    If the policy ``deadline`` or ``load`` did not choose a leaner tier, the reason is ``full``.
     """
 
     executor: TierExecutor
@@ -64,11 +63,8 @@ class LoadLevel:
     def update(self, now: float, pressure: float, waiting_seconds: float, costs: Sequence[float]) -> int:
         """Return the level for a request that arrives now.
 
-        Args:
-            now: ``time.monotonic()`` seconds.
-            pressure: 0 if no request waits, 1 if requests are about to be rejected.
-            waiting_seconds: time until the waiting requests are done; their tiers are fixed.
-            costs: device seconds per element of a request, of each tier, the fullest first.
+        ``pressure`` is 0 if no request waits, 1 if requests are about to be rejected; ``waiting_seconds`` the time
+        until those that wait are done; ``costs`` the device seconds per element of each tier, the fullest first.
         """
         level = min(self.level, len(costs) - 1)
         if pressure > self.HIGH:
@@ -96,12 +92,9 @@ class LoadLevel:
 
 
 class TierSelector:
-    """Selects the tier of each request to one model.
+    """Selects the tier of each request to one model; ``policy`` is for those that name neither a tier nor a policy.
 
-    Args:
-        model: its name, for errors.
-        executors: of its tiers, the full one first, and of the router under :data:`AUTO` if it has one.
-        policy: for requests that name neither a tier nor a policy.
+    ``executors`` are of its tiers, the full one first, and of the router under :data:`AUTO` if it has one.
     """
 
     def __init__(self, model: str, executors: Mapping[str, TierExecutor], policy: str) -> None:
@@ -114,8 +107,7 @@ class TierSelector:
     def choose(self, tier: str | None, policy: str | None, demand: Callable[[], Demand]) -> Choice:
         """Return the choice for a request with these parameters; ``demand`` is called only if the policy needs it.
 
-        Raises:
-            InvalidRequest: the tier or policy is unknown, or they contradict each other.
+        Raise an InvalidRequest if the tier or policy is unknown, or they contradict each other.
         """
         if tier not in (None, AUTO):
             return Choice(self._named(tier, policy), "requested")
@@ -151,11 +143,9 @@ class TierSelector:
     def _elastic(self, demand: Demand, policy: str) -> Choice:
         ladder = self._ladder(demand.size)
         first = self._level(demand, ladder) if policy == LOAD else 0
-        for executor in ladder[first:]:
-            if demand.left is None or demand.finish(executor) <= _ROOM * demand.left:
-                break
-        else:
-            executor = ladder[-1]  # admission decides
+        left = math.inf if demand.left is None else _ROOM * demand.left
+        fitting = (executor for executor in ladder[first:] if left == math.inf or demand.finish(executor) <= left)
+        executor = next(fitting, ladder[-1])  # without any, admission decides
         return Choice(executor, policy if executor is not ladder[0] else "full")
 
     def _ladder(self, size: int) -> list[TierExecutor]:

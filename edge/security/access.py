@@ -8,7 +8,7 @@ from typing import Final
 
 from edge.errors import Literally, PermissionDenied, Unauthenticated
 from edge.security.scopes import OPEN, RPC_SCOPES
-from edge.security.tokens import find_token, read_tokens
+from edge.security.tokens import Token, find_token, read_tokens
 from edge.security.watched import Watched
 
 #: The name of the caller's token, or its address. A transport sets it for each call, and the call's tasks inherit it.
@@ -17,27 +17,18 @@ CALLER: ContextVar[str] = ContextVar("caller", default="")
 _FIX: Final = "Send `authorization: Bearer TOKEN`; `fewheads token` makes tokens."
 
 
-class Access:
-    """The tokens of a file, which is read again when it changes; see :class:`Watched`.
-
-    Raises:
-        UsageError: the file is invalid.
-    """
+class Access(Watched[tuple[Token, ...]]):
+    """The tokens of a file."""
 
     def __init__(self, path: Path, check_seconds: float = 1.0) -> None:
-        self._tokens = Watched(f"--tokens {path}", (path,), lambda: read_tokens(path), check_seconds)
-
-    @property
-    def problem(self) -> str:
-        """Why the current file is not in force; empty if it is."""
-        return self._tokens.problem
+        super().__init__(f"--tokens {path}", (path,), lambda: read_tokens(path), check_seconds)
 
     def authorize(self, header: str | None, rpc: str) -> str:
         """Check that a caller may call an RPC, and return the name of the caller's token; empty if the RPC needs none.
 
         Args:
             header: value of the ``authorization`` header; None without one.
-            rpc: the gRPC path, such as ``/inference.GRPCInferenceService/ModelInfer``, also for HTTP endpoints.
+            rpc: the gRPC path, also for HTTP endpoints.
 
         Raises:
             Unauthenticated: there is no token, or it is unknown.
@@ -48,7 +39,7 @@ class Access:
             return ""
         scheme, _, secret = (header or "").partition(" ")
         bearer = scheme.lower() == "bearer"
-        token = find_token(self._tokens.value, secret.strip()) if bearer else None
+        token = find_token(self.value, secret.strip()) if bearer else None
         if token is None:  # the message does not quote the header, which may hold a mistyped token
             given, expected = "an unknown token", "one of the server's tokens"
             if not bearer:

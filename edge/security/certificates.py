@@ -26,17 +26,11 @@ _FAULTS = {9: "is not valid yet; is the clock right?", 10: "has expired"}
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM data for TLS.
+    """PEM data for TLS."""
 
-    Attributes:
-        chain: the server's certificate, then any intermediate ones.
-        key: its private key.
-        client_ca: authorities of client certificates; None requests none from clients.
-    """
-
-    chain: bytes
+    chain: bytes  # the server's certificate, then any intermediate ones
     key: bytes = field(repr=False)
-    client_ca: bytes | None
+    client_ca: bytes | None  # authorities of client certificates; None requests none from clients
 
     def problem(self) -> str:
         """Return the current fault of a certificate that is served nevertheless, such as its expiry; empty if none."""
@@ -71,11 +65,7 @@ class Certificates:
 
 
 def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certificates:
-    """Read and check the files of :class:`Certificates`. Faults that do not prevent TLS are logged as warnings.
-
-    Raises:
-        UsageError: a file is missing or not PEM, or the key belongs to another certificate or has a passphrase.
-    """
+    """Read and check the files of :class:`Certificates`. Faults that do not prevent TLS are logged as warnings."""
     chain_pem, key_pem = read_pem("--tls-certificate", chain), read_pem("--tls-key", key)
     if stat.S_IMODE(os.stat(key).st_mode) & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("--tls-key %s: users other than its owner may read it; run chmod 600", key)
@@ -97,17 +87,9 @@ def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certifi
 
 
 def read_pem(option: str, path: Path) -> bytes:
-    """Return the contents of the PEM file that an option names; symbolic links are followed.
-
-    Raises:
-        UsageError: it cannot be read, or is not PEM.
-    """
-    try:
-        data, _ = read_limited(path, _MAX_PEM_BYTES)
-    except OSError as error:
-        given = Literally(f"{path}: {error.strerror}")
-        fix = "Give the path of the file, and let this process's user read it."
-        raise UsageError(option, given=given, expected="a PEM file", fix=fix) from None
+    """Return the contents of the PEM file that an option names."""
+    fix = "Give the path of the file, and let this process's user read it."
+    data, _ = read_limited(f"{option} {path}", path, _MAX_PEM_BYTES, fix)
     if data is None or b"-----BEGIN " not in data:
         given, expected = Literally(f"{path}, which has no PEM block"), "a file of PEM blocks, at most 1 MiB"
         fix = "Convert the binary form with `openssl x509 -inform DER` or `openssl pkcs8 -inform DER -nocrypt`."

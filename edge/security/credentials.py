@@ -16,49 +16,38 @@ from edge.security.watched import Watched, read_limited
 _MAX_TOKEN_BYTES = 4096
 
 
-class ServerCertificates:
-    """The files of :class:`Certificates`, read again when they change. Open connections keep the old certificate.
-
-    Raises:
-        UsageError: a file is invalid.
-    """
+class ServerCertificates(Watched[Certificates]):
+    """The files of :class:`Certificates`. Open connections keep the old certificate."""
 
     def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
         paths = (chain, key, *((client_ca,) if client_ca else ()))
         # Connections are rare, so each one checks the files.
-        self._files = Watched("the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), 0.0)
+        super().__init__("the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), 0.0)
         self._needs_client = client_ca is not None
 
     @property
     def problem(self) -> str:
         """Why the current files are not in force, or the current fault of the certificate; empty if there is none."""
-        return self._files.problem or self._files.value.problem()
-
-    @property
-    def now(self) -> Certificates:
-        """The certificates for new connections."""
-        return self._files.value
+        return super().problem or self.value.problem()
 
     def follow(self, context: Callable[[Certificates], ssl.SSLContext]) -> ssl.SSLContext:
         """Return a context that gives each new connection the current certificates' ``context``."""
 
         def replace(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-            connection.context = context(self.now)
+            connection.context = context(self.value)
 
-        following = context(self.now)
+        following = context(self.value)
         following.sni_callback = replace
         return following
 
     def grpc(self) -> grpc.ServerCredentials:
         """Return credentials that give each new connection the current certificates."""
-        shown = self.now
+        shown = self.value
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
             nonlocal shown
-            if self.now is shown:
-                return None
-            shown = self.now
-            return _configuration(shown)
+            previous, shown = shown, self.value
+            return None if shown is previous else _configuration(shown)
 
         return grpc.dynamic_ssl_server_credentials(_configuration(shown), changed, self._needs_client)
 
@@ -71,11 +60,7 @@ def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfigur
 def channel_credentials(
     tls_ca: Path | None = None, tls_certificate: Path | None = None, tls_key: Path | None = None
 ) -> grpc.ChannelCredentials:
-    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC.
-
-    Raises:
-        UsageError: a file is missing or not PEM, a key belongs to another certificate, or one comes without the other.
-    """
+    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC."""
     if (tls_certificate is None) != (tls_key is None):
         given = Literally("one without the other")
         fix = "Give both, or leave both out."
@@ -88,16 +73,9 @@ def channel_credentials(
 
 
 def read_token(path: Path) -> str:
-    """Return the token that is the only content of a file.
-
-    Raises:
-        UsageError: the file cannot be read, others may read it, or it holds no token.
-    """
+    """Return the token that is the only content of a file, which only its owner may read."""
     subject, fix = f"--token-file {path}", "Write the token into it, and `chmod 600` it."
-    try:
-        data, status = read_limited(path, _MAX_TOKEN_BYTES)
-    except OSError as error:
-        raise UsageError(subject, given=Literally(error.strerror), expected="a readable file", fix=fix) from None
+    data, status = read_limited(subject, path, _MAX_TOKEN_BYTES, fix)
     mode = stat.S_IMODE(status.st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         given = Literally(f"mode {mode:o}: others may read it")

@@ -23,7 +23,6 @@ class Rate:
     burst: int
 
     def __post_init__(self) -> None:
-        """Raise a :class:`UsageError` if a value is out of range."""
         if not 0 < self.per_second <= _MAX_RATE or not 1 <= self.burst <= _MAX_RATE:
             given = Literally(f"{self.per_second:g}:{self.burst}")
             expected = f"more than 0 and at most {_MAX_RATE:g} requests per second, and a burst of 1 to {_MAX_RATE:g}"
@@ -31,11 +30,7 @@ class Rate:
 
 
 def parse_rate(text: str) -> Rate:
-    """Read ``REQUESTS_PER_SECOND[:BURST]``; the default burst is one second's requests.
-
-    Raises:
-        UsageError: it has another form, or a value is out of range.
-    """
+    """Read ``REQUESTS_PER_SECOND[:BURST]``; the default burst is one second's requests."""
     first, colon, second = text.partition(":")
     try:
         per_second = float(first)
@@ -56,11 +51,7 @@ def client_of(address: str) -> str:
 
 
 class RateLimit:
-    """Token bucket for each client, in the event loop alone; the first ``max_buckets`` have one of their own.
-
-    Attributes:
-        refused: number of requests over the limit.
-    """
+    """Token bucket for each client, in the event loop alone; the first ``max_buckets`` have one of their own."""
 
     def __init__(
         self, rate: Rate, *, clock: Callable[[], float] = time.monotonic, max_buckets: int = MAX_BUCKETS
@@ -74,11 +65,7 @@ class RateLimit:
         self._full_at: dict[str | None, float] = {}
 
     def take(self, caller: str) -> None:
-        """Count one request of a client.
-
-        Raises:
-            Overloaded: it is over the limit; ``retry_after_ms`` is the time until there is room.
-        """
+        """Count one request of a client, or raise Overloaded with the time until there is room."""
         now = self._clock() * self._rate.per_second
         key: str | None = caller
         if caller not in self._full_at and len(self._full_at) >= self._max_buckets:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from edge.protocol import INFERENCE, TELEMETRY
+
 #: ``infer`` sends requests to models, ``control`` changes the server, ``metrics`` reads its measurements.
 SCOPES: Final = ("infer", "control", "metrics")
 
-_INFERENCE = "/inference.GRPCInferenceService/"
 _INFER: Final = frozenset(("infer",))
 _CONTROL: Final = frozenset(("control",))
 _METRICS: Final = frozenset(("metrics",))
@@ -15,39 +16,29 @@ _ANY: Final = frozenset(SCOPES)
 #: The RPC needs no token.
 OPEN: Final[frozenset[str]] = frozenset()
 
-TELEMETRY_GET: Final = "/fewheads.telemetry.v1.Telemetry/Get"
+TELEMETRY_GET: Final = f"/{TELEMETRY}/Get"
 #: Long calls, whose callers are authorized again for each message.
-TELEMETRY_WATCH: Final = "/fewheads.telemetry.v1.Telemetry/Watch"
-INFER_STREAM: Final = f"{_INFERENCE}ModelStreamInfer"
+TELEMETRY_WATCH: Final = f"/{TELEMETRY}/Watch"
+INFER_STREAM: Final = f"/{INFERENCE}/ModelStreamInfer"
+
+
+def _all(scopes: frozenset[str], service: str, *methods: str) -> dict[str, frozenset[str]]:
+    return {f"/{service}/{method}": scopes for method in methods}
+
 
 #: gRPC path to scopes; a caller needs one of them.
 RPC_SCOPES: Final[dict[str, frozenset[str]]] = {
     # Orchestrators and load balancers check health without a token.
-    "/grpc.health.v1.Health/Check": OPEN,
-    "/grpc.health.v1.Health/Watch": OPEN,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANY,
-    f"{_INFERENCE}ServerLive": _ANY,
-    f"{_INFERENCE}ServerReady": _ANY,
-    f"{_INFERENCE}ServerMetadata": _ANY,
-    f"{_INFERENCE}ModelReady": _ANY,
-    f"{_INFERENCE}ModelMetadata": _ANY,
-    f"{_INFERENCE}ModelConfig": _ANY,
-    f"{_INFERENCE}RepositoryIndex": _ANY,
-    f"{_INFERENCE}ModelInfer": _INFER,
-    INFER_STREAM: _INFER,
+    **_all(OPEN, "grpc.health.v1.Health", "Check", "Watch"),
+    **_all(_ANY, "grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
+    **_all(_ANY, INFERENCE, "ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"),
+    **_all(_ANY, INFERENCE, "ModelReady", "ModelMetadata", "ModelConfig"),
+    **_all(_INFER, INFERENCE, "ModelInfer", "ModelStreamInfer"),
     # perf_analyzer reads the statistics of the model that it measures.
-    f"{_INFERENCE}ModelStatistics": _INFER | _METRICS,
-    f"{_INFERENCE}RepositoryModelLoad": _CONTROL,
-    f"{_INFERENCE}RepositoryModelUnload": _CONTROL,
+    **_all(_INFER | _METRICS, INFERENCE, "ModelStatistics"),
+    **_all(_CONTROL, INFERENCE, "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
     # Regions give access to memory of this host.
-    f"{_INFERENCE}SystemSharedMemoryStatus": _CONTROL,
-    f"{_INFERENCE}SystemSharedMemoryRegister": _CONTROL,
-    f"{_INFERENCE}SystemSharedMemoryUnregister": _CONTROL,
-    f"{_INFERENCE}CudaSharedMemoryStatus": _CONTROL,
-    f"{_INFERENCE}CudaSharedMemoryRegister": _CONTROL,
-    f"{_INFERENCE}CudaSharedMemoryUnregister": _CONTROL,
-    f"{_INFERENCE}TraceSetting": _CONTROL,
-    f"{_INFERENCE}LogSettings": _CONTROL,
-    TELEMETRY_GET: _METRICS,
-    TELEMETRY_WATCH: _METRICS,
+    **_all(_CONTROL, INFERENCE, *(f"SystemSharedMemory{verb}" for verb in ("Status", "Register", "Unregister"))),
+    **_all(_CONTROL, INFERENCE, *(f"CudaSharedMemory{verb}" for verb in ("Status", "Register", "Unregister"))),
+    **_all(_METRICS, TELEMETRY, "Get", "Watch"),
 }

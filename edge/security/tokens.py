@@ -29,25 +29,15 @@ _FIX = "Make one with `fewheads token NAME --scope SCOPE`."
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the file.
-
-    Attributes:
-        name: appears in logs and errors.
-        scopes: some of :data:`edge.security.scopes.SCOPES`.
-        sha256: of the token, as 64 hexadecimal digits. A token is random and long, so its hash does not reveal it.
-    """
+    """One line of the file."""
 
     name: str
     scopes: tuple[str, ...]
-    sha256: str
+    sha256: str  # in hexadecimal; a token is random and long, so its hash does not reveal it
 
 
 def new_token(name: str, scopes: Sequence[str]) -> tuple[str, Token]:
-    """Return a new token and its line.
-
-    Raises:
-        UsageError: the name or a scope is invalid.
-    """
+    """Return a new token and its line."""
     secret = _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     token = Token(name, tuple(dict.fromkeys(scopes)), hashlib.sha256(secret.encode()).hexdigest())
     _check("token", token)
@@ -57,9 +47,7 @@ def new_token(name: str, scopes: Sequence[str]) -> tuple[str, Token]:
 def read_tokens(path: Path) -> tuple[Token, ...]:
     """Read a file with one token, as JSON, on each line. Empty lines and lines that begin with # are skipped.
 
-    Raises:
-        UsageError: the file cannot be read, others may write it, a line is invalid, or there is no token. The message
-            quotes no line, because it may contain a token.
+    Errors quote no line, because it may contain a token.
     """
     tokens: list[Token] = []
     for number, line in enumerate(_read(path).splitlines(), 1):
@@ -96,8 +84,10 @@ def _check(subject: str, token: Token) -> None:
         raise UsageError(f"{subject} name", given=given, expected=expected, fix="Choose another name.")
     if not token.scopes or not set(token.scopes) <= set(SCOPES):
         unknown = [scope for scope in token.scopes if scope not in SCOPES]
-        given = Literally(f"{len(unknown)} unknown" if unknown else "none")
-        fix = "List the scopes that the token grants."
+        given, fix = (
+            Literally(f"{len(unknown)} unknown" if unknown else "none"),
+            "List the scopes that the token grants.",
+        )
         raise UsageError(f"{subject} scopes", given=given, expected=f"some of {', '.join(SCOPES)}", fix=fix)
     if not _DIGEST.fullmatch(token.sha256):
         given = Literally(f"{len(token.sha256)} characters of another form")
@@ -107,11 +97,8 @@ def _check(subject: str, token: Token) -> None:
 
 def _read(path: Path) -> bytes:
     subject = f"--tokens {path}"
-    try:
-        data, status = read_limited(path, _MAX_FILE_BYTES)
-    except OSError as error:
-        fix = "Create it with `fewheads token NAME --scope SCOPE >> FILE`."
-        raise UsageError(subject, given=Literally(error.strerror), expected="a readable file", fix=fix) from None
+    fix = "Create it with `fewheads token NAME --scope SCOPE >> FILE`."
+    data, status = read_limited(subject, path, _MAX_FILE_BYTES, fix)
     mode = stat.S_IMODE(status.st_mode)
     if data is None:
         given, expected = Literally("something else"), f"a regular file of at most {_MAX_FILE_BYTES} bytes"

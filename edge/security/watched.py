@@ -11,41 +11,40 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from edge.errors import FewheadsError
+from edge.errors import FewheadsError, Literally, UsageError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def read_limited(path: Path, max_bytes: int) -> tuple[bytes | None, os.stat_result]:
+def read_limited(subject: str, path: Path, max_bytes: int, fix: str) -> tuple[bytes | None, os.stat_result]:
     """Return the contents and status of a file; no contents if it is not regular or larger than ``max_bytes``.
 
     Raises:
-        OSError: the file cannot be opened.
+        UsageError: the file, ``subject``, cannot be opened.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return None, status
-        data = file.read(max_bytes + 1)  # it may grow after its size was read
-        return data if len(data) <= max_bytes else None, status
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return None, status
+            data = file.read(max_bytes + 1)  # it may grow after its size was read
+            return data if len(data) <= max_bytes else None, status
+    except OSError as error:
+        raise UsageError(subject, given=Literally(error.strerror), expected="a readable file", fix=fix) from None
 
 
 class Watched(Generic[T]):
-    """The current contents of some files. Safe to use from any thread.
+    """The current contents of some files, for any thread; invalid files at the start raise the error of ``read``.
 
     When the files become invalid, the previous value stays, and the error is logged once and is in :attr:`problem`.
 
     Args:
         subject: names the files in the log.
-        paths: the files; symbolic links are followed.
         read: reads and checks all of them.
         check_seconds: minimum time between two checks for a change.
-
-    Raises:
-        FewheadsError: the files are invalid at the start.
     """
 
     def __init__(self, subject: str, paths: Sequence[Path], read: Callable[[], T], check_seconds: float) -> None:

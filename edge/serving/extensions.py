@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from edge.errors import InvalidRequest, Literally, Unsupported
 from edge.instruments.logs import Logs
@@ -33,7 +33,7 @@ def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[s
 
 
 class Extensions:
-    """Answers the RPCs of the extensions. Those of shared memory raise Unsupported if the server does not allow it."""
+    """Answers the RPCs of the extensions. Those that the server does not allow raise Unsupported."""
 
     def __init__(
         self,
@@ -56,22 +56,12 @@ class Extensions:
             self._trace_settings |= {**_TRACED, "trace_rate": (str(rate),)}
 
     async def list_unloaded(self, repository_name: str = "") -> None:
-        """Update the list of models that clients can load.
-
-        Raises:
-            Unsupported: the request names a repository.
-        """
+        """Update the list of models that clients can load."""
         _check_repository(repository_name)
         await self._control.list_unloaded()
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Load or reload every version of a model.
-
-        Raises:
-            Unsupported: clients may not load models, or the request has another configuration or files.
-            NotFound: no bundle has that name.
-            LoadFailed: a bundle is broken, or does not reproduce its golden outputs. The old versions keep serving.
-        """
+        """Load or reload every version of a model. The old versions keep serving where that fails."""
         self._control.check_explicit("RepositoryModelLoad")
         _check_repository(request.repository_name)
         for name in request.parameters:
@@ -82,12 +72,7 @@ class Extensions:
         return pb.RepositoryModelLoadResponse()
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        """Unload every version of a model after its last request. An unknown model is no error.
-
-        Raises:
-            InvalidRequest: a parameter has the wrong type.
-            Unsupported: clients may not unload models, or the parameter is unknown.
-        """
+        """Unload every version of a model after its last request. An unknown model is no error."""
         self._control.check_explicit("RepositoryModelUnload")
         _check_repository(request.repository_name)
         for name, parameter in request.parameters.items():
@@ -101,11 +86,7 @@ class Extensions:
         return pb.RepositoryModelUnloadResponse()
 
     def shared_memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
-        """Return a registered region, or all of them without a name.
-
-        Raises:
-            NotFound: there is no region of that name.
-        """
+        """Return a registered region, or all of them without a name."""
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._allowed().regions(request.name):
             status = response.regions[region.name]
@@ -116,7 +97,7 @@ class Extensions:
     def register_shared_memory(
         self, request: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Register a region. Errors are those of :meth:`edge.serving.shared_memory.SharedMemory.register`."""
+        """Register a region."""
         self._allowed().register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
@@ -134,13 +115,7 @@ class Extensions:
         raise Unsupported("shared memory", given=Literally("a CUDA IPC handle"), expected=expected, fix=fix)
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Return the trace settings. A request may repeat or clear a setting, but not change it.
-
-        Raises:
-            NotFound: there is no such model.
-            InvalidRequest: there is no such setting.
-            Unsupported: the request changes a setting.
-        """
+        """Return the trace settings. A request may repeat or clear a setting, but not change it."""
         if request.model_name:
             self._repository.find(request.model_name, "")
         for name, setting in request.settings.items():
@@ -157,17 +132,13 @@ class Extensions:
         return response
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change log settings, and return all of them; :class:`edge.instruments.logs.Logs` describes each.
-
-        Raises:
-            InvalidRequest: there is no such setting, or the value is invalid.
-            Unsupported: clients may not change settings, or the request names another log file.
-        """
+        """Change log settings, and return all of them; :class:`edge.instruments.logs.Logs` describes each."""
         if request.settings and not self._allow_log_settings:
             given, expected = Literally("a change of the server's log"), "--allow-log-settings"
             fix = "Start it with `fewheads serve --allow-log-settings`."
             raise Unsupported("LogSettings", given=given, expected=expected, fix=fix)
-        self._logs.change({name: _value(setting) for name, setting in request.settings.items()})
+        kinds = {name: setting.WhichOneof("parameter_choice") for name, setting in request.settings.items()}
+        self._logs.change({name: kind and getattr(request.settings[name], kind) for name, kind in kinds.items()})
         response = pb.LogSettingsResponse()
         for name, value in self._logs.settings.items():
             setattr(response.settings[name], _SETTING_FIELDS[type(value)], value)
@@ -183,8 +154,3 @@ def _check_repository(name: str) -> None:
     if name:
         fix = "A server has one repository; leave its name out."
         raise Unsupported("repository_name", given=name, expected="none", fix=fix)
-
-
-def _value(setting: pb.LogSettingsRequest.SettingValue) -> Any:
-    kind = setting.WhichOneof("parameter_choice")
-    return getattr(setting, kind) if kind else None

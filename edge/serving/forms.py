@@ -24,21 +24,14 @@ _MAX_FORM_BYTES: Final = 4096
 
 
 class _Tensor(NamedTuple):
-    """One input; ``dtype`` and ``size_bytes`` are those of its raw contents."""
-
     name: str
-    dtype: np.dtype[np.generic]
+    dtype: np.dtype[np.generic]  # of its raw contents, as size_bytes
     shape: tuple[int, ...]
     size_bytes: int
 
 
 class Form(NamedTuple):
-    """An accepted request without its id and values.
-
-    Attributes:
-        size: what the time of its run grows with.
-        shapes: the key that requests of one run share.
-    """
+    """An accepted request without its id and values."""
 
     entry: Entry
     model: Model
@@ -46,9 +39,9 @@ class Form(NamedTuple):
     parameters: Parameters
     output_names: Sequence[str]
     rows: int
-    size: int
+    size: int  # what the time of its run grows with
     size_bytes: int
-    shapes: Hashable
+    shapes: Hashable  # the key that requests of one run share
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None if their sizes differ from the form's."""
@@ -98,11 +91,7 @@ def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
 def tensors_of(
     request: pb.ModelInferRequest, contents: Sequence[bytes], inputs: Mapping[str, Array]
 ) -> tuple[_Tensor, ...] | None:
-    """Return how to read the inputs of further requests of a form; None if each of them needs validation.
-
-    Args:
-        inputs: inputs of the graph, decoded and preprocessed.
-    """
+    """Return how to read the graph's inputs in further requests of a form; None if each of them needs validation."""
     if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != inputs.keys():
         return None  # typed contents, shared memory, or a text that became other inputs
     tensors = []

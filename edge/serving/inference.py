@@ -44,6 +44,10 @@ class InferenceService:
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         shared_memory: the registered regions; None if the server does not allow shared memory.
+
+    Attributes:
+        limited: whether callers have a rate limit, so that transports must name them.
+        traced: whether requests are traced, so that transports must pass their trace context.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class InferenceService:
         self._default_timeout = default_timeout_seconds
         self._shared_memory = shared_memory
         self._limit = limit
+        self.limited = limit is not None
         self._traces = traces
+        self.traced = traces is not None
         self._responses = ResponseBuilder()
         self._forms = Forms()
         self._loop = asyncio.get_running_loop()
@@ -69,22 +75,8 @@ class InferenceService:
         self._waking = False
         self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
 
-    @property
-    def limited(self) -> bool:
-        """Whether callers have a rate limit, so that transports must name them."""
-        return self._limit is not None
-
-    @property
-    def traced(self) -> bool:
-        """Whether requests are traced."""
-        return self._traces is not None
-
     async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
-        """Answer one request; the arguments are those of :meth:`start`. Cancelling this cancels the request.
-
-        Raises:
-            RequestError: the request failed, and is counted.
-        """
+        """Answer one request; the arguments are those of :meth:`start`. Cancelling this cancels the request."""
         outcome: asyncio.Future[pb.ModelInferResponse | Exception] = self._loop.create_future()
 
         def reply(end: pb.ModelInferResponse | Exception) -> None:
@@ -111,15 +103,12 @@ class InferenceService:
         return response
 
     def start(self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply) -> Call | None:
-        """Check, preprocess and queue a request.
+        """Check, preprocess and queue a request; return the argument for :meth:`cancel`, None after the reply.
 
         Args:
             request: the client's message; this removes parts of it.
             deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
             reply: receives the response or the error, once, on the event loop, possibly before this returns.
-
-        Returns:
-            The argument for :meth:`cancel`; None if the reply has been given.
         """
         request_id = request.id
         try:
@@ -132,7 +121,7 @@ class InferenceService:
                 ended = self._submit(call)
             except BaseException as error:
                 self._scheduler.forget(call)
-                self._refused(call.entry, error, request.model_name, request_id, call.started_ns)
+                self._refused(call.form.entry, error, request.model_name, request_id, call.started_ns)
                 raise
         except Exception as error:
             _fail(reply, error, request.model_name, request_id)
@@ -173,8 +162,7 @@ class InferenceService:
             size_bytes=form.size_bytes,
             shapes=form.shapes,
         )
-        call.request_id, call.entry, call.model, call.parameters = request_id, form.entry, model, form.parameters
-        call.output_names, call.windows, call.started_ns = form.output_names, windows, started_ns
+        call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
         call.tier_reason, call.timer = PINNED, None
         call.trace_context = CARRIER.get() if self._traces else None
         return call
@@ -182,10 +170,7 @@ class InferenceService:
     def _checked(
         self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
     ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
-        """Validate a request of an unknown form, and cache the form if it determines everything but the values.
-
-        This takes a use of the model, which the caller gives back.
-        """
+        """Validate a request, take a use of its model, and cache its form if that determines all but the values."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
         if not model.use.take():
             fix = "Send the request again later."
@@ -210,9 +195,7 @@ class InferenceService:
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
         """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
         call.deadline = deadline
-        limit = call.parameters.timeout_seconds
-        if limit is None:
-            limit = self._default_timeout
+        limit = call.form.parameters.timeout_seconds or self._default_timeout
         if limit is not None:
             at = time.monotonic() + limit
             if deadline is None or at < deadline:
@@ -222,9 +205,9 @@ class InferenceService:
 
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and submit it to the scheduler; return whether it has ended."""
-        parameters = call.parameters
-        if len(call.model.executors) > 1 or parameters.tier or parameters.policy:
-            choice = call.model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
+        model, parameters = call.form.model, call.form.parameters
+        if len(model.executors) > 1 or parameters.tier or parameters.policy:
+            choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.options, call.tier_reason = choice.executor, choice.executor.options, choice.reason
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
@@ -264,26 +247,37 @@ class InferenceService:
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 
     def _finish(self, call: Call) -> None:
-        """Reply to a call, and count it."""
-        answer, reply = call.answer, call.reply
+        """Reply to a call, with the tier and the timings that it requested, and count it."""
+        form, answer, reply = call.form, call.answer, call.reply
         assert reply is not None
         error = call.take_error()
         if answer:
             begun_ns = time.perf_counter_ns()
             try:
-                tier = _answering_tiers(call, answer) if len(call.model.tiers) > 1 else ""
+                tier = _answering_tiers(call, answer) if len(form.model.tiers) > 1 else ""
                 used, identity = tier or call.executor.tier, call.request_id
                 response = self._responses.build(
-                    call.model, answer, call.output_names, request_id=identity, tier=used, windows=call.windows
+                    form.model, answer, form.output_names, request_id=identity, tier=used, windows=call.windows
                 )
             except Exception as wrong:
                 error = wrong
             else:
-                self._measure(call, response, begun_ns, tier)
+                if call.timer:
+                    call.timer.cancel()
+                call.reply = None
+                timings, now_ns = call.timings, time.perf_counter_ns()
+                timings.compute_output_ns += now_ns - begun_ns
+                timings.request_ns = now_ns - call.started_ns
+                if tier:
+                    response.parameters[TIER].string_param = tier
+                    response.parameters[TIER_REASON].string_param = call.tier_reason
+                if form.parameters.timings:
+                    for stage in _STAGES:
+                        response.parameters[stage].int64_param = getattr(timings, stage)
                 try:
                     reply(response)
                 finally:
-                    call.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
+                    form.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
                     if self._traces:
                         self._traces.answered(call, tier)
                 return
@@ -291,52 +285,30 @@ class InferenceService:
         self._end(call, type(error).__name__)
         if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime must not end the event loop
             error = RuntimeError(f"{type(error).__name__} in a run")
-        _fail(reply, error, call.model.name, call.request_id)
+        _fail(reply, error, form.model.name, call.request_id)
         del error, reply  # the error's traceback may refer to this frame
-
-    def _measure(self, call: Call, response: pb.ModelInferResponse, begun_ns: int, tier: str) -> None:
-        """Complete the timings of an answered call, and add its tier and the requested timings to the response."""
-        if call.timer:
-            call.timer.cancel()
-        call.reply = None
-        timings = call.timings
-        now_ns = time.perf_counter_ns()
-        timings.compute_output_ns += now_ns - begun_ns
-        timings.request_ns = now_ns - call.started_ns
-        if tier:
-            response.parameters[TIER].string_param = tier
-            response.parameters[TIER_REASON].string_param = call.tier_reason
-        if call.parameters.timings:
-            for stage in _STAGES:
-                response.parameters[stage].int64_param = getattr(timings, stage)
 
     def _timed_out(self, call: Call) -> None:
         reply = call.reply
         assert reply is not None  # the end of a call cancels its timer
         self._end(call, DeadlineExceeded.__name__)
-        _fail(reply, expired(time.perf_counter_ns() - call.started_ns), call.model.name, call.request_id)
+        _fail(reply, expired(time.perf_counter_ns() - call.started_ns), call.form.model.name, call.request_id)
 
     def _end(self, call: Call, reason: str) -> None:
-        """Count a failed call, and remove it from the queue.
-
-        ``reason`` is the class of its error, or ``Cancelled``. Transports also cancel calls at their deadline; those
-        count as DeadlineExceeded.
-        """
+        """Count a failed call, and remove it from the queue; ``reason`` is the class of its error, or ``Cancelled``."""
         call.reply = None
         if call.timer:
             call.timer.cancel()
         if not call.ended:
             self._scheduler.cancel(call)
-        place = ""
         if reason == "Cancelled" and call.deadline is not None and time.monotonic() > call.deadline - _CLOCK_SECONDS:
-            reason = DeadlineExceeded.__name__
-        if reason in ("Cancelled", DeadlineExceeded.__name__):
-            place = call.place
+            reason = DeadlineExceeded.__name__  # transports also cancel calls at their deadline
+        place = call.place if reason in ("Cancelled", DeadlineExceeded.__name__) else ""
         if call.computed_ns and reason == DeadlineExceeded.__name__:
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)  # at least
-        call.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns, place)
+        call.form.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns, place)
         if self._traces:
-            self._traces.failed(call.model.name, call.request_id, call.started_ns, reason, call.trace_context)
+            self._traces.failed(call.form.model.name, call.request_id, call.started_ns, reason, call.trace_context)
 
     def _refused(self, entry: Entry, error: BaseException, name: str, request_id: str, started_ns: int) -> None:
         """Count a request that fails before the queue."""
@@ -354,7 +326,7 @@ def _answering_tiers(call: Call, answer: Answer) -> str:
     if rows is None:
         return call.executor.tier
     names = set(rows.tolist())
-    return ",".join([name for name in reversed(call.model.tiers) if name in names])
+    return ",".join([name for name in reversed(call.form.model.tiers) if name in names])
 
 
 def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:

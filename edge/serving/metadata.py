@@ -16,7 +16,7 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedu
 
 
 class Metadata:
-    """Answers the RPCs that describe the server and its models.
+    """Answers the RPCs that describe the server and its models; a model that is not ready raises RequestError.
 
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
@@ -50,11 +50,7 @@ class Metadata:
         return self.accepting and self._health.server_sound() and models_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
-        """Return whether a model answers requests and is healthy; False for an unknown one.
-
-        Raises:
-            InvalidRequest: the version is not a positive integer.
-        """
+        """Return whether a model answers requests and is healthy; False for an unknown one."""
         try:
             entry, _ = self._repository.ready(request.name, request.version)
         except InvalidRequest:
@@ -68,11 +64,7 @@ class Metadata:
         return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        """Return a model's inputs and outputs, batch dimension included.
-
-        Raises:
-            RequestError: there is no such model, or it is not ready.
-        """
+        """Return a model's inputs and outputs, batch dimension included."""
         _, model = self._repository.ready(request.name, request.version)
         response = pb.ModelMetadataResponse(name=model.name, platform=model.runner.platform)
         ready = (entry for entry in self._repository if entry.name == model.name and entry.state == "READY")
@@ -83,11 +75,7 @@ class Metadata:
         return response
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """Return a model's configuration in Triton's terms; dims are without the batch dimension.
-
-        Raises:
-            RequestError: there is no such model, or it is not ready.
-        """
+        """Return a model's configuration in Triton's terms; dims are without the batch dimension."""
         _, model = self._repository.ready(request.name, request.version)
         skip = 1 if model.manifest.max_batch_size else 0
         config = pb.ModelConfig(
@@ -121,11 +109,7 @@ class Metadata:
         return pb.ModelConfigResponse(config=config)
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Return the counters of one version, of all versions of a model, or of all models.
-
-        Raises:
-            RequestError: there is no such model.
-        """
+        """Return the counters of one version, of all versions of a model, or of all models."""
         entries = list(self._repository)
         if request.name:
             found = self._repository.find(request.name, request.version)
@@ -148,7 +132,6 @@ def _data_type(datatype: str) -> pb.DataType:
 
 def _statistics(entry: Entry) -> pb.ModelStatistics:
     now = entry.statistics.snapshot()
-    stages = now.stages
     message = pb.ModelStatistics(
         name=entry.name,
         version=entry.version,
@@ -158,7 +141,7 @@ def _statistics(entry: Entry) -> pb.ModelStatistics:
     )
     durations = message.inference_stats
     durations.fail.count, durations.fail.ns = now.fail, now.fail_ns
-    for stage, measured in stages.items():
+    for stage, measured in now.stages.items():
         duration = getattr(durations, "success" if stage == "request" else stage)
         duration.count, duration.ns = measured.count, measured.total
     for rows, totals in sorted(now.batches.items()):

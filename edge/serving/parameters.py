@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
@@ -45,14 +45,10 @@ class Parameters(NamedTuple):
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
-    """Validate and return a request's parameters.
-
-    Raises:
-        InvalidRequest: a parameter is misspelt, of the wrong type, out of range or reserved, or belongs to a sequence.
-    """
+    """Return a request's parameters; none may be misspelt, mistyped, out of range, reserved or of a sequence."""
     if not request.parameters:
         return Parameters()
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for name, parameter in request.parameters.items():
         if name not in _KINDS:
             _check_unknown(name)
@@ -63,23 +59,23 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
             raise InvalidRequest(f"parameter {name!r}", given=kind, expected=expected, fix="Send it with that type.")
         values[name] = getattr(parameter, kind)
     for name in ("timeout", "priority"):
-        value = values.get(name, 0)
-        if not isinstance(value, int) or value < 0:
-            raise InvalidRequest(f"parameter {name!r}", given=value, expected="0 or more", fix="0 is the default.")
+        if values.get(name, 0) < 0:
+            given = values[name]
+            raise InvalidRequest(f"parameter {name!r}", given=given, expected="0 or more", fix="0 is the default.")
     if values.get("sequence_id") or values.get("sequence_start") or values.get("sequence_end"):
         given = Literally("a request of a sequence")
         fix = "Leave the sequence parameters out."
         raise InvalidRequest("parameter 'sequence_id'", given=given, expected="none: no model keeps state", fix=fix)
     priority = values.get("priority") or DEFAULT_PRIORITY
-    if not isinstance(priority, int) or priority > PRIORITY_LEVELS:
+    if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
-    timeout_us, tier, policy = values.get("timeout"), values.get(TIER), values.get("policy")
+    timeout_us = values.get("timeout")
     return Parameters(
-        timeout_seconds=timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us else None,
-        timings=bool(values.get("timings")),
-        tier=tier if isinstance(tier, str) else None,
-        policy=policy if isinstance(policy, str) else None,
+        timeout_seconds=timeout_us / 1e6 if timeout_us else None,
+        timings=values.get("timings", False),
+        tier=values.get(TIER),
+        policy=values.get("policy"),
         priority=priority,
     )
 
@@ -104,8 +100,7 @@ def _similar(name: str) -> str | None:
     if plain in _ALIASES:
         return _ALIASES[plain]
     for ours in _OURS:
-        transposed = sorted(plain) == sorted(ours)
-        if transposed or plain.startswith(f"{ours}_"):
+        if sorted(plain) == sorted(ours) or plain.startswith(f"{ours}_"):
             return ours
     close = get_close_matches(plain, _OURS, 1, _LIKENESS)
     return close[0] if close else None

@@ -30,16 +30,7 @@ class ResponseBuilder:
         tier: str,
         windows: Mapping[str, Window],
     ) -> pb.ModelInferResponse:
-        """Return the response, its outputs in the order of ``names``.
-
-        Args:
-            tier: the tier that answered, for the log.
-            windows: the shared memory of the outputs that go there, by name.
-
-        Raises:
-            InvalidRequest: an output does not fit into its shared memory.
-            RunnerError: the client requested a label, and the logits hold a NaN or an infinity.
-        """
+        """Return the response, its outputs in the order of ``names``; no label is made of a NaN or an infinity."""
         response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
         outputs, made = answer.outputs, model.made
         if answer.nonfinite:  # in any output of the graph: the logits of a label may not be sent
@@ -66,9 +57,6 @@ def encode_outputs(
     """Add the named outputs to a response, each with exactly one raw entry.
 
     C++ clients index ``raw_output_contents`` without a check, so an output in shared memory has an empty entry.
-
-    Raises:
-        InvalidRequest: an output does not fit into its shared memory.
     """
     for name in names:
         array = outputs[name]

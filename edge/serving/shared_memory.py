@@ -33,22 +33,14 @@ _KINDS: dict[str, tuple[str, ...]] = {_REGION: ("string_param",), _BYTE_SIZE: _I
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a shared memory object. Its file is closed once neither the registry nor a window refers to it.
-
-    Attributes:
-        key: the name of the object.
-        offset: the start in the object, in bytes.
-        byte_size: the size of the part.
-        file: the open file of the object.
-        writable: whether outputs may be written to it.
-    """
+    """A part of a shared memory object. Its file is closed once neither the registry nor a window refers to it."""
 
     name: str
-    key: str
-    offset: int
+    key: str  # the name of the object
+    offset: int  # in the object, in bytes
     byte_size: int
-    file: int
-    writable: bool
+    file: int  # of the object, open
+    writable: bool  # whether outputs may be written to it
 
     def __post_init__(self) -> None:
         weakref.finalize(self, os.close, self.file)
@@ -56,37 +48,22 @@ class Region:
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a region that holds one tensor; it keeps an unregistered region open until the request ends.
-
-    Attributes:
-        region: the region.
-        offset: the start in the region, in bytes.
-        byte_size: the size of the part.
-        subject: the tensor's name in error messages.
-    """
+    """The part of a region that holds one tensor; it keeps an unregistered region open until the request ends."""
 
     region: Region
-    offset: int
+    offset: int  # in the region, in bytes
     byte_size: int
-    subject: str
+    subject: str  # the tensor, in error messages
 
     def read(self) -> bytes:
-        """Return a copy of the tensor's bytes.
-
-        Raises:
-            InvalidRequest: the object has shrunk since its registration.
-        """
+        """Return a copy of the tensor's bytes."""
         data = os.pread(self.region.file, self.byte_size, self.region.offset + self.offset)
         if len(data) < self.byte_size:
             raise self._shrunk(f"{len(data)} bytes in the object")
         return data
 
     def write(self, data: bytes) -> None:
-        """Write a tensor's bytes.
-
-        Raises:
-            InvalidRequest: they do not fit, the object has shrunk since its registration, or the host lacks memory.
-        """
+        """Write a tensor's bytes."""
         if len(data) > self.byte_size:
             given, expected = Literally(f"{self.byte_size} bytes"), f"at least {len(data)}"
             raise self._invalid(given, expected, "Give the output more room.")
@@ -109,12 +86,7 @@ class Window:
 
 
 class SharedMemory:
-    """The regions that clients have registered. Only the event loop uses it.
-
-    Args:
-        max_bytes: the limit for all regions together.
-        max_tensor_bytes: the limit for one tensor.
-    """
+    """The regions that clients have registered. Only the event loop uses it. Its errors are RequestErrors."""
 
     def __init__(self, max_bytes: int, max_tensor_bytes: int, directory: Path = DIRECTORY) -> None:
         self._max_bytes = max_bytes
@@ -123,18 +95,7 @@ class SharedMemory:
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register a part of a shared memory object as a region.
-
-        Args:
-            key: the object's name, with or without its leading slash.
-            offset: the start in bytes; it needs no alignment.
-
-        Raises:
-            InvalidRequest: a name is invalid or reserved, the key is no shared memory object, or the part exceeds it.
-            NotFound: there is no such object.
-            AlreadyThere: the name is taken; as with Triton, unregister the old region first.
-            Overloaded: there are too many regions, or they are too large.
-        """
+        """Register a part of a shared memory object, its ``key`` with or without a leading slash, as a region."""
         subject = f"shared memory region {name!r}"
         if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
             expected = f"1 to {_MAX_NAME_BYTES} bytes"
@@ -144,21 +105,25 @@ class SharedMemory:
             raise AlreadyThere(subject, given=Literally("a name that is taken"), expected="a new one", fix=fix)
         if not byte_size:
             raise InvalidRequest(subject, given=Literally("0 bytes"), expected="1 or more", fix="Give its size.")
-        self._check_room(subject, byte_size)
+        if len(self._regions) >= MAX_REGIONS:
+            given = Literally(f"one more than {MAX_REGIONS} regions")
+            raise Overloaded(subject, given=given, expected=f"at most {MAX_REGIONS}", fix="Unregister one.")
+        used = sum(region.byte_size for region in self._regions.values())
+        if used + byte_size > self._max_bytes:
+            given = Literally(f"{byte_size} bytes beside {used}")
+            fix = "Unregister a region, or start the server with a larger --max-shared-memory-bytes."
+            raise Overloaded(subject, given=given, expected=f"at most {self._max_bytes} in all regions", fix=fix)
         file, writable = self._open(f"{subject} key", key)
-        try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                given, fix = Literally("something other than a regular file"), "Give the key of a shared memory object."
-                raise InvalidRequest(f"{subject} key", given=given, expected="a shared memory object", fix=fix)
-            if offset + byte_size > status.st_size:
-                given, expected = _part(byte_size, offset), f"at most the object's {status.st_size} bytes"
-                fix = "Make the object larger, or register a smaller part."
-                raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
-        except BaseException:
-            os.close(file)
-            raise
-        self._regions[name] = Region(name, key, offset, byte_size, file, writable)
+        region = Region(name, key, offset, byte_size, file, writable)  # which closes the file
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            given, fix = Literally("something other than a regular file"), "Give the key of a shared memory object."
+            raise InvalidRequest(f"{subject} key", given=given, expected="a shared memory object", fix=fix)
+        if offset + byte_size > status.st_size:
+            given, expected = _part(byte_size, offset), f"at most the object's {status.st_size} bytes"
+            fix = "Make the object larger, or register a smaller part."
+            raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
+        self._regions[name] = region
 
     def unregister(self, name: str = "") -> None:
         """Remove a region, or all of them without a name; an unknown name is no error, as with Triton.
@@ -171,25 +136,11 @@ class SharedMemory:
             self._regions.clear()
 
     def regions(self, name: str = "") -> list[Region]:
-        """Return a region, or all of them without a name.
-
-        Raises:
-            NotFound: there is no region of that name.
-        """
+        """Return a region, or all of them without a name."""
         return [self._region(name)] if name else list(self._regions.values())
 
     def window(self, name: str, offset: int, byte_size: int, subject: str, *, write: bool) -> Window:
-        """Return the part of a region for one tensor.
-
-        Args:
-            offset: the start in the region, in bytes.
-            subject: the tensor's name in error messages.
-            write: whether the tensor is an output.
-
-        Raises:
-            NotFound: there is no such region.
-            InvalidRequest: the part exceeds the region or the limit for a tensor, or the object is read-only.
-        """
+        """Return the part of a region for one tensor, ``subject``; ``write`` says whether it is an output."""
         region = self._region(name)
         if write and not region.writable:
             given = Literally(f"region {name!r}, which the server may only read")
@@ -212,16 +163,6 @@ class SharedMemory:
             fix = "SystemSharedMemoryStatus lists the regions."
             raise NotFound("shared memory region", given=name, expected=expected, fix=fix)
         return self._regions[name]
-
-    def _check_room(self, subject: str, byte_size: int) -> None:
-        if len(self._regions) >= MAX_REGIONS:
-            given = Literally(f"one more than {MAX_REGIONS} regions")
-            raise Overloaded(subject, given=given, expected=f"at most {MAX_REGIONS}", fix="Unregister one.")
-        used = sum(region.byte_size for region in self._regions.values())
-        if used + byte_size > self._max_bytes:
-            given = Literally(f"{byte_size} bytes beside {used}")
-            fix = "Unregister a region, or start the server with a larger --max-shared-memory-bytes."
-            raise Overloaded(subject, given=given, expected=f"at most {self._max_bytes} in all regions", fix=fix)
 
     def _open(self, subject: str, key: str) -> tuple[int, bool]:
         """Open an object, and return its file and whether it is writable."""
@@ -257,13 +198,7 @@ def is_shared(parameters: Mapping[str, pb.InferParameter]) -> bool:
 def window_of(
     parameters: Mapping[str, pb.InferParameter], shared_memory: SharedMemory | None, subject: str, *, write: bool
 ) -> Window:
-    """Return the part of a region that the parameters of a tensor refer to.
-
-    Raises:
-        InvalidRequest: the parameters contradict the region or each other.
-        NotFound: there is no such region.
-        Unsupported: the server does not allow shared memory.
-    """
+    """Return the part of a region that the parameters of a tensor refer to."""
     if shared_memory is None:
         raise no_shared_memory(subject)
     values: dict[str, Any] = {_OFFSET: 0}
@@ -279,11 +214,7 @@ def window_of(
 
 
 def output_windows(request: pb.ModelInferRequest, shared_memory: SharedMemory | None) -> dict[str, Window]:
-    """Return the shared memory of the outputs that a request sends there, by output name.
-
-    Raises:
-        RequestError: as :func:`window_of`.
-    """
+    """Return the shared memory of the outputs that a request sends there, by output name."""
     return {
         output.name: window_of(output.parameters, shared_memory, f"output {output.name!r}", write=True)
         for output in request.outputs

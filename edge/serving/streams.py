@@ -38,16 +38,11 @@ class Draining(Exception):
 
 
 class Streams:
-    """Answers streams.
-
-    Attributes:
-        open: number of open streams.
-        in_flight: number of their requests in progress.
-    """
+    """Answers streams."""
 
     def __init__(self, service: InferenceService) -> None:
-        self.open = 0
-        self.in_flight = 0
+        self.open = 0  # streams
+        self.in_flight = 0  # their requests in progress
         self._service = service
         self._draining = asyncio.Event()
 
@@ -58,14 +53,8 @@ class Streams:
     async def answer(self, read: Read, write: Write, deadline: float | None) -> None:
         """Answer one stream, in the order of its requests. Cancelling this cancels all of them.
 
-        An error affects only its own request and is returned in the response to it.
-
-        Args:
-            deadline: of the whole stream, in ``time.monotonic()`` seconds; None without one.
-
-        Raises:
-            Unparseable: a message does not parse; the requests before it have been answered.
-            Draining: the server shuts down; the requests so far have been answered.
+        An error affects only its own request and is returned in the response to it. ``deadline`` is the stream's, in
+        ``time.monotonic()`` seconds. Unparseable and Draining are raised once the requests so far are answered.
         """
         # Two more are in flight: the response being written, and the request that waits for room in the queue.
         turns: asyncio.Queue[_Answer | None] = asyncio.Queue(MAX_IN_FLIGHT - 2)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from edge import __version__
 from edge.errors import Literally, UsageError
+from edge.protocol import INFERENCE
 from edge.serving.call import Call
 
 #: The trace context headers of a call. A transport sets it, and the tasks of the call inherit it.
@@ -71,10 +72,10 @@ class Traces:
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
 
     def answered(self, call: Call, tier: str) -> None:
-        """Trace a request that was just answered, by this tier; empty for a model with one tier."""
+        """Trace a request that was just answered; ``tier`` is empty for a model with one tier."""
         timings = call.timings
         end_ns = time.perf_counter_ns()
-        span = self._begin(call.model.name, call.request_id, call.started_ns, call.trace_context)
+        span = self._begin(call.form.model.name, call.request_id, call.started_ns, call.trace_context)
         if span.is_recording():
             span.set_attributes({"fewheads.rows": call.rows, "fewheads.batch_rows": call.batch_rows})
             if tier:
@@ -106,7 +107,7 @@ class Traces:
             self._extract(carrier) if carrier else None,
             self._server,
             {
-                "rpc.service": "inference.GRPCInferenceService",
+                "rpc.service": INFERENCE,
                 "rpc.method": "ModelInfer",
                 "fewheads.model": model,
                 "fewheads.request_id": request_id,

@@ -36,15 +36,8 @@ def decode_inputs(
 ) -> dict[str, Array]:
     """Return the request's tensors by name, after checks of names, datatypes, ranks, fixed dimensions and sizes.
 
-    The model checks which inputs are required, and the limits of batch and profile.
-
-    Args:
-        shared_memory: the registered regions; None if the server does not allow shared memory.
-
-    Raises:
-        InvalidRequest: the request contradicts the specs or itself.
-        NotFound: it refers to an unknown region of shared memory.
-        Unsupported: it refers to shared memory, which the server does not allow.
+    The model checks which inputs are required, and the limits of batch and profile. ``shared_memory`` is None if the
+    server does not allow it.
     """
     sent = sum(not is_shared(tensor.parameters) for tensor in request.inputs)
     if sent != len(request.inputs) and shared_memory is None:
@@ -85,11 +78,7 @@ def decode_inputs(
 
 
 def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
-    """Return a tensor that shares memory with its raw contents; only BYTES and BOOL are copied.
-
-    Raises:
-        InvalidRequest: the number of bytes does not fit datatype and shape.
-    """
+    """Return a tensor that shares memory with its raw contents; only BYTES and BOOL are copied."""
     if datatype == "BYTES":
         return _split_bytes(data, shape, subject)
     _check_size(len(data), datatype, shape, subject)
@@ -103,12 +92,8 @@ def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) 
     """Check the raw bytes of a tensor before a copy; :func:`_split_bytes` checks those of BYTES."""
     expected = size if datatype == "BYTES" else byte_size(datatype, shape)
     if size != expected:
-        raise InvalidRequest(
-            subject,
-            given=Literally(f"{size} raw bytes"),
-            expected=f"{expected} for {datatype} {list(shape)}",
-            fix="Send every element, row-major, unpadded.",
-        )
+        given, fix = Literally(f"{size} raw bytes"), "Send every element, row-major, unpadded."
+        raise InvalidRequest(subject, given=given, expected=f"{expected} for {datatype} {list(shape)}", fix=fix)
 
 
 def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
@@ -131,11 +116,7 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
 
 
 def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
-    """Return a copy of a tensor's typed contents.
-
-    Raises:
-        InvalidRequest: they are in the wrong field, too many, too few, or too large for the datatype.
-    """
+    """Return a copy of a tensor's typed contents."""
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
         fix = "Put the bytes into raw_input_contents."
@@ -167,12 +148,7 @@ def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return the names of the outputs to send, in the request's order; all of them if it names none.
-
-    Raises:
-        InvalidRequest: a name is unknown or repeated.
-        Unsupported: the request wants a classification.
-    """
+    """Return the names of the outputs to send, in the request's order; all of them if it names none."""
     names: list[str] = []
     for output in request.outputs:
         subject = f"output {output.name!r}"

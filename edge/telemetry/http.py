@@ -42,16 +42,7 @@ Answer = Callable[[str, str, "Message[str, str]"], Response]
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
-    """Serves HTTP/1.1 on threads of its own until it is closed, whatever the server's event loop does meanwhile.
-
-    Args:
-        answer: answers the requests; called from many threads.
-        port: 0 lets the system choose.
-        certificates: for TLS; None serves without it.
-
-    Raises:
-        UsageError: the port cannot be taken.
-    """
+    """Serves HTTP/1.1 on threads of its own until it is closed, whatever the server's event loop does meanwhile."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -84,7 +75,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         if self._certificates is None:
             return connection, address
         # The handshake comes with the first read, in the connection's own thread and within its time limit.
-        context = self._certificates.now.http
+        context = self._certificates.value.http
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -145,14 +145,12 @@ def power_metrics(board: Board | None, idle_watts: float | None) -> Iterator[Fam
 
 
 def metrics_page(collector: Collector) -> Callable[[str], tuple[Mapping[str, str], bytes]]:
-    """Return the function that renders the page for Prometheus, in the format that a header ``Accept`` names.
-
-    It is never compressed: on a board, processor time costs more than bandwidth.
-    """
+    """Return the function that renders the page for Prometheus, in the format that a header ``Accept`` names."""
     registry = CollectorRegistry()
     registry.register(collector)
 
     def page(accept: str) -> tuple[Mapping[str, str], bytes]:
+        # Never compressed: on a board, processor time costs more than bandwidth.
         encoder, content_type = choose_encoder(accept)
         # Triton's sizes become whole numbers, as Triton writes them: the library writes large numbers with an exponent,
         # and perf_analyzer reads no further than the point.

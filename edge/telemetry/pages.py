@@ -44,11 +44,7 @@ Page = Callable[[str], tuple[Mapping[str, str], bytes]]
 
 
 class LiveReading:
-    """Readings as JSON with the window of the last seconds, at most about one a second.
-
-    Args:
-        read: takes a reading; called from one thread at a time.
-    """
+    """Readings as JSON with the window of the last seconds, at most about one a second."""
 
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
@@ -71,13 +67,7 @@ class LiveReading:
 
 
 class Pages:
-    """Answers ``/``, ``/telemetry.json`` and ``/metrics``, to GET and HEAD.
-
-    Args:
-        metrics: renders ``/metrics``.
-        live: provides ``/telemetry.json``.
-        access: checks the tokens of requests for data of this server; None lets everyone read it.
-    """
+    """Answers ``/``, ``/telemetry.json`` and ``/metrics``, to GET and HEAD. Without ``access``, everyone may read."""
 
     def __init__(self, metrics: Page, live: LiveReading, access: Access | None = None) -> None:
         html = (files("edge.telemetry") / "dashboard.html").read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge.health.health import Health
 from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy
@@ -12,8 +12,7 @@ from edge.instruments.sensors import Sensors
 from edge.instruments.snapshot import TierRuns
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
-from edge.security.access import Access
-from edge.security.credentials import ServerCertificates
+from edge.security.watched import Watched
 from edge.serving.streams import Streams
 
 
@@ -45,12 +44,7 @@ class ServedWork(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """The parts of a server that have data to report.
-
-    Attributes:
-        files: certificates and tokens, which are read again when they change.
-        energy: measures the energy of runs; None on a machine that does not measure its power.
-    """
+    """The parts of a server that have data to report."""
 
     scheduler: Scheduler
     repository: Repository
@@ -58,8 +52,8 @@ class Sources(NamedTuple):
     memory: MemorySampler
     sensors: Sensors
     streams: Streams
-    files: Sequence[Access | ServerCertificates] = ()
-    energy: EnergyMeter | None = None
+    files: Sequence[Watched[Any]] = ()
+    energy: EnergyMeter | None = None  # None on a machine that does not measure its power
 
     def energy_of(self, name: str, version: str) -> dict[str, TierEnergy]:
         """Return the energy of each tier of a model, where it is known."""

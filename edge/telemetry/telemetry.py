@@ -30,10 +30,7 @@ class Telemetry:
         self._started = time.monotonic()
 
     async def watch(self) -> None:
-        """Measure energy, and sample the processors' load and the device's peak memory every second, until cancelled.
-
-        All readers get the values of these samples, whenever they read.
-        """
+        """Measure energy, and sample load and peak memory for all readers every second, until cancelled."""
         with self._sources.energy or nullcontext():
             while True:
                 self._sources.memory.observe()

@@ -97,10 +97,7 @@ class ModelWindow(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The whole server; ``stages`` combines all models.
-
-    ``since_start`` is true without an earlier reading; ``seconds`` is then the uptime of the server.
-    """
+    """The whole server; without an earlier reading, ``since_start`` is true and ``seconds`` is the uptime."""
 
     seconds: float
     since_start: bool
@@ -117,12 +114,9 @@ class Recent:
         self._readings: deque[Reading] = deque()
 
     def add(self, reading: Reading) -> Window:
-        """Add the newest reading and return its difference to the oldest one.
-
-        A shorter uptime than before means that the server was restarted, which drops earlier readings.
-        """
+        """Add the newest reading and return its difference to the oldest one."""
         readings = self._readings
-        if readings and reading.uptime_seconds < readings[-1].uptime_seconds:
+        if readings and reading.uptime_seconds < readings[-1].uptime_seconds:  # the server was restarted
             readings.clear()
         while len(readings) > 1 and reading.uptime_seconds - readings[1].uptime_seconds >= WINDOW_SECONDS:
             readings.popleft()

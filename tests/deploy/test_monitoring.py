@@ -22,11 +22,11 @@ from edge import errors
 from edge.client import Client, text
 from edge.client.retries import ONCE
 from edge.errors import ServerError
-from edge.pb import inference_pb2 as pb
 from edge.settings import Settings
 from tests.support.boards import orin_nano
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import parameter
 from tests.support.server_processes import Served, served
 from tests.support.text_model import write_sentiment_bundle
 from tests.support.tools import DEPLOY, run, tool
@@ -80,7 +80,6 @@ def test_names_in_compose_match_the_configurations() -> None:
 
 
 def expressions() -> list[str]:
-    """Every expression of the dashboard, for all boards and models."""
     found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
     found = [one.replace("$instance", ".*").replace("$model", ".*").replace("$__rate_interval", "1m") for one in found]
     assert not [one for one in found if "$" in one]
@@ -91,8 +90,6 @@ def expressions() -> list[str]:
 
 
 class Prometheus:
-    """The API of a Prometheus on loopback."""
-
     def __init__(self, port: str) -> None:
         self._api = f"http://127.0.0.1:{port}/api/v1"
 
@@ -104,7 +101,6 @@ class Prometheus:
         return answer["data"]
 
     def values(self, expression: str) -> list[float]:
-        """Return the current value of each series of an expression."""
         return [float(one["value"][1]) for one in self.get("query", query=expression)["result"]]
 
 
@@ -131,9 +127,7 @@ def prometheus(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
 def traffic(server: Served) -> Iterator[None]:
     """Send requests of every kind while the block runs: for each tier, invalid ones, and some that are too late."""
     done = threading.Event()
-    late = pb.ModelInferRequest(model_name="calculator-oracle")
-    late.parameters["timeout"].int64_param = 1  # µs
-    late.inputs.add(name="expression", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"1 + 1")
+    late = parameter("timeout", int64_param=1)  # µs
 
     def work() -> None:
         with Client(f"127.0.0.1:{server.ready.grpc_port}", retries=ONCE) as client:

@@ -57,8 +57,6 @@ _FUNCTIONS = (
     "getPluginRegistry",
     "initLibNvInferPlugins",
 )
-#: Where a signature has the C++ name.
-_PYTHON_NAMES = {"IParserError": "ParserError"}
 _PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
 
 
@@ -66,20 +64,14 @@ def read(version: str) -> dict[str, Any]:
     """Return the kept surface of a version.
 
     Keys: ``names``, all names of the module; ``enums``, each a map from member to value; ``classes``, each with its
-    ``methods`` (a list of parameter names for every overload), its ``properties`` (``r`` or ``rw``), and ``returns``,
-    the class of what a method or property returns where it is one of these.
+    ``methods`` (a list of parameter names for every overload) and its ``properties`` (``r`` or ``rw``).
     """
     surface: dict[str, Any] = json.loads((DIRECTORY / f"{version}.json").read_text())
     return surface
 
 
 def derive(version: str, directory: Path) -> dict[str, Any]:
-    """Download the wheel of a version into a directory, import it in a process of its own, and return its surface.
-
-    Raises:
-        FileNotFoundError: there is no C compiler.
-        subprocess.CalledProcessError: pip, the compiler or the import failed; its output is on stderr.
-    """
+    """Download the wheel of a version into a directory, import it in a process of its own, and return its surface."""
     with zipfile.ZipFile(_download(version, directory)) as wheel:
         wheel.extractall(directory)
     library = next(directory.glob("*/tensorrt.so"))
@@ -137,22 +129,14 @@ def _surface(module: Any) -> dict[str, Any]:
 def _class(kind: type) -> dict[str, Any]:
     methods: dict[str, list[list[str]]] = {}
     properties: dict[str, str] = {}
-    returns: dict[str, str] = {}
     for name, member in sorted(vars(kind).items()):
         if name.startswith("_") and name != "__init__":
             continue
-        text = ""
         if isinstance(member, property):
             properties[name] = "rw" if member.fset else "r"
-            text = member.fget.__doc__ or "" if member.fget else ""
         elif callable(member) and not isinstance(member, type):
-            lines = _signatures(name, member.__doc__ or "")
-            methods[name] = [_parameters(line) for line in lines]
-            text = lines[0] if lines else ""
-        returned = re.search(r"-> (?:\w+(?:\.|::))*(\w+)\s*$", text.strip())
-        if returned and _PYTHON_NAMES.get(returned[1], returned[1]) in CLASSES:
-            returns[name] = _PYTHON_NAMES.get(returned[1], returned[1])
-    return {"methods": methods, "properties": properties, "returns": returns}
+            methods[name] = [_parameters(line) for line in _signatures(name, member.__doc__ or "")]
+    return {"methods": methods, "properties": properties}
 
 
 def _signatures(name: str, documentation: str) -> list[str]:

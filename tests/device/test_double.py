@@ -14,7 +14,7 @@ cuda = pytest.importorskip("pycuda.driver")
 trt = pytest.importorskip("tensorrt")
 
 LIBCUDA = ctypes.CDLL("libcuda.so.1")
-ILLEGAL_ADDRESS, THREAD_LOCAL_CAPTURE = 700, 1
+THREAD_LOCAL_CAPTURE = 1
 TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "int8": 1e-2}
 
 
@@ -60,13 +60,12 @@ class Run:
         self.device = {name: cuda.mem_alloc(array.nbytes) for name, array in self.host.items()}
         self.arena = cuda.mem_alloc(max(self.engine.device_memory_size_v2, 1))
 
-    def prepare(self, rows, memory=True, addresses=("x", "y")):
+    def prepare(self, rows, missing=0, addresses=("x", "y")):
         if rows:
             assert self.context.set_input_shape("x", (rows, FEATURES)), LOGGER.errors
         for name in addresses:
             assert self.context.set_tensor_address(name, int(self.device[name]))
-        if memory:
-            self.context.set_device_memory(int(self.arena), self.engine.device_memory_size_v2)
+        self.context.set_device_memory(int(self.arena), self.engine.device_memory_size_v2 - missing)
 
     def upload(self, x):
         rows = len(x)
@@ -163,34 +162,17 @@ def test_contradictory_shapes_are_rejected_before_a_run(labels, shapes, context)
         ({"rows": 4, "addresses": ["y"]}, "Address is not set for input tensor x"),
         ({"rows": 4, "addresses": ["x"]}, "set for output tensor y"),
         ({"rows": 0}, ""),
-        ({"rows": 4, "memory": False}, ""),
+        ({"rows": 4, "missing": 1}, ""),
     ],
 )
 def test_unprepared_runs_are_rejected(prepared, reason, context):
     run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    if not run.engine.device_memory_size_v2 and not prepared.get("memory", True):
+    if not run.engine.device_memory_size_v2 and "missing" in prepared:
         pytest.skip("this engine needs no memory")
     run.prepare(**prepared)
+    assert bool(LOGGER.errors) == ("missing" in prepared)
     assert not run.context.execute_async_v3(run.stream.handle)
     assert reason in LOGGER.errors[-1]
-
-
-def test_too_little_activation_memory_is_rejected(context):
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    if not run.engine.device_memory_size_v2:
-        pytest.skip("this engine needs no memory")
-    run.prepare(4, memory=False)
-    run.context.set_device_memory(int(run.arena), run.engine.device_memory_size_v2 - 1)
-    assert LOGGER.errors
-    assert not run.context.execute_async_v3(run.stream.handle)
-
-
-def test_broken_engines_are_rejected(context):
-    data = bytes(build(trt, LOGGER, classifier(), BATCHES))
-    for broken in (b"", b"no engine", data[: len(data) // 2]):
-        LOGGER.errors.clear()
-        assert trt.Runtime(LOGGER).deserialize_cuda_engine(broken) is None
-        assert LOGGER.errors
 
 
 @pytest.mark.parametrize(
@@ -246,31 +228,6 @@ def test_build_without_a_matching_profile_is_rejected(context):
     wrong = FEATURES + 1
     assert build(trt, LOGGER, classifier(), {"x": ((1, wrong), (2, wrong), (4, wrong))}) is None
     assert "Dimension mismatch for tensor x and profile 0" in LOGGER.errors[-1]
-
-
-def test_tactics_that_need_more_than_the_workspace_are_skipped(context, software):
-    def small(config):
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 10)
-
-    assert build(trt, LOGGER, classifier(), BATCHES, configure=small) is not None
-    assert any("insufficient memory on requested size of" in warning for warning in LOGGER.warnings)
-
-
-def test_timing_cache_of_another_device_is_rejected(context, software):
-    kept = []
-
-    def timed(data, fits):
-        def configure(config):
-            assert config.set_timing_cache(config.create_timing_cache(data), False) == fits
-            kept.append(config)
-
-        return configure
-
-    build(trt, LOGGER, classifier(), BATCHES, configure=timed(b"", True))
-    data = bytes(kept[0].get_timing_cache().serialize())
-    build(trt, LOGGER, classifier(), BATCHES, configure=timed(data, True))
-    assert bytes(kept[1].get_timing_cache().serialize()) == data
-    build(trt, LOGGER, classifier(), BATCHES, configure=timed(data.replace(b"8, 7", b"8, 6"), False))
 
 
 @contextmanager
@@ -346,25 +303,6 @@ def test_misuse_is_an_illegal_access(misuse, reason, context, software):
     with pytest.raises(cuda.LogicError, match="illegal"):
         run.stream.synchronize()
     assert reason in device.faults[-1]
-
-
-def test_destroyed_stream_is_rejected(context, software):
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    run.prepare(4)
-    stream = cuda.Stream(1)
-    handle = stream.handle
-    del stream
-    assert not run.context.execute_async_v3(handle)
-    assert "invalid resource handle" in LOGGER.errors[-1]
-
-
-def test_lack_of_memory_is_reported(context, software):
-    data = build(trt, LOGGER, classifier(), BATCHES)
-    software.set_memory(64)
-    assert trt.Runtime(LOGGER).deserialize_cuda_engine(data) is None
-    assert "OutOfMemory" in LOGGER.errors[-1]
-    assert build(trt, LOGGER, classifier(), BATCHES) is None
-    assert "out of memory" in LOGGER.errors[-2]
 
 
 def test_context_keeps_its_engine_alive(context, software):

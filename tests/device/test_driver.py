@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import subprocess
 import sys
@@ -75,16 +74,6 @@ def test_streams_execute_only_when_they_are_synchronised_or_polled(software: Sof
     cuda.memcpy_dtoh_async(result, memory, stream)
     assert not stream.is_done()
     assert any(stream.is_done() for _ in range(10))
-
-
-@pytest.mark.usefixtures("context")
-def test_staging_buffer_reused_too_early_gives_wrong_data() -> None:
-    stream, staging, first, second = cuda.Stream(), pinned(1), cuda.mem_alloc(SIZE), cuda.mem_alloc(SIZE)
-    cuda.memcpy_htod_async(first, staging, stream)
-    staging[:] = 2
-    cuda.memcpy_htod_async(second, staging, stream)
-    stream.synchronize()
-    assert (value_of(first), value_of(second)) == (2, 2)
 
 
 @pytest.mark.usefixtures("context")
@@ -233,14 +222,6 @@ def test_registered_memory_is_pinned_once(software: SoftwareDriver) -> None:
     assert [call("cuMemHostUnregister", address) for _ in range(2)] == [0, 713]
 
 
-def test_environment_injects_errors() -> None:
-    code = "import pycuda.driver as c; c.init(); print(c.Device(0).total_memory()); c.Device(0).make_context()"
-    environment = os.environ | {"SOFTWARE_CUDA_FAIL": "cuCtxCreate:1:719", "SOFTWARE_CUDA_MEMORY": "4096"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "4096\n")
-    assert "cuCtxCreate failed: unspecified launch failure" in done.stderr
-
-
 @pytest.mark.usefixtures("context")
 def test_other_functions_are_not_supported() -> None:
     with pytest.raises(cuda.LogicError, match="not supported"):
@@ -346,24 +327,18 @@ def test_every_launch_of_a_graph_repeats_the_captured_work(software: SoftwareDri
     assert call("cuGraphExecDestroy", executable) == 0
 
 
-FORBIDDEN: dict[str, tuple[int, Callable[[Any, Any, Any], object]]] = {
-    "synchronise": (900, lambda stream, memory, host: stream.synchronize()),
-    "query": (900, lambda stream, memory, host: stream.is_done()),
-    "wait for the device": (900, lambda stream, memory, host: cuda.Context.synchronize()),
-    "allocate": (900, lambda stream, memory, host: cuda.mem_alloc(SIZE)),
-    "free": (900, lambda stream, memory, host: _check("cuMemFree_v2", call("cuMemFree_v2", ctypes.c_uint64(memory)))),
-    "copy synchronously": (906, lambda stream, memory, host: cuda.memcpy_dtoh(host, memory)),
-    "use the default stream": (906, lambda stream, memory, host: cuda.memcpy_dtoh_async(host, memory)),
-    "wait for a captured event": (907, lambda stream, memory, host: cuda.Event().record(stream).synchronize()),
-    "wait for work outside": (905, lambda stream, memory, host: stream.wait_for_event(OUTSIDE[0])),
+CAPTURING, LEGACY = "when stream is capturing", "legacy stream"
+FORBIDDEN: dict[str, tuple[str, Callable[[Any, Any, Any], object]]] = {
+    "synchronise": (CAPTURING, lambda stream, memory, host: stream.synchronize()),
+    "query": (CAPTURING, lambda stream, memory, host: stream.is_done()),
+    "wait for the device": (CAPTURING, lambda stream, memory, host: cuda.Context.synchronize()),
+    "allocate": (CAPTURING, lambda stream, memory, host: cuda.mem_alloc(SIZE)),
+    "copy synchronously": (LEGACY, lambda stream, memory, host: cuda.memcpy_dtoh(host, memory)),
+    "use the default stream": (LEGACY, lambda stream, memory, host: cuda.memcpy_dtoh_async(host, memory)),
+    "wait for an event": ("last recorded", lambda stream, memory, host: cuda.Event().record(stream).synchronize()),
+    "wait for work outside": ("uncaptured work", lambda stream, memory, host: stream.wait_for_event(OUTSIDE[0])),
 }
 OUTSIDE: list[cuda.Event] = []
-TEXTS = {900: "when stream is capturing", 905: "uncaptured work", 906: "legacy stream", 907: "an event last recorded"}
-
-
-def _check(function: str, code: int) -> None:
-    if code:
-        raise cuda.LogicError(f"{function}: {TEXTS[code]}")
 
 
 @pytest.mark.usefixtures("context")
@@ -371,10 +346,10 @@ def _check(function: str, code: int) -> None:
 def test_a_capture_forbids(name: str) -> None:
     stream, memory, host = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
     OUTSIDE[:] = [cuda.Event().record(cuda.Stream())]
-    code, function = FORBIDDEN[name]
+    reason, function = FORBIDDEN[name]
 
     def work() -> None:
-        with pytest.raises(cuda.LogicError, match=TEXTS[code]):
+        with pytest.raises(cuda.LogicError, match=reason):
             function(stream, memory, host)
 
     error, graph = captured(stream, work)
@@ -415,38 +390,3 @@ def test_a_capture_disturbs_other_threads_as_its_mode_says(mode: int, error: int
     assert (errors, ended) == ([error], 901 if error else 0)
     if graph:
         call("cuGraphDestroy", graph)
-
-
-def test_kernels_run_while_other_threads_hold_the_interpreter_lock(software: SoftwareDriver) -> None:
-    """pycuda keeps the interpreter's lock in most calls, so the driver may not wait in those."""
-    threads, rounds = 3, 30
-    sums = []
-
-    def work() -> None:
-        with made_context():
-            stream, total = cuda.Stream(NON_BLOCKING), 0
-
-            @Kernel
-            def kernel(_: int | None) -> int:
-                nonlocal total
-                total += sum(range(1000)) == 499500
-                return 0
-
-            for _ in range(rounds):
-                memory, source, result = cuda.mem_alloc(SIZE), pinned(1), pinned(0)
-                cuda.memcpy_htod_async(memory, source, stream)
-                assert software.launch(stream.handle, kernel) == 0
-                cuda.memcpy_dtoh_async(result, memory, stream)
-                done = cuda.Event().record(stream)
-                done.query()
-                done.synchronize()
-                memory.free()
-                total += int(result.sum())
-            sums.append(total)
-
-    running = [threading.Thread(target=work) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join(60)
-    assert sums == [rounds * (SIZE + 1)] * threads

@@ -1,36 +1,37 @@
-"""Access control of a server: every RPC and page without a token, with a wrong one, too little scope, and enough."""
+"""Access control of a server: every RPC and page by token and scope, and dangerous requests without any option."""
 
 from __future__ import annotations
 
+import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 
+import edge
+from edge.cli.serve import serve
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import telemetry_pb2
+from edge.pb import inference_pb2_grpc, telemetry_pb2
 from edge.protocol import INFERENCE
 from edge.security.scopes import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES, TELEMETRY_WATCH
 from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.rpcs import HEALTH_NAME, REQUESTS, methods
-from tests.support.sample_requests import good
+from tests.support.sample_requests import LOAD, REGION, good, log_setting, trace_setting
 from tests.support.secured_servers import bearer, tokens_file
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 
 
 class Guarded(NamedTuple):
-    """A server that requires tokens."""
-
     ready: Ready
     file: Path
     tokens: dict[str, str]
@@ -68,10 +69,7 @@ def status(channel: grpc.Channel, rpc: str, token: str | None) -> tuple[grpc.Sta
 
 
 def test_every_rpc_has_a_scope() -> None:
-    table = "RPC_SCOPES in edge/security/scopes.py, one of _INFER, _CONTROL, _METRICS and _ANY for each"
-    missing, gone = sorted(set(methods()) - set(RPC_SCOPES)), sorted(set(RPC_SCOPES) - set(methods()))
-    assert not missing, f"no token may call {missing}: add them to {table}"
-    assert not gone, f"no service has {gone}: remove them from {table}"
+    assert set(RPC_SCOPES) == set(methods())
     assert all(scopes <= set(SCOPES) for scopes in RPC_SCOPES.values())
     assert {rpc for rpc, scopes in RPC_SCOPES.items() if scopes == OPEN} == {
         f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch")
@@ -190,3 +188,40 @@ def test_rate_limit_counts_calls_and_streams(tmp_path: Path, with_tokens: bool, 
         assert 80_000 < int(dict(caught.value.trailing_metadata())["retry-after-ms"]) <= 100_000
     assert seen.count(grpc.StatusCode.OK) == allowed
     assert seen.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10 - allowed
+
+
+ROOT = Path(edge.__file__).parent.parent
+PAGE = (ROOT / "deploy" / "THREATS.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with (
+        running_server([ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache")) as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def test_dangerous_requests_are_unimplemented(stub: Any) -> None:
+    for method, request_, message in (
+        ("RepositoryModelLoad", LOAD, "--model-control explicit"),
+        ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
+        ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
+        ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
+        ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
+        ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),
+    ):
+        with pytest.raises(grpc.RpcError, match=message) as caught:
+            getattr(stub, method)(request_, timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_settings_are_readable(stub: Any) -> None:
+    assert stub.LogSettings(pb.LogSettingsRequest(), timeout=10).settings["log_info"].bool_param
+    assert stub.TraceSetting(pb.TraceSettingRequest(), timeout=10).settings["trace_level"].value == ["OFF"]
+
+
+def test_options_of_the_page_exist() -> None:
+    options = {option for parameter in serve.params for option in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= options

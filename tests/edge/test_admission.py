@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edge.errors import Overloaded
 from edge.scheduling.admission import Admission
@@ -35,7 +33,6 @@ def queue_of(*jobs: Job, max_jobs: int = 100, max_bytes: int = 10**6) -> JobQueu
 
 
 def runs_of(queue: JobQueue, now: float = NOW) -> list[list[Any]]:
-    """The values of the runs that the queue gives now."""
     return [[value for job in run for value in job.inputs["x"][:, 0]] for run in iter(lambda: queue.take(now), [])]
 
 
@@ -50,15 +47,6 @@ def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> Non
     queue = queue_of(*alone, *joined)
     assert runs_of(queue) == [[2], [12, 10, 13, 11], [0], [3], [1], [4]]
     assert (len(queue), queue.size_bytes, queue.fullness, queue.take(NOW)) == (0, 0, 0, [])
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(5, 12), st.sets(st.integers(1, 12)))
-@settings(deadline=None)
-def test_runs_keep_the_limit_and_the_order(sizes: list[int], limit: int, preferred: set[int]) -> None:
-    executor = timed(max_rows=limit, preferred_rows=tuple(size for size in preferred if size <= limit))
-    runs = runs_of(queue_of(*(job_of(executor, *[index] * rows) for index, rows in enumerate(sizes))))
-    assert [value for run in runs for value in run] == [index for index, rows in enumerate(sizes) for _ in range(rows)]
-    assert max(map(len, runs)) <= limit
 
 
 def test_runs_have_preferred_sizes_and_wait_for_them() -> None:

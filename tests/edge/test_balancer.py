@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge.client import ONCE, Client, Credentials, InferRequest, InferResult, Retries, text
-from edge.client.retries import DEFAULT_RETRIES
+from edge.client import Client, Credentials, Retries, text
 from edge.errors import ServerError
 from edge.security.credentials import channel_credentials
-from tests.support.balanced_servers import INPUTS, Board, balancer, boards, followed, reload
+from tests.support.balanced_servers import Board, balancer, boards, followed, reload
+from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file
+from tests.support.traffic import INPUTS, traffic
 
 THREADS = 8
 #: Time after which nginx, and a client, have noticed the death of a board.
@@ -55,74 +53,25 @@ def fleet(_fleet: list[Board]) -> list[Board]:
     return _fleet
 
 
-@dataclass
-class Traffic:
-    """Start and end of each call, and its answer or error."""
-
-    answers: list[tuple[float, float, InferResult]] = field(default_factory=list)
-    failures: list[tuple[float, float, ServerError]] = field(default_factory=list)
-
-    def servers(self, since: float) -> Counter[str]:
-        return Counter(result.call.server for begun, _, result in self.answers if begun >= since)
-
-    def __str__(self) -> str:
-        retried = sum(result.call.attempts > 1 for _, _, result in self.answers)
-        longest = max(ended - begun for begun, ended, _ in self.answers)
-        counts = f"{len(self.answers)} answers, {retried} of them retried, {len(self.failures)} lost"
-        return f"{counts}; longest {longest:.2f} s"
-
-
-@contextmanager
-def traffic(servers: str | Sequence[str], retries: Retries = DEFAULT_RETRIES) -> Iterator[Traffic]:
-    """Send requests without a pause from several threads while the block runs."""
-    result, stop = Traffic(), threading.Event()
-
-    def send(client: Client) -> None:
-        while not stop.is_set():
-            begun = time.monotonic()
-            try:
-                answer = client.infer(ORACLE, INPUTS)
-                assert answer.outputs["value"][0, 0] == 2
-                result.answers.append((begun, time.monotonic(), answer))
-            except ServerError as error:
-                result.failures.append((begun, time.monotonic(), error))
-
-    with Client(servers, retries=retries) as client:
-        threads = [threading.Thread(target=send, args=(client,)) for _ in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield result
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-
-
-def until(done: Callable[[], bool], seconds: float = 20.0) -> float:
-    """Wait for a condition, and return how long it took."""
-    begun = time.monotonic()
-    while not done():
-        assert time.monotonic() - begun < seconds
-        time.sleep(0.02)
-    return time.monotonic() - begun
-
-
 @needs_nginx
 def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], tmp_path: Path) -> None:
-    with balancer([board.url for board in fleet], tmp_path) as url, followed(tmp_path), traffic(url, ONCE) as sent:
+    with (
+        balancer([board.url for board in fleet], tmp_path) as url,
+        followed(tmp_path),
+        traffic(url, ORACLE) as sent,
+    ):
         time.sleep(1.5)
         assert min(board.answered() for board in fleet) > 0
         killed = time.monotonic()
         fleet[0].end(signal.SIGKILL)
         time.sleep(3.0)
         fleet[0].start(wait=True)
-        back = until(lambda: fleet[0].answered() > 20)
-        time.sleep(0.5)
-    print(f"through nginx, no retries: {sent}; traffic again {back:.2f} s after it was ready")
+        started = time.monotonic()
+        assert wait_until(lambda: fleet[0].answered() > 20)
+        print(f"traffic again after {time.monotonic() - started:.1f} s")
     assert len(sent.failures) <= THREADS
-    assert {error.code for _, _, error in sent.failures} <= {"UNAVAILABLE"}
-    assert all(begun < killed + NOTICED_SECONDS for begun, _, _ in sent.failures), sent.failures
+    assert {error.code for _, error in sent.failures} <= {"UNAVAILABLE"}
+    assert all(begun < killed + NOTICED_SECONDS for begun, _ in sent.failures), sent.failures
 
 
 @pytest.mark.parametrize(
@@ -133,27 +82,24 @@ def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], 
         (False, signal.SIGTERM),
     ],
 )
-def test_with_retries_nothing_is_lost(
-    fleet: list[Board], tmp_path: Path, balanced: bool, number: signal.Signals
-) -> None:
+def test_retries_lose_nothing(fleet: list[Board], tmp_path: Path, balanced: bool, number: signal.Signals) -> None:
     urls = [board.url for board in fleet]
     with ExitStack() as stack:
         servers = stack.enter_context(balancer(urls, tmp_path)) if balanced else urls
-        sent = stack.enter_context(traffic(servers))
+        sent = stack.enter_context(traffic(servers, ORACLE, Retries()))
         for board in fleet:
             time.sleep(0.3)
             board.end(number)
             time.sleep(0.5 if number == signal.SIGKILL else 0)
             board.start(wait=True)
-            until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
-    print(f"{'through nginx' if balanced else 'three addresses'}, {number.name} to each board: {sent}")
+            assert wait_until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
     assert not sent.failures, sent.failures
 
 
 @needs_nginx
 def test_rolling_update_loses_nothing_without_retries(fleet: list[Board], tmp_path: Path) -> None:
     """Each board in turn is taken out of the configuration, ends by SIGTERM, and comes back."""
-    with balancer([board.url for board in fleet], tmp_path) as url, traffic(url, ONCE) as sent:
+    with balancer([board.url for board in fleet], tmp_path) as url, traffic(url, ORACLE) as sent:
         for board in fleet:
             time.sleep(0.3)
             reload(tmp_path, f"server {board.url}", f"#server {board.url}")
@@ -163,50 +109,18 @@ def test_rolling_update_loses_nothing_without_retries(fleet: list[Board], tmp_pa
             board.end(signal.SIGTERM)
             board.start(wait=True)
             reload(tmp_path, f"#server {board.url}", f"server {board.url}")
-            until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
-    print(f"through nginx, rolling update, no retries: {sent}")
+            assert wait_until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
     assert not sent.failures, sent.failures
-
-
-@needs_nginx
-def test_stream_to_a_killed_board_ends_with_an_error(fleet: list[Board], tmp_path: Path) -> None:
-    stop, counts, errors = threading.Event(), [0] * 3, {}
-
-    def requests() -> Iterator[InferRequest]:
-        while not stop.wait(0.02):
-            yield InferRequest(model=ORACLE, inputs=INPUTS)
-
-    def stream(number: int) -> None:
-        with Client(url) as client:
-            try:
-                for answer in client.infer_stream(requests()):
-                    assert isinstance(answer, InferResult)
-                    counts[number] += 1
-            except ServerError as error:
-                errors[number] = error
-
-    with balancer([board.url for board in fleet], tmp_path) as url:
-        threads = [threading.Thread(target=stream, args=(number,)) for number in range(3)]
-        for number, thread in enumerate(threads):  # one after the other, so that each has a board of its own
-            thread.start()
-            until(lambda number=number: counts[number] > 0)  # type: ignore[misc]
-        fleet[2].end(signal.SIGKILL)
-        until(lambda: len(errors) > 0)
-        before = list(counts)
-        time.sleep(0.5)
-        stop.set()
-        for thread in threads:
-            thread.join()
-        (number,) = errors
-        assert errors[number].code in ("UNAVAILABLE", "INTERNAL")
-        assert all(counts[other] > before[other] for other in range(3) if other != number)
 
 
 @needs_nginx
 def test_hanging_board_costs_the_read_timeout(fleet: list[Board], tmp_path: Path) -> None:
     """Requests in progress wait for the read timeout and are then sent elsewhere."""
     values = {"grpc_read_timeout 5s;": "grpc_read_timeout 1s;"}
-    with balancer([board.url for board in fleet], tmp_path, values) as url, traffic(url) as sent:
+    with (
+        balancer([board.url for board in fleet], tmp_path, values) as url,
+        traffic(url, ORACLE, Retries()) as sent,
+    ):
         time.sleep(1.0)
         stopped = time.monotonic()
         fleet[0].signal(signal.SIGSTOP)
@@ -214,15 +128,14 @@ def test_hanging_board_costs_the_read_timeout(fleet: list[Board], tmp_path: Path
         others = len(sent.answers)
         fleet[0].signal(signal.SIGCONT)
         before = fleet[0].answered()
-        back = until(lambda: fleet[0].answered() > before + 20)
-    print(f"through nginx, a board hangs, 1 s: {sent}; back after {back:.2f} s")
+        assert wait_until(lambda: fleet[0].answered() > before + 20, 20)
     assert not sent.failures, sent.failures
-    assert sum(begun > stopped + 2.0 for begun, _, _ in sent.answers[:others]) > 100
+    assert sum(begun > stopped + 2.0 for begun, _ in sent.answers[:others]) > 100
 
 
 def test_client_of_all_boards_moves_requests_at_once(fleet: list[Board]) -> None:
     urls = [board.url for board in fleet]
-    with traffic(urls) as sent:
+    with traffic(urls, ORACLE, Retries()) as sent:
         time.sleep(1.0)
         killed = time.monotonic()
         fleet[0].end(signal.SIGKILL)
@@ -230,12 +143,11 @@ def test_client_of_all_boards_moves_requests_at_once(fleet: list[Board]) -> None
         restarted = time.monotonic()
         fleet[0].start(wait=True)
         started = time.monotonic()
-        until(lambda: sent.servers(restarted)[urls[0]] > 20)
-    first = min(begun for begun, _, result in sent.answers if begun > restarted and result.call.server == urls[0])
-    print(f"three addresses: {sent}; back after {first - started:.2f} s")
+        assert wait_until(lambda: sent.servers(restarted)[urls[0]] > 20)
+        print(f"traffic again after {time.monotonic() - started:.1f} s")
     assert not sent.failures
     assert set(sent.servers(0.0)) == set(urls)
-    moved = [begun - killed for begun, _, result in sent.answers if result.call.attempts > 1 and begun < restarted]
+    moved = [begun - killed for begun, result in sent.answers if result.call.attempts > 1 and begun < restarted]
     assert len(moved) <= 2 * THREADS, moved  # a thread may meet the board twice before it is out
     assert max(moved) < NOTICED_SECONDS, moved
 

@@ -1,31 +1,35 @@
-"""Builds for ONNX Runtime and TensorRT-RTX: the cache, its records, and loading."""
+"""Builds: the cache, its records, loading, and builds in a child process that may be killed."""
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from edge.bundles.bundle import Bundle
-from edge.cli.build import build as command
-from edge.errors import UsageError
-from edge.files import sha256
-from edge.runtimes import cache
-from edge.runtimes.build import build, load_runner
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.errors import BackendError, GoldenError, LoadFailed, UsageError
+from edge.files import replaced_directory, sha256
+from edge.instruments.memory import MemorySampler
+from edge.runtimes import build_memory, cache
+from edge.runtimes.build import Built, build, build_with, load_runner
+from edge.runtimes.build_child import Failed, Request, decode
 from edge.runtimes.cache import BuildRecord, Cached, cache_directory
-from edge.runtimes.runtime import Source
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
+from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
+from tests.support.builds import ROOT, children, pause_builds
+from tests.support.commands import mistake
 from tests.support.marks import with_rtx
-from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
+from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, write_oracle_bundle
 
-ROOT = Path(__file__).parents[2]
 ORT = "onnxruntime"
 RTX = "tensorrt-rtx:SM86"
 
@@ -41,6 +45,8 @@ def cached(bundle: Bundle, cache_dir: Path) -> Cached | None:
 
 
 def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
+    assert cached(oracle, tmp_path) is None
+    straight = load_runner(oracle, ORT, tmp_path)
     built = build(oracle, ORT, tmp_path)
     record = built.record
     assert not built.reused
@@ -48,36 +54,18 @@ def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
     assert (record.name, record.version, record.tier) == ("calculator-oracle", 1, "full")
     assert (record.runtime, record.device, record.reason) == (ORT, "CPU", "The target names it.")
     assert record.onnx_sha256 == oracle.manifest.files["model.onnx"].sha256
-    assert record.golden is not None
-    assert record.golden.max_abs_diff == 0.0
-    assert record.engine is None
+    assert (record.golden, record.engine) == (straight.golden_report, None)
     data = (built.directory / record.file).read_bytes()
     assert (record.size_bytes, record.sha256) == (len(data), sha256(data))
     stored = (built.directory / "build.json").read_bytes()
     assert msgspec.json.decode(stored, type=BuildRecord) == record
     assert sorted(os.listdir(tmp_path)) == [built.directory.name]
     assert build(oracle, ORT, tmp_path) == (built.directory, record, True)
-
-
-def test_version_of_the_bundle_is_part_of_the_key(oracle: Bundle, tmp_path: Path):
-    second = write_oracle_bundle(tmp_path / "second", version=2)
-    assert build(oracle, ORT, tmp_path / "cache").directory != build(second, ORT, tmp_path / "cache").directory
-    assert build(second, ORT, tmp_path / "cache").record.version == 2
-
-
-def test_load_from_the_bundle_and_from_the_cache(oracle: Bundle, tmp_path: Path):
-    assert cached(oracle, tmp_path) is None
-    straight = load_runner(oracle, ORT, tmp_path)
-    built = build(oracle, ORT, tmp_path)
-    found = cached(oracle, tmp_path)
-    assert found is not None
-    assert found.record == built.record
     through = load_runner(oracle, ORT, tmp_path)
     assert (straight.source, through.source) == ("bundle", "cache")
-    assert through.golden_report == straight.golden_report == built.record.golden
-    np.testing.assert_array_equal(
-        through.runner.infer(oracle.golden.inputs)["value"], straight.runner.infer(oracle.golden.inputs)["value"]
-    )
+    assert through.golden_report == record.golden
+    second = write_oracle_bundle(tmp_path / "second", version=2)
+    assert build(second, ORT, tmp_path).directory != built.directory
 
 
 @pytest.mark.parametrize(
@@ -87,7 +75,6 @@ def test_load_from_the_bundle_and_from_the_cache(oracle: Bundle, tmp_path: Path)
         ("model.onnx", bytes, "sha256: got"),
         ("model.onnx", None, "No such file or directory"),
         ("build.json", b"{}", "missing required field"),
-        ("build.json", None, "No such file or directory"),
     ],
 )
 def test_corrupted_build_is_ignored_and_repeated(
@@ -117,13 +104,6 @@ def test_record_cannot_name_a_file_outside_its_directory(oracle: Bundle, tmp_pat
     assert cached(oracle, tmp_path) is None
 
 
-def test_build_rejects_a_cache_that_cannot_be_created(oracle: Bundle, tmp_path: Path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"--cache: got .*(File exists|Not a directory).*FEWHEADS_CACHE"):
-        build(oracle, ORT, tmp_path / "file")
-    assert load_runner(oracle, ORT, tmp_path / "file").source == "bundle"
-
-
 def test_full_disk_keeps_nothing(tmp_path: Path):
     code = (
         "import resource, sys; from pathlib import Path\n"
@@ -150,28 +130,221 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @with_rtx
 def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle: Bundle, tmp_path: Path):
-    built = build(oracle, RTX, tmp_path)
-    record = built.record
-    assert record.engine is not None
-    assert record.engine.layers == 8
-    assert record.golden is None
-    assert record.golden_skipped == "golden check not run: it needs a GPU of SM86"
-    data = (built.directory / "model.engine").read_bytes()
-    assert record.sha256 == sha256(data)
+    record = build(oracle, RTX, tmp_path).record
+    assert (record.golden, record.golden_skipped) == (None, "golden check not run: it needs a GPU of SM86")
     assert build(oracle, RTX, tmp_path).reused
-    assert build(oracle, "tensorrt-rtx:SM89", tmp_path).directory != built.directory
     wrong = "--target: got 'tensorrt-rtx:SM86', expected a target that this program can run"
     with pytest.raises(UsageError, match=wrong):
         load_runner(oracle, RTX, tmp_path)
+    assert wrong in mistake("serve", tmp_path, "--target", RTX)
 
 
-def test_command_prints_the_build_and_the_reason_or_json(tmp_path: Path):
-    arguments = [str(ORACLE_BUNDLE), "--target", ORT, "--cache", str(tmp_path)]
-    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert f"building {ORACLE_BUNDLE} for onnxruntime" in result.stderr.replace("\n", "")
-    for text in ("onnxruntime", "on CPU", "The target names it.", "largest difference 0 in 8 rows"):
-        assert text in result.stdout
-    (one,) = json.loads(CliRunner().invoke(command, [*arguments, "--json", "--replace"]).stdout)
-    assert one["reused"] is False
-    assert one["build"]["golden"]["outputs"][0]["passed"] is True
-    assert Path(one["directory"], one["build"]["file"]).is_file()
+MIB = 1024**2
+
+
+@pytest.fixture(params=["onnxruntime", pytest.param(RTX, marks=with_rtx)])
+def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """A runtime of this machine whose builds go to a child process, as those of TensorRT do."""
+    chosen = choose(request.param)
+    monkeypatch.setattr(type(chosen), "isolated_build", True)
+    return chosen
+
+
+def built(runtime: Runtime, bundle: Bundle, cache: Path, **more: object) -> Built:
+    return build_with(runtime, bundle, cache, None, **more)  # type: ignore[arg-type]
+
+
+def process(bundle: Bundle, cache: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Start a build process, or another command that reads the same request."""
+    given = {"bundle": str(bundle.path), "tier": "full", "cache": str(cache), "runtime": "onnxruntime"}
+    request = Request(**given, parameter="", reason="A test.", options=BuildOptions())
+    arguments = [sys.executable, *(command or ("-m", "edge.runtimes.build_process"))]
+    child = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin
+    child.stdin.write(msgspec.json.encode(request) + b"\n")
+    child.stdin.flush()
+    return child
+
+
+def test_build_in_a_child_equals_one_in_this_process(
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    reported: list[BuildProgress] = []
+    started: list[subprocess.Popen[bytes]] = []
+    scores: set[str] = set()
+    popen = subprocess.Popen
+
+    def progress(position: BuildProgress) -> None:
+        reported.append(position)
+        # When memory runs out, the system kills the build and no server. A child that has ended still has its score.
+        scores.update(Path(f"/proc/{child.pid}/oom_score_adj").read_text().strip() for child in started)
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
+    found = built(runtime, oracle, tmp_path / "child", progress=progress)
+    monkeypatch.setattr(type(runtime), "isolated_build", False)
+    assert "that is no message" not in caplog.text  # stdout has nothing else
+    assert (len(started), scores) == (1, {"800"})
+    assert not children()
+    assert found.record.reason == runtime.reason
+    assert reported[-1] == BuildProgress("done", 1.0, 0.0)
+    assert [one.fraction for one in reported] == sorted(one.fraction for one in reported)
+    here = built(runtime, oracle, tmp_path / "here")
+    assert here.record.key == found.record.key
+    assert here.record.golden == found.record.golden
+    assert sorted(os.listdir(tmp_path / "child")) == sorted(os.listdir(tmp_path / "here"))
+
+
+def test_load_without_a_build_names_the_command(
+    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    fix = f"Build it on this machine: fewheads build {ORACLE_BUNDLE} --target onnxruntime --cache {tmp_path}"
+    with pytest.raises(BackendError, match=rf"got no build in {tmp_path}, expected one for this machine. {fix}"):
+        load_runner(oracle, "onnxruntime", tmp_path)
+    made = build(oracle, "onnxruntime", tmp_path)
+    assert load_runner(oracle, "onnxruntime", tmp_path).source == "cache"
+    # The same board after an upgrade: the build of the older release is there, and is not used.
+    monkeypatch.setattr(OnnxRuntimeCpu, "version", classmethod(lambda _: "99.1"))
+    older = made.record.runtime_version
+    with pytest.raises(BackendError, match=rf"got a build for version {older}, expected a build for version 99.1. "):
+        load_runner(oracle, "onnxruntime", tmp_path)
+    caplog.set_level("INFO")
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", False)
+    build(oracle, "onnxruntime", tmp_path)
+    assert f"is built again: the cache has a build for version {older}, and this is version 99.1" in caplog.text
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    # Copied by hand to where the other board would look for its own.
+    monkeypatch.setattr(OnnxRuntimeCpu, "cache_key", lambda self: {"runtime": self.name, "device_name": "Orin"})
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", False)
+    copied = build(oracle, "onnxruntime", tmp_path / "other").directory
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    for name in os.listdir(copied):
+        (copied / name).write_bytes((made.directory / name).read_bytes())
+    with pytest.raises(BackendError):
+        load_runner(oracle, "onnxruntime", tmp_path / "other")
+    assert f"the build in {copied} is ignored" in caplog.text
+    assert f"it was built for device CPU, device_name unknown, version {older}" in caplog.text
+
+
+def test_errors_are_those_of_a_build_in_this_process(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    good = oracle_golden()
+    wrong = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(1)}, good.raw)
+    files = {"model.onnx": oracle_onnx(), "golden.npz": wrong.encode()}
+    bundle = write_bundle(tmp_path / "wrong", oracle_manifest(), files)
+    (tmp_path / "file").write_bytes(b"")
+    raised = []
+    for isolated in (True, False):
+        monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", isolated)
+        with pytest.raises(GoldenError, match="a largest difference of 1, expected at most") as golden:
+            build(bundle, "onnxruntime", tmp_path / "cache")
+        with pytest.raises(UsageError, match=r"--cache: got .*FEWHEADS_CACHE") as usage:
+            build(oracle, "onnxruntime", tmp_path / "file")
+        raised.append((str(golden.value), str(usage.value)))
+        assert os.listdir(tmp_path / "cache") == []
+    assert raised[0] == raised[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (
+            signal.SIGKILL,
+            r"was ended by SIGKILL, at [\d,]+ MiB of its own, with [\d,]+ MiB available at the least; the system kills "
+            r"processes so when memory runs out, expected a build that ends. Stop other models and programs, add swap, "
+            r"or lower --workspace-mib \(256 now\)",
+        ),
+        (signal.SIGSEGV, r"was ended by SIGSEGV, at [\d,]+ MiB of its own.* See its last lines above"),
+    ],
+)
+def test_killed_child(
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+):
+    def kill(progress: BuildProgress) -> None:
+        for pid in children():
+            os.kill(pid, number)
+
+    pause_builds(monkeypatch, tmp_path / "site")
+    options = BuildOptions(workspace_bytes=256 * MIB)
+    with pytest.raises(BackendError, match=f"model .*onnx: got a build process that {says}"):
+        built(runtime, oracle, tmp_path / "cache", progress=kill, options=options)
+    assert not children()
+    assert os.listdir(tmp_path / "cache") == []
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert not built(runtime, oracle, tmp_path / "cache").reused
+
+
+def test_error_if_no_child_starts(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
+        built(runtime, oracle, tmp_path / "cache")
+
+
+def test_interrupt_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(progress: BuildProgress) -> None:
+        raise KeyboardInterrupt
+
+    stop = threading.Event()
+    stop.set()
+    pause_builds(monkeypatch, tmp_path / "site")
+    with pytest.raises(LoadFailed, match=r"build of model .* got a request to end it, expected none"):
+        built(runtime, oracle, tmp_path / "cache", stop=stop)
+    with pytest.raises(KeyboardInterrupt):
+        built(runtime, oracle, tmp_path / "cache", progress=interrupt)
+    assert not children()
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_child_ends_with_its_parent_and_the_next_cleans_up(
+    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = tmp_path / "cache"
+    pause_builds(monkeypatch, tmp_path / "site")
+    with process(oracle, cache) as child:
+        assert child.stdout
+        while b"golden check" not in child.stdout.readline():
+            pass
+        assert child.stdin
+        child.stdin.close()  # as the system closes it when the parent dies
+        assert child.wait(10) == 1
+    (rest,) = os.listdir(cache)
+    assert rest.startswith(".")
+    with replaced_directory(cache / ("f" * 16)) as living:  # of a build that still runs
+        made = build(oracle, "onnxruntime", cache)
+        assert sorted(os.listdir(cache)) == sorted([living.parent.name, made.directory.name])
+    assert sorted(os.listdir(cache)) == sorted(["f" * 16, made.directory.name])
+
+
+def test_child_without_memory_reports_it(oracle: Bundle, tmp_path: Path):
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+    code += "from edge.runtimes import build_process\n"
+    code += "build_process.build_here = lambda *_: bytearray(4 * 1024**3)\n"
+    code += "build_process.main()"
+    with process(oracle, tmp_path, "-c", code) as child:
+        assert child.stdout
+        *_, message = map(decode, child.stdout)
+    assert isinstance(message, Failed)
+    assert "got a build process without memory, expected a build that ends. Stop other models" in str(message.error)
+    assert child.returncode == BackendError.exit_code
+
+
+def test_memory_is_checked_before_a_build(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "proc").mkdir()
+    runtime = choose("onnxruntime")
+    monkeypatch.setattr(OnnxRuntimeCpu, "build_memory", lambda *_: BuildMemory(2000 * MIB, 1000 * MIB))
+    memory, source = MemorySampler(tmp_path), Source.of(oracle, runtime)
+    for available, swap, refused in ((3000, 0, False), (1500, 2000, False), (1500, 200, True), (900, 9000, True)):
+        kib = {"MemTotal": 9999999, "MemAvailable": available * 1024, "SwapTotal": swap * 1024, "SwapFree": swap * 1024}
+        (tmp_path / "proc" / "meminfo").write_text("".join(f"{name}: {size} kB\n" for name, size in kib.items()))
+        build_memory.check(runtime, source, BuildOptions(ignore_memory=True), memory)
+        if not refused:
+            build_memory.check(runtime, source, BuildOptions(), memory)
+            continue
+        with pytest.raises(BackendError) as caught:
+            build_memory.check(runtime, source, BuildOptions(), memory)
+        assert str(caught.value) == (
+            f"memory to build model {ORACLE_BUNDLE}/model.onnx: got {available:,} MiB available (/proc/meminfo "
+            f"MemAvailable) and {swap:,} MiB of free swap, expected 2,000 MiB by the estimate, of which 1,000 MiB "
+            "cannot be swapped. Stop other models and programs, add swap, or lower --workspace-mib (512 now); "
+            "--ignore-memory builds all the same."
+        )

@@ -33,9 +33,7 @@ def rejected(chain: Path, key: Path, client_ca: Path | None = None) -> str:
     return str(caught.value)
 
 
-def test_valid_certificates_are_loaded_without_a_warning(
-    authority: Authority, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_valid_certificates_give_no_warning(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     chain, key = authority.issue()
     certificates = read_certificates(chain, key, authority.file)
     assert (certificates.chain, certificates.key) == (chain.read_bytes(), key.read_bytes())
@@ -52,7 +50,6 @@ def test_valid_certificates_are_loaded_without_a_warning(
     [
         (-9, -1, "has expired"),
         (1, 30, "is not valid yet; is the clock right?"),
-        (-9, 3, "expires in 3.0 days"),
         (-9, 13.9, "expires in 13.9 days"),
         (-9, 14.1, ""),
     ],
@@ -68,9 +65,7 @@ def test_certificate_outside_its_dates_is_reported(
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])
-def test_key_that_others_may_read_is_reported(
-    authority: Authority, caplog: pytest.LogCaptureFixture, mode: int
-) -> None:
+def test_key_that_is_readable_is_reported(authority: Authority, caplog: pytest.LogCaptureFixture, mode: int) -> None:
     chain, key = authority.issue()
     key.chmod(mode)
     read_certificates(chain, key, None)
@@ -83,10 +78,10 @@ def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_
     mismatch = f"{other}, of another certificate, expected the key of {chain}. Give the key that {chain} was made for."
     for files, message in (
         ((chain, other), f"--tls-key: got {mismatch}"),
-        ((none, key), f"--tls-certificate: got {none}: No such file or directory, expected a PEM"),
-        ((chain, none), f"--tls-key: got {none}: No such file"),
-        ((chain, key, none), f"--tls-client-ca: got {none}: No such file"),
-        ((tmp_path, key), f"--tls-certificate: got {tmp_path}: Is a directory"),
+        ((none, key), f"--tls-certificate {none}: got No such file or directory, expected a readable file"),
+        ((chain, none), f"--tls-key {none}: got No such file"),
+        ((chain, key, none), f"--tls-client-ca {none}: got No such file"),
+        ((tmp_path, key), f"--tls-certificate {tmp_path}: got Is a directory"),
         ((key, key), "--tls-certificate and --tls-key: got "),
         ((chain, chain), "--tls-certificate and --tls-key: got "),
         ((chain, key, key), f"--tls-client-ca {key}: got something else, expected PEM cert"),
@@ -113,7 +108,7 @@ def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority: Authority
 def test_server_follows_its_certificate(authority: Authority) -> None:
     chain, key = authority.issue()
     files = ServerCertificates(chain, key, None)
-    first = files.now
+    first = files.value
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_secure_port(f"{HOST}:0", files.grpc())
     server.start()
@@ -122,7 +117,7 @@ def test_server_follows_its_certificate(authority: Authority) -> None:
         return ssl.get_server_certificate((HOST, port)).strip()
 
     key.write_bytes(authority.issue("other")[1].read_bytes())
-    assert files.now is first
+    assert files.value is first
     assert files.problem.startswith("--tls-key: got ")
     assert files.problem.endswith("The previous version stays in force.")
     assert chain.read_text().startswith(shown())

@@ -41,7 +41,6 @@ def cells(tab: Browser, title: str) -> list[list[str]]:
 
 
 def charts(tab: Browser) -> dict[str, str]:
-    """Return the text of each chart for screen readers."""
     labels: list[str] = tab.evaluate(
         "[...document.querySelectorAll('figure svg[role=img]')].map(one => one.getAttribute('aria-label'))"
     )
@@ -101,8 +100,6 @@ def give(tab: Browser, token: str) -> None:
 
 @contextmanager
 def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
-    """Show given readings."""
-
     server = HttpServer(Pages(lambda accept: ({}, b""), LiveReading(read)).answer, "127.0.0.1", 0)
     try:
         tab.open(f"http://127.0.0.1:{server.port}/", **options)

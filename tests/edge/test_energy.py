@@ -39,7 +39,6 @@ class Machine:
         self.is_loading = self.current = False
         self.broken: str | None = None  # the text of the current's file in place of a number
         self._current = root / "sys/class/hwmon/hwmon1/curr1_input"
-        self._written = ""
         self._due = self.now
         self.power(IDLE_WATTS)
         (rail,) = board_rails(root)
@@ -47,9 +46,7 @@ class Machine:
 
     def power(self, watts: float) -> None:
         text = self.broken if self.broken is not None else f"{round(watts * 1e6 / VDD_IN_MILLIVOLTS)}\n"
-        if text != self._written:
-            self._current.write_text(text)
-        self._written = text
+        self._current.write_text(text)
 
     def running(self) -> bool:
         return self.current
@@ -121,31 +118,6 @@ def test_energy_is_right_on_average(
     assert (found.requests, found.joules) == (count, pytest.approx(count * seconds * 7, rel=rel))
 
 
-def test_power_right_after_a_run_is_not_idle_power(machine: Machine) -> None:
-    machine.wait(5)
-    for _ in range(100):
-        machine.run(1)
-        machine.noise = lambda: 3.0
-        machine.wait(0.9)
-        machine.noise = lambda: 0.0
-        machine.wait(0.4)
-    assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
-    assert machine.energy()[FULL].joules == pytest.approx(700, rel=0.05)
-
-
-def test_noise_and_bursts_average_out(machine: Machine) -> None:
-    chance = random.Random(2)
-    machine.noise = lambda: chance.gauss(0, 0.5)
-    machine.wait(60)
-    machine.noise = lambda: 4.0
-    machine.wait(5)
-    machine.noise = lambda: chance.gauss(0, 0.5)
-    for _ in range(60):
-        machine.run(0.1)
-        machine.wait(0.2)
-    assert machine.energy()[FULL].joules == pytest.approx(60 * 0.1 * 7, rel=0.15)
-
-
 def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
     machine.wait(5)
     for _ in range(100):
@@ -178,15 +150,6 @@ def test_unreadable_rail_is_bridged_for_up_to_a_second(machine: Machine, text: s
     assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.03)
 
 
-def test_time_of_a_suspended_machine_is_not_counted(machine: Machine) -> None:
-    machine.wait(5)
-    machine.run(5)
-    machine.now += 3600
-    machine._due += 3600
-    machine.run(5)
-    assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.15)
-
-
 def test_model_added_again_and_power_below_idle_take_nothing_back(machine: Machine) -> None:
     machine.wait(5)
     machine.run(10)
@@ -211,14 +174,13 @@ def test_rails_of_the_board(tmp_path: Path) -> None:
     assert [rail.name for rail in board_rails(tmp_path)] == ["VDD_CPU_CV", "VDD_CPU_GPU_CV", "VDD_SOC"]
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "simulated:2"])
-async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over gRPC, with a real model and scheduler; only the rail is a file."""
     root = orin_nano(tmp_path / "board", 6)
     monkeypatch.setattr(assembly, "energy_meter", partial(energy_meter, root=root))
     for name in ("_IDLE_SECONDS", "_SETTLE_SECONDS", "_QUIET_SECONDS", "_DIVIDE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
-    async with serving_here(tmp_path, target=target) as channel:
+    async with serving_here(tmp_path, target="simulated:2") as channel:
         telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 

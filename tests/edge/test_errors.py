@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edge import errors
 from edge.__main__ import cli
-from edge.errors import FewheadsError, Literally, RequestError, Whole, printable, shown
+from edge.errors import FewheadsError, InvalidRequest, Literally, RequestError, RunnerError, Whole, printable
 from edge.rpc.methods import STATUS_CODES
+from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
 
 #: Kinds that are not listed have the exit code of their base.
 EXIT_CODES = {
@@ -63,33 +62,70 @@ def test_every_request_error_has_its_own_status_code() -> None:
     assert len(set(STATUS_CODES.values())) == len(STATUS_CODES)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
+    for value, text in (
         ("x", "'x'"),
         (Literally("x"), "x"),
         (Literally(OSError("no such thing")), "no such thing"),
-        (None, "None"),
         (b"\xff", "b'\\xff'"),
         (Literally("x" * 160), "x" * 160),
         (Literally("x" * 161), "x" * 160 + "… (161 characters)"),
-        ("x" * 158, repr("x" * 158)),
         ("x" * 10**6, f"'{'x' * 159}… (1000002 characters)"),
         (Whole("y" * 10**4), "y" * 10**4),
-    ],
-)
-def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted(value: object, text: str) -> None:
-    assert message(value) == f"the subject: got {text}, expected 4. Do this."
-
-
-@given(st.text() | st.binary() | st.integers() | st.lists(st.text()))
-@settings(deadline=None)
-def test_any_value_is_shown_on_one_short_line(value: object) -> None:
-    text = shown(value)
-    assert len(text) < 200
-    assert text.startswith(repr(value)[:160])
-    assert "\n" not in text  # a value cannot forge a line of a log
+    ):
+        assert message(value) == f"the subject: got {text}, expected 4. Do this."
 
 
 def test_text_of_unknown_origin_is_safe_for_a_terminal() -> None:
     assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"
+
+
+LOST = [
+    "cuGraphLaunch failed: CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal memory access was encountered",
+    "cuStreamSynchronize failed: unspecified launch failure",
+    "cuCtxSynchronize failed: unknown error",
+    "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=jetson",
+    "CUDA error code=710",
+    "Cuda failure: 716",
+    "[checkMacros.cpp::catchCudaError::203] Error Code 1: Cuda Runtime (misaligned address)",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "(<cudaError_t.cudaErrorLaunchFailure: 719>,)",
+    "Unable to determine the device handle: GPU is lost. Reboot the system to recover this GPU",
+]
+OUT_OF_MEMORY = [
+    "cuGraphInstantiateWithFlags failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory",
+    "IRuntime::deserializeCudaEngine: Error Code 2: OutOfMemory (Requested size was 263168 bytes.)",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+]
+OTHERS = [
+    "",
+    "cuStreamEndCapture failed: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901), operation failed due to a previous error",
+    "cuda runtime error 11: invalid argument",
+    "indices element out of data bounds, idx=700 must be within the inclusive range [-5,4]",
+    "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x index: 0 Got: 719 Expected: 710",
+    "an unknown error",
+]
+
+
+@pytest.mark.parametrize("text", [*LOST, *OUT_OF_MEMORY, *OTHERS])
+def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text: str) -> None:
+    assert bool(fatal_name(text)) == (text in LOST)
+    assert is_out_of_memory(text) == (text in OUT_OF_MEMORY)
+
+
+def test_cause_of_our_own_error_is_found() -> None:
+    ours = RunnerError("m", given=Literally("RuntimeError"), expected="an answer", fix="See the log.")
+    ours.__cause__ = RuntimeError(LOST[0])
+    assert fatal(ours) == LOST[0]
+    ours.__cause__ = RuntimeError(LOST[1])
+    assert fatal(ours) == f"CUDA_ERROR_LAUNCH_FAILED: {LOST[1]}"
+
+
+def test_quotes_of_a_client_are_ignored() -> None:
+    assert fatal(InvalidRequest("text", given=LOST[0], expected="x", fix="y.")) is None
+
+
+def test_circular_causes_end() -> None:
+    one, two = ValueError("a"), ValueError("b")
+    one.__cause__, two.__cause__ = two, one
+    assert fatal(one) is None

@@ -59,15 +59,6 @@ def test_asyncio_and_stock_clients(url: str) -> None:
     assert (done.returncode, done.stdout) == (0, "3 - -4 + 2 = 9\n")
 
 
-@pytest.mark.parametrize("name", ["ask.py", "ask_tritonclient.py"])
-def test_errors_are_one_line(name: str, closed_url: str) -> None:
-    done = run(sys.executable, EXAMPLES / name, ORACLE, QUESTION, closed_url)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{name}: ")
-    assert "UNAVAILABLE" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("page", ["README.md", "edge/README.md"])
 def test_curl(http_url: str, page: str) -> None:
@@ -101,14 +92,6 @@ def test_grpcurl_requests(url: str, channel: grpc.Channel) -> None:
     assert json.loads(json_format.MessageToJson(answers[1]))["name"] == ORACLE
 
 
-@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="needs grpcurl")
-def test_grpcurl(url: str) -> None:
-    done = run("sh", EXAMPLES / "grpcurl.sh", url)
-    assert done.returncode == 0, done.stderr
-    assert "inference.GRPCInferenceService" in done.stdout
-    assert '"AAAQQQ=="' in done.stdout  # 9 as FP32
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(any(shutil.which(tool) is None for tool in CPP_TOOLS), reason=f"needs {', '.join(CPP_TOOLS)}")
@@ -128,8 +111,6 @@ def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
     assert run(ask).returncode == 2
 
 
-# Commands in the READMEs
-
 PAGES = ("README.md", "edge/README.md")
 #: Options of other programs.
 FOREIGN = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
@@ -137,7 +118,6 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def options_of(command: str) -> set[str]:
-    """Return all options of a command, with the negative ones of flags."""
     context = click.Context(cli)
     found = cli.get_command(context, command)
     assert found, f"fewheads {command}"
@@ -145,14 +125,9 @@ def options_of(command: str) -> set[str]:
     return {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
 
 
-@pytest.fixture(scope="module")
-def options() -> dict[str, set[str]]:
-    return {command: options_of(command) for command in cli.list_commands(click.Context(cli))}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_options_in_the_pages_exist(page: str, options: dict[str, set[str]]) -> None:
-    text = (ROOT / page).read_text()
+def test_options_in_the_pages_exist() -> None:
+    options = {command: options_of(command) for command in cli.list_commands(click.Context(cli))}
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
     assert set(_OPTION.findall(text)) <= FOREIGN.union(*options.values())
     # In a line of code, they are options of its command.
     for code in re.findall(r"`([^`\n]+)`|^(fewheads .+)$", text, re.MULTILINE):

@@ -21,10 +21,3 @@ def test_rows_are_complete_and_name_existing_tests(name: str, columns: int, enou
         assert all(cell.endswith(".") for cell in row[:2])
         assert names_tests(row[-1]), row[-1]
     assert not missing(page)
-
-
-def test_missing_tests_are_found() -> None:
-    assert missing("`test_zz.py`, `test_faults.py`, `test_faults.py::test_zz`") == [
-        "test_zz.py::",
-        "test_faults.py::test_zz",
-    ]

@@ -1,37 +1,31 @@
-"""Servers that are terminated or killed under load: every request gets a response or an error."""
+"""Servers that are terminated or killed under load, and full or read-only disks."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count, takewhile
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 
+from edge.client import Client
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
+from tests.support.commands import answer, fewheads, refusal
+from tests.support.full_disk import can_mount
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.sample_requests import expression
 from tests.support.server_processes import Served, served
+from tests.support.traffic import INPUTS, traffic
 
 #: These tests concern the protocol, which every transport carries.
 ON_EVERY_TRANSPORT = True
 
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 CLIENTS = 4
-#: Far above the latency of any request that gets a response.
-SECONDS = 10
 
 
 @pytest.fixture
@@ -39,85 +33,21 @@ def repository(tmp_path: Path) -> Path:
     return write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1).path.parent
 
 
-def sum_request(number: int) -> pb.ModelInferRequest:
-    request = expression(b"%d + 1" % (number % 100))
-    request.model_name = "oracle"
-    return request
-
-
-class Clients:
-    """Clients that send requests without a pause, each on its own connection, the first of them on a stream.
-
-    Attributes:
-        codes: the number of requests by status.
-        slowest: the longest latency, in seconds.
-    """
-
-    def __init__(self, server: Served) -> None:
-        self.codes: Counter[grpc.StatusCode] = Counter()
-        self.slowest = 0.0
-        self._wrong: list[object] = []
-        self._url = f"127.0.0.1:{server.ready.grpc_port}"
-        self._stop = threading.Event()
-        works = [self._stream, *[self._infer] * (CLIENTS - 1)]
-        self._threads = [threading.Thread(target=self._until_refused, args=(work,)) for work in works]
-
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Send requests while the block runs; each client stops at its first error."""
-        for thread in self._threads:
-            thread.start()
-        try:
-            assert wait_until(lambda: self.codes[OK] > 20 * CLIENTS)
-            yield
-        finally:
-            for thread in self._threads:
-                thread.join(SECONDS)
-                self._stop.set()
-                assert not thread.is_alive(), "a request got no response"
-        assert not self._wrong
-
-    def _until_refused(self, work: Callable[[Stub], None]) -> None:
-        with grpc.insecure_channel(self._url) as channel:
-            try:
-                work(Stub(channel))
-            except grpc.RpcError as error:
-                self.codes[error.code()] += 1
-
-    def _infer(self, stub: Stub) -> None:
-        for number in count():
-            begun = time.monotonic()
-            try:
-                self._check(number, stub.ModelInfer(sum_request(number), timeout=SECONDS))
-            finally:
-                self.slowest = max(self.slowest, time.monotonic() - begun)
-
-    def _stream(self, stub: Stub) -> None:
-        requests = map(sum_request, takewhile(lambda _: not self._stop.is_set(), count()))
-        for number, response in enumerate(stub.ModelStreamInfer(requests)):
-            assert not response.error_message, response.error_message
-            self._check(number, response.infer_response)
-
-    def _check(self, number: int, response: pb.ModelInferResponse) -> None:
-        value = np.frombuffer(response.raw_output_contents[0], np.float32)[0]
-        if value != number % 100 + 1:
-            self._wrong.append((number, value))
-        self.codes[OK] += 1
-
-
 def test_sigterm_under_load(repository: Path, transport: str) -> None:
-    with served(repository, f"--transport={transport}", "--drain-seconds=20") as server:
-        clients = Clients(server)
-        with clients.sending():
-            begun = time.monotonic()
-            os.kill(server.ready.process_id, signal.SIGTERM)
+    with (
+        served(repository, f"--transport={transport}", "--drain-seconds=20") as server,
+        traffic(f"127.0.0.1:{server.ready.grpc_port}", "oracle", threads=CLIENTS, streams=1) as sent,
+    ):
+        assert wait_until(lambda: len(sent.answers) > 20 * CLIENTS)
+        begun = time.monotonic()
+        os.kill(server.ready.process_id, signal.SIGTERM)
         code, log = server.end()
-        assert time.monotonic() - begun < SECONDS  # there was nothing to wait for
+        assert time.monotonic() - begun < 10  # there was nothing to wait for
+        assert wait_until(lambda: len(sent.failures) > CLIENTS)
     assert code == 0
     # Rarely grpcio cancels a call that arrives at the moment when it stops.
-    refused = {UNAVAILABLE, grpc.StatusCode.CANCELLED} if transport == "grpcio" else {UNAVAILABLE}
-    assert set(clients.codes) <= {OK, *refused}
-    assert sum(clients.codes[code] for code in refused) == CLIENTS
+    refused = {"UNAVAILABLE", "CANCELLED"} if transport == "grpcio" else {"UNAVAILABLE"}
+    assert {error.code for _, error in sent.failures} <= refused
     assert "Traceback" not in log
     assert "ERROR" not in log
 
@@ -127,15 +57,52 @@ def test_sigkill_under_load(repository: Path, transport: str) -> None:
     """Clients get an error at once; the next server on the same port needs no cleanup."""
     before = sorted(path.name for path in repository.rglob("*"))
     with served(repository, f"--transport={transport}") as server:
-        port = server.ready.grpc_port
-        clients = Clients(server)
-        with clients.sending():
+        url = f"127.0.0.1:{server.ready.grpc_port}"
+        with traffic(url, "oracle", threads=CLIENTS, streams=1) as sent:
+            assert wait_until(lambda: len(sent.answers) > 20 * CLIENTS)
             os.kill(server.ready.process_id, signal.SIGKILL)
+            assert wait_until(lambda: len(sent.failures) > CLIENTS, 5)
         assert server.end()[0] == -signal.SIGKILL
-    assert clients.codes[UNAVAILABLE] == CLIENTS
-    assert set(clients.codes) == {OK, UNAVAILABLE}
-    assert clients.slowest < 5
+    assert {error.code for _, error in sent.failures} == {"UNAVAILABLE"}
     assert sorted(path.name for path in repository.rglob("*")) == before
-    again = running_server([repository / "oracle"], arguments=[f"--grpc-port={port}", f"--transport={transport}"])
-    with again as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        assert Stub(channel).ModelInfer(sum_request(1), timeout=SECONDS)
+    port = url.rpartition(":")[2]
+    with running_server([repository / "oracle"], arguments=[f"--grpc-port={port}", f"--transport={transport}"]):
+        assert Client(url).infer("oracle", INPUTS)
+
+
+def is_served(server: Served) -> bool:
+    with Client(f"127.0.0.1:{server.ready.grpc_port}") as client:
+        return bool(client.infer("oracle", INPUTS).outputs["value"] == 2)
+
+
+def test_server_that_can_write_nothing_serves(repository: Path) -> None:
+    """It can write neither a file nor a line of its debug log."""
+    program = f"tests.support.full_disk no-room {repository}"
+    with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
+        assert is_served(one)
+        with pytest.raises(grpc.RpcError) as caught:
+            one.stub.ModelInfer(pb.ModelInferRequest(model_name="zz"), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        one.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"), timeout=20)
+        assert is_served(one)
+        os.kill(one.ready.process_id, signal.SIGTERM)
+        assert one.end() == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a user's own")
+def test_read_only_cache_is_used_and_not_written(repository: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "builds"
+    cache.mkdir()
+    arguments = ["build", str(repository / "oracle"), "--target=onnxruntime", f"--cache={cache}", "--json"]
+    program = f"tests.support.full_disk read-only {cache}"
+    command = [sys.executable, "-m", *program.split(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "Read-only file system" in refusal(done, 2)
+    for source in ("bundle", "cache"):
+        with served(repository, f"--cache={cache}", program=program) as server:
+            assert is_served(server)
+            os.kill(server.ready.process_id, signal.SIGTERM)
+            code, log = server.end()
+        assert (code, f"was read from the {source}" in log) == (0, True)
+        answer(fewheads(*arguments))

@@ -8,35 +8,26 @@ import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
-import grpc
 import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
-from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, Overloaded, RequestError
+from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.protocol import INFERENCE
-from edge.security.access import CALLER
-from edge.security.rate import RateLimit, parse_rate
 from edge.serving import forms, inference
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
-from edge.settings import TRANSPORTS
-from tests.support import text_model
-from tests.support.in_process import serving_here
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import changed, expression, good, in_region, parameter, shaped, typed
-from tests.support.secured_servers import bearer, tokens_file
 from tests.support.server_models import write_echo_bundle
 
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Counts validations."""
     spy = Mock(wraps=inference.decode_inputs)
     monkeypatch.setattr(inference, "decode_inputs", spy)
     return spy
@@ -67,17 +58,14 @@ async def test_known_form_gets_the_same_response(running: Running, checks: Mock,
     first = await running.infer(request)
     assert await running.infer(request) == first
     assert (first.id, list(first.outputs[0].shape)) == ("seven", [rows, 1])
-    assert checks.call_count == 1
     now = running.counted()
     assert (now.success, now.inference_count, now.execution_count) == (2, 2 * rows, 2)
-
-
-async def test_id_and_values_are_not_part_of_the_form(running: Running, checks: Mock) -> None:
-    for text, expected in (("3 + 4", 7), ("3 - 4", -1), ("1 + 2 + 3", 6)):
-        request = of_text(text)
-        request.id = text
-        answer = await running.infer(request)
-        assert (answer.id, value(answer)) == (text, expected)
+    if rows == 1:
+        for text, expected in (("3 + 4", 7), ("1 + 2 + 3", 6)):
+            request = of_text(text)
+            request.id = text
+            answer = await running.infer(request)
+            assert (answer.id, value(answer)) == (text, expected)
     assert checks.call_count == 1
 
 
@@ -91,14 +79,6 @@ async def test_raw_contents_of_another_size_are_refused(running: Running, conten
             await running.infer(request)
     assert value(await running.infer(good())) == 9
     assert running.counted().failures == {"InvalidRequest": 8}
-
-
-class Case(NamedTuple):
-    """Requests of one form, each with its response or its error."""
-
-    name: str
-    write: Callable[[Path], Any]
-    steps: list[tuple[pb.ModelInferRequest, bytes | type[RequestError]]]
 
 
 def echo(datatype: str, raw: bytes, elements: int = 2) -> pb.ModelInferRequest:
@@ -122,46 +102,42 @@ def number(value: float) -> bytes:
     return np.float32(value).tobytes()
 
 
-REFUSED = InvalidRequest
-CASES = [
-    Case(
-        "BOOL",
+#: By the reason for the validation, a bundle, and requests of one form, each with its response or its error.
+CASES: dict[str, tuple[Callable[[Path], Any], list[tuple[pb.ModelInferRequest, bytes | type[RequestError]]]]] = {
+    "BOOL": (
         partial(write_echo_bundle, datatype="BOOL"),
         [(echo("BOOL", b"\0\1"), b"\0\1"), (echo("BOOL", b"\1\0"), b"\1\0"), (echo("BOOL", b"\0\2"), b"\0\1")],
     ),
-    Case(
-        "BYTES",
+    "BYTES": (
         partial(write_echo_bundle, datatype="BYTES"),
         [(echo("BYTES", raw), raw) for raw in (texts(b"a", b"bc"), texts(b"ab", b"c"))]
-        + [(echo("BYTES", texts(b"abc", b"")[:-4] + b"zzzz"), REFUSED)],
+        + [(echo("BYTES", texts(b"abc", b"")[:-4] + b"zzzz"), InvalidRequest)],
     ),
-    Case(
-        "typed",
+    "typed": (
         lambda repository: write_oracle_bundle(repository / "first"),
         [
             (typed_values(*tokenize(["3 + 4"])[0].tolist()), number(7)),
-            (typed_values(*tokenize(["3 - 4"])[0].tolist()), number(-1)),
-            (typed_values(*range(14)), REFUSED),
+            (typed_values(*range(14)), InvalidRequest),
         ],
     ),
-    Case(
-        "preprocessed",
+    "preprocessed": (
         lambda repository: write_oracle_bundle(repository / "first"),
-        [(expression(b"3 + 4"), number(7)), (expression(b"3 - 4"), number(-1)), (expression(b"3 ? 4"), REFUSED)],
+        [(expression(b"3 + 4"), number(7)), (expression(b"3 ? 4"), InvalidRequest)],
     ),
-]
+}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_values_that_need_validation_are_validated_each_time(tmp_path: Path, checks: Mock, case: Case) -> None:
-    async with running_service(tmp_path, case.write) as running:
-        for request, expected in case.steps:
+@pytest.mark.parametrize("case", CASES)
+async def test_values_that_need_validation_are_validated_each_time(tmp_path: Path, checks: Mock, case: str) -> None:
+    write, steps = CASES[case]
+    async with running_service(tmp_path, write) as running:
+        for request, expected in steps:
             if isinstance(expected, bytes):
                 assert (await running.infer(request)).raw_output_contents == [expected]
             else:
                 with pytest.raises(expected):
                     await running.infer(request)
-        assert checks.call_count == len(case.steps)
+        assert checks.call_count == len(steps)
 
 
 @pytest.fixture
@@ -194,29 +170,14 @@ async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Mock, reg
     assert checks.call_count == (4 if side == "input" else 3)  # the region of an output is looked up before the inputs
 
 
-def test_form_needs_raw_contents_of_all_inputs() -> None:
-    request = pb.ModelInferRequest()
-    for name in ("a", "b"):
-        request.inputs.add(name=name, datatype="FP32", shape=[1])
-    inputs = {name: np.zeros(1, np.float32) for name in ("a", "b")}
-    assert forms.tensors_of(request, [bytes(4)], inputs) is None  # the other one is in shared memory
-    assert forms.tensors_of(request, [bytes(4)] * 2, {"a": inputs["a"], "c": inputs["b"]}) is None
-    read = forms.tensors_of(request, [bytes(4), bytes(8)], inputs)
-    assert read
-    assert [(tensor.name, tensor.shape, tensor.size_bytes) for tensor in read] == [("a", (1,), 4), ("b", (1,), 8)]
-
-
-async def test_order_of_parameters_is_not_part_of_the_form(running: Running, checks: Mock) -> None:
+async def test_parameters_are_part_of_the_form_and_their_order_is_not(running: Running, checks: Mock) -> None:
     names = [f"p{number}" for number in range(20)]
     for order in (names, names[::-1]):
         request = good()
         for name in order:
             request.parameters[name].bool_param = True
-        assert value(await running.infer(request)) == 9
+        await running.infer(request)
     assert checks.call_count == 1
-
-
-async def test_parameters_are_part_of_the_form(running: Running) -> None:
     plain, timings = good(), parameter("timings", bool_param=True)
     for _ in range(3):
         assert "request_ns" not in (await running.infer(plain)).parameters
@@ -237,49 +198,6 @@ async def test_known_form_keeps_its_timeout(running: Running, checks: Mock) -> N
     assert checks.call_count == 3
 
 
-async def test_tier_is_part_of_the_form(tmp_path: Path, checks: Mock) -> None:
-    text = "fine fine bad"  # of which the lean tier knows the last word alone
-    ids = np.array([[text_model.WORDS.index(word) for word in text.split()]], np.int64)
-
-    def tokens(tier: str) -> pb.ModelInferRequest:
-        request = pb.ModelInferRequest(model_name="sentiment")
-        for name, array in (("input_ids", ids), ("attention_mask", np.ones_like(ids))):
-            request.inputs.add(name=name, datatype="INT64", shape=ids.shape)
-            request.raw_input_contents.append(array.tobytes())
-        request.outputs.add(name="logits")
-        request.parameters["tier"].string_param = tier
-        return request
-
-    write = text_model.write_sentiment_bundle
-    async with running_service(tmp_path, lambda repository: write(repository / "sentiment")) as running:
-        for _ in range(3):
-            for tier in text_model.TIERS:
-                answer = await running.infer(tokens(tier))
-                assert answer.parameters["tier"].string_param == tier
-                logits = np.frombuffer(answer.raw_output_contents[0], np.float32)
-                assert logits.tolist() == text_model.logits(text, tier).tolist()
-            with pytest.raises(InvalidRequest, match="got 'zz'"):
-                await running.infer(tokens("zz"))
-        assert checks.call_count == 3
-        assert running.counted("sentiment").failures == {"InvalidRequest": 3}
-        assert await running.at_rest("sentiment")
-
-
-async def test_newer_version_answers_at_once(tmp_path: Path) -> None:
-    pinned = changed(lambda request: request.MergeFrom(pb.ModelInferRequest(model_version="1")))
-    async with running_service(tmp_path, mode="poll") as running:  # which leaves the first version as it is
-        for request in (good(), pinned):
-            assert (await running.infer(request)).model_version == "1"
-        write_oracle_bundle(running.directory / "second", ORACLE, 2)
-        polling = asyncio.create_task(running.control.poll(0.02))
-        while running.model().version != "2":
-            assert not polling.done()
-            await asyncio.sleep(0.001)
-        assert (await running.infer(good())).model_version == "2"
-        assert (await running.infer(pinned)).model_version == "1"
-        polling.cancel()
-
-
 async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None:
     await running.infer(good())
     with occupied(running.scheduler):
@@ -296,31 +214,6 @@ async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None
         await running.infer(good())
     await running.control.load_model(ORACLE)
     assert value(await running.infer(good())) == 9
-
-
-async def test_rate_limit_counts_known_forms(tmp_path: Path, checks: Mock) -> None:
-    limit = RateLimit(parse_rate("1:2"), clock=lambda: 0.0)
-    async with running_service(tmp_path, limit=limit) as running:
-        for caller in ("camera", "robot"):
-            CALLER.set(caller)
-            for _ in range(2):
-                await running.infer(good())
-            with pytest.raises(Overloaded, match="requests of this client"):
-                await running.infer(good())
-    assert (checks.call_count, limit.refused) == (1, 2)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_known_form_needs_a_token(tmp_path: Path, transport: str) -> None:
-    secret = tokens_file(tmp_path / "tokens", camera=["infer"])["camera"]
-    async with serving_here(tmp_path, transport, tokens=tmp_path / "tokens") as channel:
-        call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
-        message = good().SerializeToString()
-        for _ in range(2):
-            await call(message, metadata=bearer(secret), timeout=10)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(message, timeout=10)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_number_of_forms_is_limited(running: Running, checks: Mock) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 
 import numpy as np
 import pytest
@@ -163,49 +162,3 @@ def test_estimates_far_below_the_deadline_prove_nothing() -> None:
 
     expected = {0.5: (1.25, 1.5625), 0.49: (1.0, 1.5625), 0.4: (1.0, 1.5625), 0.39: (1.0, 1.25)}
     assert {seconds: factors(seconds) for seconds in expected} == expected
-
-
-def overloaded(correction: LatencyCorrection, seed: int) -> tuple[int, int]:
-    """Simulate 40 s of one worker with three times its load, whose runs take 20 ms or three times as long, by turns.
-
-    Returns:
-        How many admitted requests met their deadline, and how many missed it.
-    """
-    # One generator for each cause, so that all simulations get the same machine and the same requests.
-    arrivals, speeds, runs = (np.random.default_rng([seed, cause]) for cause in range(3))
-    learnt, waiting = table({1: 0.02}), deque[LatencyEstimate]()
-    running: tuple[float, float, LatencyEstimate] | None = None  # begins, ends
-    now, arrival, slow, turns_at, met, missed = 0.0, 0.0, 1.0, 1.0, 0, 0
-    while now < 40:
-        expiry = waiting[0].at + 0.5 if waiting else np.inf
-        now = min(arrival, running[1] if running else np.inf, expiry)
-        while now >= turns_at:
-            slow, turns_at = 4.0 - slow, turns_at + speeds.exponential(1.0)
-        if running and now == running[1]:
-            learnt.observe(1, now - running[0])
-            correction.answered(now, running[2])
-            late = now - running[2].at > 0.5
-            met, missed, running = met + (not late), missed + late, None
-        elif now == expiry:
-            correction.abandoned(now, waiting.popleft())
-            missed += 1
-        else:
-            arrival = now + arrivals.exponential(0.02 / 3)
-            one, two = learnt.seconds(1, 1) or 0.0, learnt.seconds(1, 2) or 0.0
-            predicted = len(waiting) * one + two + (max(running[0] + two - now, 0.0) if running else 0.0)
-            if predicted * correction.factor(now) <= 0.5:
-                waiting.append(LatencyEstimate(now, predicted, 0.5))
-        if not running and waiting:
-            running = (now, now + 0.02 * slow * runs.lognormal(-0.125, 0.5), waiting.popleft())
-    return met, missed
-
-
-def test_correction_pays_on_a_machine_whose_speed_changes() -> None:
-    class Never(LatencyCorrection):
-        def factor(self, now: float) -> float:
-            return 1.0
-
-    for seed in range(2):
-        (met, missed), (met_before, missed_before) = overloaded(LatencyCorrection(), seed), overloaded(Never(), seed)
-        assert missed < missed_before / 3
-        assert met > met_before

@@ -1,16 +1,20 @@
-"""Import rules of the architecture, read from the sources."""
+"""Import rules of the architecture, read from the sources, and the generated messages."""
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 import subprocess
 import sys
-from typing import get_args
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto
+from tritonclient.grpc import service_pb2  # noqa: F401 (it adds its messages to the default pool)
 
-from edge.runtimes import tensorrt_package
-from edge.runtimes.table import RUNTIMES
+from edge.pb import inference_pb2
 from tests.support.imports import (
     EDGE,
     EXPORT,
@@ -22,11 +26,8 @@ from tests.support.imports import (
     graph_of,
     imports,
     module_of,
-    name_of,
     part_of,
     reached,
-    sources,
-    tree_of,
 )
 
 HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib")
@@ -51,8 +52,6 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "rich": ("edge/cli/",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
 }
-#: They name packages that have the names of runtimes.
-OWNERS_OF_RUNTIME_PACKAGES = {f"edge/runtimes/{name}.py" for name in ("onnxruntime_runner", "tensorrt_package")}
 #: The packages that see the protocol's messages; others get tensors and plain values.
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
@@ -66,15 +65,6 @@ def users_of(package: str) -> set[str]:
     return {found.file for found in imports(EDGE) if found.is_of(package)}
 
 
-def test_imports_are_found() -> None:
-    found = set(imports(EDGE))
-    assert {"edge/errors.py", "edge/cli/serve.py", "edge/pb/inference_pb2.py"} <= {name_of(path) for path in EDGE}
-    assert ("edge/bundles/golden.py", "numpy", False, False) in {(f.file, f.module, f.lazy, f.typing) for f in found}
-    lazy = {(one.file, one.module) for one in found if one.lazy}
-    assert {("edge/runtimes/onnxruntime_runner.py", "onnxruntime"), ("edge/cli/infer.py", "edge.client")} <= lazy
-    assert ("edge/bundles/preprocess.py", "tokenizers") in {(one.file, one.module) for one in found if one.typing}
-
-
 def test_packages_are_imported_by_their_owners_only() -> None:
     for package, owners in OWNERS.items():
         users = users_of(package)
@@ -82,25 +72,6 @@ def test_packages_are_imported_by_their_owners_only() -> None:
         assert [owner for owner in owners if not any(file.startswith(owner) for file in users)] == []
     eager = [f for f in imports(EDGE) if any(f.is_of(heavy) for heavy in HEAVY) and not f.lazy and not f.typing]
     assert not eager
-
-
-def test_imports_by_name() -> None:
-    """TensorRT is imported by a string, and nothing else is but commands and the client's names."""
-    ways = {"import_module", "__import__", "load", "spec_from_file_location", "exec", "eval", "run_module", "run_path"}
-    found = set()
-    for path in EDGE:
-        for call in ast.walk(tree_of(path)):
-            if isinstance(call, ast.Call):
-                name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-                # Arrays and models are no modules.
-                if name in ways and not ast.unparse(call).startswith(("np.load(", "runtime.load(", "super().load(")):
-                    found.add((name_of(path), ast.unparse(call)))
-    assert found == {
-        ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
-        ("edge/__main__.py", "point.load()"),  # the commands' entry points
-        ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
-    }
-    assert set(get_args(tensorrt_package.Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
 
 def test_no_part_of_edge_imports_a_later_one() -> None:
@@ -121,19 +92,6 @@ def test_no_module_imports_itself_in_a_circle(files: list[object]) -> None:
     assert not [module for module in graph if module in reached(graph, module)]
 
 
-def test_only_a_runtimes_own_file_names_it() -> None:
-    """A new runtime changes its file and the table, because no other module compares names of runtimes."""
-    own = {f"{runtime.__module__.replace('.', '/')}.py" for runtime in RUNTIMES.values()}
-    naming = {
-        name_of(path)
-        for path in WRITTEN
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if node.value.partition(":")[0] in RUNTIMES and " " not in node.value
-    }
-    assert naming == own | OWNERS_OF_RUNTIME_PACKAGES
-
-
 def test_messages_commands_and_transports_stay_in_their_packages() -> None:
     users = {file for file in users_of("edge.pb") if not file.startswith(GENERATED)}
     assert {file.split("/")[1] for file in users} == USERS_OF_MESSAGES
@@ -152,25 +110,6 @@ def test_export_reaches_no_part_of_the_server() -> None:
         assert not wrong, f"{found.file}:{found.line} by {found.module}"
 
 
-def test_tasks_and_the_calculator_do_not_import_each_other() -> None:
-    for package, other in (("tasks", "calculator"), ("calculator", "tasks")):
-        found = imports(sources(f"export/{package}"))
-        assert found
-        assert not [one for one in found if one.is_of(f"export.{other}")]
-
-
-def test_few_files_read_the_environment() -> None:
-    names = {"environ", "environb", "getenv", "putenv"}
-    readers = set()
-    for path in [*EDGE, *EXPORT]:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Attribute) and node.attr in names:
-                readers.add(name_of(path))
-            if isinstance(node, ast.ImportFrom) and node.module == "os":
-                assert not {alias.name for alias in node.names} & names
-    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py"}
-
-
 def imported_by(*modules: str) -> set[str]:
     """Return the modules that a new process has loaded after it imported ``modules``."""
     code = f"import {', '.join(modules)}, sys; print('\\n'.join(sys.modules))"
@@ -186,12 +125,50 @@ def test_imports_load_no_runtime() -> None:
     assert not set(HEAVY) & loaded
 
 
-def test_models_and_commands_load_without_grpc() -> None:
-    graph = graph_of(EDGE, only_at_import=True)
-    transport = {module_of(ROOT / f.file) for f in imports(EDGE) if f.is_of("grpc") and not f.lazy and not f.typing}
-    free = sorted(module for module in graph if not (reached(graph, module) | {module}) & transport)
-    wanted = {"runtimes.build", "repository.model", "serving.inference", "serving.metadata", "repository.repository"}
-    wanted |= {"__main__", "client.inference", "client.retries", "client.round_robin"}
-    assert {f"edge.{module}" for module in wanted} <= set(free)
-    assert {module for module in graph if module.startswith("edge.cli.")} <= set(free)
-    assert "grpc" not in imported_by(*free)
+OURS = inference_pb2.DESCRIPTOR
+THEIRS = descriptor_pool.Default()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpc_tools (extra 'dev') generates them")
+def test_generated_files_are_fresh(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "proto" / "generate.py", tmp_path], check=True)
+    made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(made) == 6
+    for name, data in made.items():
+        assert (ROOT / name).read_bytes() == data, f"{name} is stale: run make generate"
+    kept = {path.name for path in (ROOT / "edge" / "pb").iterdir() if path.is_file()}
+    assert kept == {name.name for name in made} | {"__init__.py", "pool.py"}
+
+
+def messages() -> Iterator[Descriptor]:
+    todo = list(OURS.message_types_by_name.values())
+    while todo:
+        message = todo.pop()
+        yield message
+        todo += message.nested_types
+
+
+def fields(message: Descriptor) -> dict[str, bytes]:
+    """Return everything of each field that both sides of a wire must agree on."""
+    described = DescriptorProto()
+    message.CopyToProto(described)
+    return {field.name: field.SerializeToString() for field in described.field}
+
+
+def test_messages_enums_and_rpcs_are_tritons() -> None:
+    enums = list(OURS.enum_types_by_name.values())
+    for message in messages():
+        theirs = THEIRS.FindMessageTypeByName(message.full_name)
+        assert fields(message).items() <= fields(theirs).items()
+        assert message.GetOptions().map_entry == theirs.GetOptions().map_entry
+        enums += message.enum_types
+    assert {enum.name for enum in enums} == {"DataType", "Kind"}
+    for enum in enums:
+        other = THEIRS.FindEnumTypeByName(enum.full_name)
+        assert {(v.name, v.number) for v in enum.values} <= {(v.name, v.number) for v in other.values}
+    (service,) = OURS.services_by_name.values()
+    for method in service.methods:
+        other = THEIRS.FindServiceByName(service.full_name).methods_by_name[method.name]
+        assert method.input_type.full_name == other.input_type.full_name
+        assert method.output_type.full_name == other.output_type.full_name
+        assert (method.client_streaming, method.server_streaming) == (other.client_streaming, other.server_streaming)

@@ -1,29 +1,33 @@
-"""Limits for one client: connections, time, pings, headers. Most clients here are sockets without a library."""
+"""Limits for one client, and malformed and hostile clients: bytes on sockets, to the whole server."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
-import struct
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
+import numpy as np
+import psutil
 import pytest
+from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame, PingFrame, RstStreamFrame
 
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
 from edge.rpc.limits import Limits
 from edge.server import Ready
-from tests.support.http2_client import OPENING, Subject, serving
+from tests.support.busy_model import busy
+from tests.support.http2_client import OPENING, RawClient, Subject, raw, serving
+from tests.support.metrics import gauges, wait_until
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
-
-PING, GOAWAY = 6, 7
 
 
 @asynccontextmanager
 async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
-    """A server that echoes, with our options."""
     if transport == "nghttp2":
         async with serving(Subject(), limits) as port:
             yield port
@@ -39,58 +43,19 @@ async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
         await server.stop(0)
 
 
-def frames(data: bytes) -> list[tuple[int, bytes]]:
-    """Type and payload of each HTTP/2 frame."""
-    found = []
-    while len(data) >= 9:
-        size = int.from_bytes(data[:3], "big")
-        found.append((data[3], data[9 : 9 + size]))
-        data = data[9 + size :]
-    return found
-
-
-def conversation(
-    port: int, say: Callable[[socket.socket], None], seconds: float = 2.0
-) -> tuple[list[tuple[int, bytes]], bool]:
-    """Return the frames that a server sends to a client, and whether it closed the connection in time."""
-    received = b""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.settimeout(seconds)
-        try:
-            connection.sendall(OPENING)
-            say(connection)
-            while data := connection.recv(65536):
-                received += data
-        except TimeoutError:
-            return frames(received), False
-        except OSError:
-            pass  # the server hung up before it had read everything
-        return frames(received), True
-
-
-def pings(count: int, pause: float = 0.0) -> Callable[[socket.socket], None]:
-    def say(connection: socket.socket) -> None:
-        for number in range(count):
-            connection.sendall(b"\0\0\x08\x06\0\0\0\0\0" + struct.pack(">Q", number))
-            time.sleep(pause)
-
-    return say
-
-
 async def test_silent_connection_closes(transport: str) -> None:
     async with echo(Limits(handshake_seconds=0.3), transport) as port:
         started = time.monotonic()
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.settimeout(5)
-            while await asyncio.to_thread(connection.recv, 1000):
-                pass
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.wait_for(reader.read(), 5)
+        writer.close()
         assert 0.2 < time.monotonic() - started < 2
 
 
 async def test_idle_connection_closes_and_the_client_reconnects(transport: str) -> None:
     async with echo(Limits(idle_seconds=0.3), transport) as port:
-        _, closed = await asyncio.to_thread(conversation, port, lambda _: None)
-        assert closed
+        async with RawClient(port) as client:
+            await client.greet().end()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
                 assert await channel.unary_unary("/test.Test/Echo")(b"x", timeout=5) == b"x"
@@ -98,40 +63,35 @@ async def test_idle_connection_closes_and_the_client_reconnects(transport: str) 
 
 
 async def test_number_of_connections_is_limited(transport: str) -> None:
-    async with echo(Limits(max_connections=4), transport) as port:
-        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(6)]
-        for connection in sockets:
-            connection.settimeout(0.5)
-
-        def greets(connection: socket.socket) -> bool:
-            try:
-                connection.sendall(OPENING)
-                return bool(connection.recv(1000))
-            except OSError:
-                return False
-
-        assert sum([await asyncio.to_thread(greets, connection) for connection in sockets]) == 4
-        for connection in sockets:
-            connection.close()
+    async with echo(Limits(max_connections=4), transport) as port, AsyncExitStack() as stack:
+        clients = [(await stack.enter_async_context(RawClient(port))).greet() for _ in range(6)]
+        await asyncio.sleep(0.5)
+        assert sum(bool(client.frames) for client in clients) == 4
 
 
-def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
-    sent, closed = conversation(server.grpc_port, pings(100))
-    assert closed
-    _, closed = conversation(server.grpc_port, pings(Limits.max_ping_strikes + 2))
-    assert closed
-    sent, closed = conversation(server.grpc_port, pings(Limits.max_ping_strikes), seconds=0.3)
-    assert not closed
-    assert not [kind for kind, _ in sent if kind == GOAWAY]
+async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
+    """Send pings, and return the client after the server's answers."""
+    async with RawClient(port) as client:
+        client.greet()
+        for number in range(count):
+            client.send(PingFrame(0, opaque_data=b"%08d" % number))
+            await asyncio.sleep(pause)
+        await asyncio.sleep(0.5)
+        return client
+
+
+async def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
+    for count in (100, Limits.max_ping_strikes + 2):
+        assert (await pinged(server.grpc_port, count)).closed
+    client = await pinged(server.grpc_port, Limits.max_ping_strikes)
+    assert (client.closed, client.goaway) == (False, None)
 
 
 async def test_slow_pings_are_answered(transport: str) -> None:
     async with echo(Limits(min_ping_seconds=0.05, max_ping_strikes=2), transport) as port:
-        sent, closed = await asyncio.to_thread(conversation, port, pings(6, pause=0.12), 0.2)
-        assert not closed
-        assert sum(kind == PING for kind, _ in sent) == 6
-        _, closed = await asyncio.to_thread(conversation, port, pings(12, pause=0.02), 0.5)
-        assert closed
+        client = await pinged(port, 6, pause=0.12)
+        assert (client.closed, len(client.pongs)) == (False, 6)
+        assert (await pinged(port, 12, pause=0.02)).closed
 
 
 @pytest.mark.parametrize(("size", "fits"), [(7000, True), (8192, False), (2**20, False)])
@@ -156,9 +116,105 @@ async def test_calls_above_the_limit_fail_alone(transport: str) -> None:
         method = channel.unary_unary("/test.Test/Echo")
         calls = (method(b"%d" % i, timeout=10) for i in range(50))
         answers = await asyncio.gather(*calls, return_exceptions=True)
+        # Calls wait in a client that knows the bound in time.
         failed = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
-        if transport == "grpcio":  # on nghttp2 the client gets to know the bound in time, and lets them wait
-            assert 0 < len(failed) < 50
         assert {error.code() for error in failed} <= {grpc.StatusCode.UNAVAILABLE}
         assert all(answer in (b"%d" % i, *failed) for i, answer in enumerate(answers))
         assert await method(b"x", timeout=10) == b"x"
+
+
+Stub = inference_pb2_grpc.GRPCInferenceServiceStub
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+CANCEL = 8
+#: Memory of a connection and its buffers; far below the sizes announced or sent.
+ALLOWED_GROWTH_BYTES = 16 * 2**20
+
+
+class Watched:
+    def __init__(self, server: Ready) -> None:
+        self._process = psutil.Process(server.process_id)
+        self._files, self._bytes = self._process.num_fds(), self._process.memory_info().rss
+
+    def grown(self) -> int:
+        return int(self._process.memory_info().rss - self._bytes)
+
+    def has_closed_files(self) -> bool:
+        return wait_until(lambda: self._process.num_fds() <= self._files)
+
+
+@pytest.fixture
+def watched(server: Ready, stub: Stub) -> Watched:
+    stub.ServerLive(pb.ServerLiveRequest())  # so that the connection of this client is open
+    return Watched(server)
+
+
+def is_served(stub: Stub) -> bool:
+    return bool(stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes())
+
+
+async def test_unfinished_messages_take_little_memory(server: Ready, stub: Stub, watched: Watched) -> None:
+    """A hundred messages of 32 MiB are announced, and one byte of each is sent."""
+    async with RawClient(server.grpc_port) as client:
+        await client.greet().agreed()
+        for number in range(100):
+            stream = 2 * number + 1
+            client.send(client.head(stream, "ModelInfer", _path=INFER), DataFrame(stream, b"\0\2\0\0\0x"))
+        await client.writer.drain()
+        assert all(is_served(stub) for _ in range(5))
+        assert watched.grown() < ALLOWED_GROWTH_BYTES
+    assert watched.has_closed_files()
+    assert gauges(server, "queue_depth", "queue_bytes") == [0, 0]
+
+
+async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
+    """The CONTINUATION flood: 20 MB of headers, none of them the last."""
+    async with RawClient(server.grpc_port) as client:
+        await client.greet().agreed()
+        client.send(HeadersFrame(1, client.head(1, "ModelInfer", _path=INFER).data))
+        field = client.encoder.encode([("x", "y" * 1000)])
+        for _ in range(200):
+            client.send(*(ContinuationFrame(1, field * 10) for _ in range(10)))
+        await (client.end() if transport == "nghttp2" else client.answer())
+    assert is_served(stub)
+    assert watched.grown() < ALLOWED_GROWTH_BYTES
+    assert watched.has_closed_files()
+
+
+async def reset_at_once(server: Ready, stub: Stub) -> None:
+    async with RawClient(server.grpc_port) as client:
+        await client.greet().agreed()
+        message = busy(1).SerializeToString()
+        for stream in range(1, 1500, 2):
+            client.send(client.head(stream, "ModelInfer", _path=INFER), client.body(stream, message))
+            client.send(RstStreamFrame(stream, error_code=CANCEL))
+        assert is_served(stub)
+    assert wait_until(lambda: gauges(server, "queue_depth", "queue_bytes") == [0, 0])
+
+
+async def test_rapid_resets_leave_nothing(server: Ready, stub: Stub, watched: Watched) -> None:
+    await reset_at_once(server, stub)
+    warm = Watched(server)  # the pools of the allocator have grown
+    await reset_at_once(server, stub)
+    assert warm.grown() < ALLOWED_GROWTH_BYTES
+    assert watched.has_closed_files()
+
+
+def noise(source: random.Random) -> bytes:
+    return source.randbytes(source.randrange(200))
+
+
+def frame(source: random.Random) -> bytes:
+    stream_id = source.choice([0, 1, 2, 3, 2**31 - 1])
+    return raw(source.randrange(12), source.randrange(256), stream_id, noise(source))
+
+
+def test_garbage_harms_nobody(server: Ready, stub: Stub, watched: Watched) -> None:
+    source = random.Random(0)
+    for begin in (b"", OPENING, OPENING[:-4], b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01"):
+        for end in (noise, lambda source: b"".join(frame(source) for _ in range(6))):
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", server.grpc_port)) as connection:
+                    connection.sendall(begin + end(source))
+    assert is_served(stub)
+    assert watched.has_closed_files()
+    assert watched.grown() < ALLOWED_GROWTH_BYTES

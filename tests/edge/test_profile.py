@@ -1,9 +1,4 @@
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,12 +31,7 @@ def board(tmp_path, monkeypatch):
     return write(orin_nano(tmp_path / "root", 6), quiet)
 
 
-def run(shapes, out, *arguments):
-    return shown("profile", shapes, "--out", out, "--calls", 5, "--target", "onnxruntime", *arguments)
-
-
 def timed(*arguments, **options):
-    """Return the table and the timing steps of a run."""
     steps = []
     options = {"target": "onnxruntime", "calls": 3, **options}
     table = profile(*arguments, **options, on_progress=lambda now: steps.append((now.name, now.step)))
@@ -50,12 +40,11 @@ def timed(*arguments, **options):
 
 def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path):
     out = tmp_path / "table.json"
-    printed = json.loads(run(shapes, out, "--cache", cache, "--lengths", "8", "--json"))
+    options = ("profile", shapes, "--out", out, "--calls", 5, "--target", "onnxruntime", "--cache", cache)
+    printed = json.loads(shown(*options, "--lengths", "8", "--json"))
     assert printed == json.loads(out.read_bytes())
     assert printed["label"] == "measured"
-    assert {name: printed["key"][name] for name in MODEL} == MODEL
-    assert printed["key"]["precision"] == "fp32"
-    assert printed["key"]["runtime"] == "onnxruntime"
+    assert printed["key"].items() >= {**MODEL, "precision": "fp32", "runtime": "onnxruntime"}.items()
     table, steps = timed(shapes, out, cache=cache)
     # Only the new length was timed.
     assert {text for _, text in steps} == {"timing 4 tokens"}
@@ -63,35 +52,14 @@ def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path
     assert LatencyTable.read(out) == table
     assert all(t.comparison.milliseconds > 0 and t.comparison.floor_milliseconds > 0 for t in table.timings)
     assert [rest.tokens for rest in table.rest] == [8, 4]
-    assert "times faster" in run(shapes, out, "--cache", cache)
+    assert "times faster" in shown(*options)
     assert LatencyTable.read(out) == table
-
-
-def test_next_run_completes_the_table_of_a_killed_one(shapes, cache, tmp_path):
-    out = tmp_path / "table.json"
-    code = "from edge.cli.profile import profile; profile()"
-    arguments = [shapes, "--out", out, "--target", "onnxruntime", "--calls", 3000, "--cache", cache]
-    process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not out.exists():
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = LatencyTable.read(out)
-    assert 0 < len(kept.timings) < len(SHAPES) * len(LENGTHS)
-    table, steps = timed(shapes, out, cache=cache)
-    assert not {timing.shape.name for timing in kept.timings} & {name for name, _ in steps}
-    assert set(kept.timings) <= set(table.timings)
-    assert len(table.timings) == len(SHAPES) * len(LENGTHS)
 
 
 def test_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
     out = tmp_path / "table.json"
     table, _ = timed(shapes, out, cache=cache, lengths=(4,), conditions=Conditions(board))
-    assert table.key["device"] == MODELS[6]
-    assert table.key["power_mode"] == "15W"
+    assert (table.key["device"], table.key["power_mode"]) == (MODELS[6], "15W")
     before = out.read_bytes()
     write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
     with pytest.raises(UsageError, match=r"key: got power_mode '15W', expected power_mode 'MAXN_SUPER'\. .*--replace"):
@@ -106,25 +74,14 @@ def test_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
     assert out.read_bytes() == before
 
 
-def test_change_of_the_power_mode_ends_the_run(shapes, cache, board, tmp_path):
-    out = tmp_path / "table.json"
-
-    def change(now):
-        if now.name == SHAPES[1].name:
-            write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
-
-    options = {"target": "onnxruntime", "calls": 3, "cache": cache, "conditions": Conditions(board)}
-    with pytest.raises(UsageError, match=r"power mode: got 'MAXN_SUPER', expected '15W', as at the start\."):
-        profile(shapes, out, on_progress=change, **options)
-    assert {timing.shape for timing in LatencyTable.read(out).timings} == {SHAPES[0]}
-
-
-def test_next_run_repeats_throttled_timings(shapes, cache, board, tmp_path):
+def test_next_run_repeats_throttled_timings_and_a_change_of_the_power_mode_ends_it(shapes, cache, board, tmp_path):
     out, alert = tmp_path / "table.json", "sys/class/thermal/cooling_device2/cur_state"
-    assert (board / alert).read_text().strip() == "0"
 
     def heat(now):
         write(board, {alert: "1\n" if now.name == SHAPES[1].name else "0\n"})
+
+    def change(now):
+        write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
 
     options = {"target": "onnxruntime", "calls": 3, "cache": cache, "lengths": (4,), "conditions": Conditions(board)}
     table = profile(shapes, out, on_progress=heat, **options)
@@ -133,27 +90,21 @@ def test_next_run_repeats_throttled_timings(shapes, cache, board, tmp_path):
     table, steps = timed(shapes, out, **options)
     assert steps == [(SHAPES[1].name, "timing 4 tokens")]
     assert not [timing for timing in table.timings if timing.throttled]
+    with pytest.raises(UsageError, match=r"power mode: got 'MAXN_SUPER', expected '15W', as at the start\."):
+        profile(shapes, out, on_progress=change, **{**options, "lengths": (8,)})
+    assert LatencyTable.read(out) == table
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lengths": (16,)}, r"--lengths: got 16, expected 4 to 8, the range of the bundles\."),
-        ({"precision": "int8"}, r"--precision for onnxruntime: got 'int8', expected one of fp32\."),
-        ({"directory": "nothing"}, r"shapes nothing: got shapes\.json: No such file.* 'fewheads shapes'"),
-        ({"target": "unknown"}, r"--target: got 'unknown'"),
-    ],
-)
-def test_wrong_options_write_no_file(shapes, cache, tmp_path, options, message):
+def test_wrong_options_write_no_file_and_other_files_are_not_overwritten(shapes, cache, tmp_path):
     out = tmp_path / "table.json"
-    directory = Path(options.pop("directory", shapes))
-    with pytest.raises(FewheadsError, match=message):
-        timed(directory, out, cache=cache, **options)
-    assert not out.exists()
-
-
-def test_other_files_are_not_overwritten(shapes, cache, tmp_path):
-    out = tmp_path / "table.json"
+    for directory, options, message in (
+        (shapes, {"lengths": (16,)}, r"--lengths: got 16, expected 4 to 8, the range of the bundles\."),
+        (shapes, {"precision": "int8"}, r"--precision for onnxruntime: got 'int8', expected one of fp32\."),
+        (Path("nothing"), {}, r"shapes nothing: got shapes\.json: No such file.* 'fewheads shapes'"),
+    ):
+        with pytest.raises(FewheadsError, match=message):
+            timed(directory, out, cache=cache, **options)
+        assert not out.exists()
     out.write_text("{}")
     with pytest.raises(UsageError, match=r"latency table .*missing required field `key`.*expected a latency table"):
         timed(shapes, out, cache=cache)

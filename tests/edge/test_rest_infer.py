@@ -15,7 +15,7 @@ from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.rest.infer import Wanted, infer_request, infer_response
-from edge.rest.json_messages import MAX_JSON_BYTES, encode, parse
+from edge.rest.json_messages import MAX_JSON_BYTES
 from edge.serving.responses import encode_outputs
 from edge.serving.wire import from_raw, to_raw
 
@@ -25,7 +25,6 @@ TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 
 
 def sent(array: Array, datatype: str, data: Any) -> Array:
-    """An array as the server sees it when a client sent ``data`` for it."""
     item = {"name": "a", "datatype": datatype, "shape": list(array.shape), "data": data}
     message, _ = infer_request("m", "", json.dumps({"inputs": [item]}).encode(), None)
     return from_raw(message.raw_input_contents[0], datatype, array.shape, "a")
@@ -79,7 +78,6 @@ def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
 
 
 def test_json_and_binary_data_in_one_body() -> None:
-    tokens: Array = np.arange(3, dtype=np.float32)
     items = [
         {"name": "a", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12, "mine": 1}},
         {"name": "b", "datatype": "INT8", "shape": [1, 2], "data": [[1, -1]]},
@@ -87,9 +85,9 @@ def test_json_and_binary_data_in_one_body() -> None:
         {"name": "d", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}},
     ]
     written = json.dumps({"inputs": items}).encode()
-    message, _ = infer_request("m", "", written + tokens.tobytes() + b"\1\0\0\0x", str(len(written)))
-    # What lies in shared memory has no entry.
-    assert list(message.raw_input_contents) == [tokens.tobytes(), b"\1\xff", b"\1\0\0\0x"]
+    message, _ = infer_request("m", "", written + b"twelve bytes" + b"\1\0\0\0x", str(len(written)))
+    # A tensor in shared memory has no entry.
+    assert list(message.raw_input_contents) == [b"twelve bytes", b"\1\xff", b"\1\0\0\0x"]
     assert message.inputs[0].parameters["mine"].int64_param == 1
     assert message.inputs[2].parameters["shared_memory_region"].string_param == "r"
 
@@ -109,17 +107,11 @@ def test_nonfinite_numbers_are_as_in_triton() -> None:
     np.testing.assert_array_equal(sent(array, "FP32", json.loads(body)["outputs"][0]["data"]), array)
 
 
-@pytest.mark.parametrize(
-    ("array", "text"),
-    [
-        (np.array([b"\xff"], np.object_), "bytes that are not UTF-8"),
-        (np.zeros(MAX_JSON_BYTES + 1, np.uint8), f"{MAX_JSON_BYTES + 1} bytes as JSON"),
-    ],
-)
-def test_outputs_that_json_cannot_represent_are_refused(array: Array, text: str) -> None:
-    with pytest.raises(InvalidRequest, match=text):
-        answered(array, binary=False)
-    assert answered(array, binary=True)[0].endswith(to_raw(array, "BYTES" if array.dtype == object else "UINT8"))
+def test_outputs_that_json_cannot_represent_are_refused() -> None:
+    large = np.zeros(MAX_JSON_BYTES + 1, np.uint8)
+    for array, text in ((np.array([b"\xff"], np.object_), "not UTF-8"), (large, f"{large.size} bytes as JSON")):
+        with pytest.raises(InvalidRequest, match=text):
+            answered(array, binary=False)
 
 
 def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
@@ -137,19 +129,3 @@ def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
     assert answer["parameters"] == {"tier": "half", "request_ns": 2**40}
     # The stock client in C++ takes an output with parameters for one that has binary data.
     assert answer["outputs"] == [{"name": "a", "datatype": "FP32", "shape": [1]}]
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.dictionaries(TEXT, st.lists(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT)))
-def test_json_survives_a_round_trip(document: dict[str, Any]) -> None:
-    assert parse(encode(document)) == document
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode(errors="surrogatepass")))
-def test_any_bytes_are_an_object_or_an_error(data: bytes) -> None:
-    try:
-        parsed = parse(data)
-    except InvalidRequest:
-        return
-    assert type(parsed) is dict

@@ -1,4 +1,4 @@
-"""Statuses of HTTP requests; test_status_codes.py and tests/conformance have those of the inference itself."""
+"""Statuses of HTTP requests; test_server.py and tests/conformance have those of the inference itself."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from edge import errors
-from tests.support.http_requests import (
-    HUGE,
-    INFER,
-    JSON_LENGTH,
-    TOKENS,
-    ask,
-    binary,
-    changed,
-    echo,
-    good,
-    output,
-    parameters,
-    replaced,
-    text,
-    without,
-)
+from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
 from tests.support.models import ORACLE
 from tests.support.server_models import echo_input, echo_output
 
@@ -47,144 +32,80 @@ SHARED = "/v2/systemsharedmemory"
 REGISTER = f"{SHARED}/region/a/register"
 ROWS = [
     infer("a good request", 200, good(), '"data":[9.0]'),
-    infer("a good request, nested", 200, changed(data=TOKENS.tolist())),
-    infer("a good text request", 200, text("3 - -4 + 2")),
-    infer("a good binary request", 200, binary()),
     infer("whole numbers for floats", 200, changed(data=[1] * 15)),
     infer("a field that the protocol does not know", 200, {**good(), "mine": [1]}),
-    infer("outputs as binary data", 200, parameters(binary_data_output=True), "binary_data_size"),
     # The body.
     infer("no body", 400, b"", "'expression'"),
     infer("no JSON", 400, b"{", "line 1, column 2"),
-    infer("JSON and more", 400, b"{} {}", "column 4"),
     infer("no UTF-8", 400, b'{"id": "\xff"}', "UTF-8"),
-    infer("UTF-16", 400, json.dumps(good()).encode("utf-16"), "UTF-8"),
     infer("half a pair of surrogates", 400, b'{"id": "\\ud800"}', "UTF-8"),
-    infer("half a pair in an element", 400, b'{"inputs": [{"data": ["\\uDFFF"]}]}', "UTF-8"),
     infer("a list", 400, [1], "expected an object"),
-    infer("null", 400, b"null", "got null"),
     infer("a field twice", 400, b'{"id": "1", "id": "2"}', "'id' twice"),
     infer("nested lists", 400, b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
-    infer("nested objects", 400, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
     infer("lists nested 500 times", 400, b'{"id":' + b"[" * 500 + b"]" * 500 + b"}", "id of body: got a list"),
     infer("a number of too many digits", 400, f'{{"id": {"9" * 5000}}}'.encode(), "digits"),
     infer("too much JSON", 400, b" " * (4 * 2**20) + b"{}", "at most 4194304"),
     infer("id as a number", 400, {**good(), "id": 1}, "id of body: got a whole number"),
-    infer("inputs as an object", 400, {"inputs": {}}, "inputs of body: got an object"),
-    infer("an input as a string", 400, {"inputs": ["x"]}, "an input: got a string"),
-    infer("outputs as a string", 400, {**good(), "outputs": "value"}, "outputs of body"),
-    infer("parameters as a list", 400, {**good(), "parameters": []}, "parameters of body"),
     # Models and versions.
     infer("unknown model", 404, good(), "model 'zz'", "/v2/models/zz/infer"),
-    infer("a model's name in quotes", 404, good(), "model 'é \"'", "/v2/models/%C3%A9%20%22/infer"),
     Row("unknown model, metadata", 404, "/v2/models/zz", None, "model 'zz'"),
     Row("unknown model, ready", 400, "/v2/models/zz/ready", None, '"ready":false'),
     # Inputs.
     infer("no name", 400, without("name"), "name of an input: got nothing"),
-    infer("no datatype", 400, without("datatype"), "datatype of input 'x'"),
-    infer("no shape", 400, without("shape"), "shape of input 'x'"),
     infer("no data", 400, without("data"), "got no contents"),
     infer("datatype BF16", 400, changed(datatype="BF16"), "'BF16'"),
     infer("a shape of floats", 400, changed(shape=[1.0, 15]), "shape of input 'x': got a number"),
-    infer("a shape of bools", 400, changed(shape=[True, 15]), "got true or false"),
     infer("a shape beyond int64", 400, changed(shape=[2**63, 15]), "shape of input 'x'"),
-    infer("a shape of thousands of digits", 400, replaced("[1, 15]", f"[{HUGE}, 15]"), "shape of input 'x'"),
     infer("a hundred thousand dims", 400, changed(shape=[2**62] * 100_000), "input 'x' shape"),
     infer("too few elements", 400, changed(data=[0] * 14), "14 elements"),
-    infer("too many elements", 400, changed(data=[0] * 16), "16 elements"),
-    infer("no elements", 400, changed(data=[]), "0 elements"),
     infer("nested otherwise", 400, changed(data=[[0] * 5] * 3), "lists of other lengths"),
-    infer("ragged", 400, changed(data=[[0] * 14]), "lists of other lengths"),
-    infer("nested too deeply", 400, changed(data=[[[0]] * 15]), "got a list"),
     infer("nested and not", 400, changed(shape=[2, 15], data=[[0] * 15, 0]), "lists of other lengths"),
     infer("data as a number", 400, changed(data=0), "data of input 'x': got a whole number"),
     infer("strings for floats", 400, changed(data=["1"] * 15), "got a string, expected a number or a whole number"),
-    infer("bools for floats", 400, changed(data=[True] * 15), "got true or false"),
-    infer("null for floats", 400, changed(data=[None] * 15), "got null"),
     infer("a float too large", 400, changed(data=[1e39] * 15), "1e+39"),
-    infer("an int too large for a float", 400, replaced(str(TOKENS[0].tolist()[0]), HUGE), "an element of input 'x'"),
-    infer("text as a number", 400, text(1), "got a whole number, expected a string"),
     Row("an int too large", 400, *echo("INT8", 1, 128), "got 128"),
-    Row("an int too small", 400, *echo("UINT8", -1), "got -1"),
-    Row("an int beyond all", 400, *echo("UINT64", 2**64), str(2**64)),
-    Row("a float for an int", 400, *echo("INT32", 1.0), "got a number"),
-    Row("a number for a bool", 400, *echo("BOOL", 1), "got a whole number, expected true or false"),
-    Row("FP16 as JSON", 400, *echo("FP16", 1.0), "FP16 as JSON"),
     Row("an int too large for FP64", 400, *echo("FP64", 10**400), "1.79769"),
+    Row("FP16 as JSON", 400, *echo("FP16", 1.0), "FP16 as JSON"),
     # Binary data.
     infer("bytes that belong to nothing", 400, binary(data=TOKENS.tobytes() + b"1"), "1 bytes that belong to no input"),
     infer("too few bytes", 400, binary(data=b"1234"), "0 to the 4 bytes that are left"),
     infer("a size below 0", 400, binary(-60), "binary_data_size of input 'x'"),
-    infer("a size beyond int64", 400, binary(2**64), "binary_data_size of input 'x'"),
-    infer("a size as a string", 400, binary("60"), "got a string"),
     infer("binary data and data", 400, changed(parameters={"binary_data_size": 0}), "data and binary_data_size"),
     infer("a JSON length beyond the body", 400, binary(length="99999"), "at most"),
-    infer("a JSON length below 0", 400, binary(length="-1"), "'-1'"),
-    infer("a JSON length that is none", 400, binary(length="1e2"), "'1e2'"),
     infer("a JSON length of many digits", 400, binary(length="9" * 5000), "Inference-Header-Content-Length"),
     infer("a JSON length of ²", 400, binary(length="²"), "Inference-Header-Content-Length"),
-    infer("a JSON length of 0", 400, binary(length="0"), "belong to no input"),
-    infer("binary data without the header", 400, binary()[0], "not UTF-8"),
-    infer("text behind the JSON without the header", 400, binary(2, b"ab")[0], "column"),
     # Outputs.
-    infer("a good output", 200, output("value", binary_data=True)),
     infer("an output without a name", 400, {**good(), "outputs": [{}]}, "name of an output"),
     infer("binary_data as a string", 400, output("value", binary_data="yes"), "binary_data of output 'value'"),
     # Parameters.
-    infer("binary_data_output of the wrong type", 400, parameters(binary_data_output="yes"), "binary_data_output"),
-    infer("a parameter of null", 400, parameters(mine=None), "got null"),
-    infer("a parameter of a list", 400, parameters(mine=[]), "got a list"),
-    infer("a parameter beyond uint64", 400, parameters(mine=2**64), str(2**64)),
-    infer("a parameter of the client's own", 200, parameters(mine=2**64 - 1, other=1.5, third="é")),
+    infer("text for a bool", 400, {**good(), "parameters": {"binary_data_output": "yes"}}, "binary_data_output"),
+    infer("a parameter of null", 400, {**good(), "parameters": {"mine": None}}, "got null"),
+    infer("a parameter beyond uint64", 400, {**good(), "parameters": {"mine": 2**64}}, str(2**64)),
+    infer("a client's own parameter", 200, {**good(), "parameters": {"mine": 2**64 - 1, "other": 1.5, "third": "é"}}),
     # Shared memory, which is not allowed here.
     infer("shared memory and data", 400, changed(parameters={"shared_memory_region": "a"}), "data and shared memory"),
-    infer(
-        "shared memory input",
-        501,
-        {"inputs": [{**without("data")["inputs"][0], "parameters": {"shared_memory_region": "a"}}]},
-        "--allow-shared-memory",
-    ),
-    Row("shared memory status", 501, f"{SHARED}/status", None, "--allow-shared-memory"),
-    Row("a region's status", 501, f"{SHARED}/region/a/status", None, "--allow-shared-memory"),
     Row("register", 501, REGISTER, {"key": "/a", "offset": 0, "byte_size": 1}, "--allow-shared-memory"),
     Row("register without a key", 400, REGISTER, {"byte_size": 1}, "key of body"),
     Row("register a negative size", 400, REGISTER, {"key": "/a", "byte_size": -1}, "byte_size of body"),
-    Row("unregister", 501, f"{SHARED}/unregister", {}, "--allow-shared-memory"),
     Row("CUDA status", 200, "/v2/cudasharedmemory/status", None, "[]"),
     Row("CUDA unregister", 200, "/v2/cudasharedmemory/unregister", {}),
-    Row("CUDA unregister one", 200, "/v2/cudasharedmemory/region/a/unregister", {}),
     Row("CUDA register", 501, "/v2/cudasharedmemory/region/a/register", {"raw_handle": {"b64": ""}}, "IPC"),
     # What an option has to allow.
-    Row("load", 501, f"/v2/repository/models/{ORACLE}/load", {}, "--model-control explicit"),
-    Row("unload", 501, f"/v2/repository/models/{ORACLE}/unload", b"", "--model-control explicit"),
     Row("load with a parameter of null", 400, "/v2/repository/models/a/load", {"parameters": {"a": None}}, "got null"),
-    Row("index", 200, "/v2/repository/index", b""),
     Row("index of ready ones", 200, "/v2/repository/index", {"ready": True}),
     Row("index of neither", 400, "/v2/repository/index", {"ready": "yes"}, "ready of body"),
     # Settings.
-    Row("log settings", 200, "/v2/logging", None, '"log_info":true'),
-    Row("log level as null", 400, "/v2/logging", {"log_verbose_level": None}, "got null"),
     Row("log level below 0", 400, "/v2/logging", {"log_verbose_level": -1}, "got -1"),
-    Row("trace settings", 200, "/v2/trace/setting", None, '"trace_level":["OFF"]'),
     Row("trace off", 200, "/v2/trace/setting", {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": None}),
     Row("trace settings of a model", 200, f"/v2/models/{ORACLE}/trace/setting", None, "trace_level"),
     Row("trace level as a number", 400, "/v2/trace/setting", {"trace_level": [1]}, "got a whole number"),
     # The server, and HTTP itself.
-    Row("server metadata", 200, "/v2", None, "binary_tensor_data"),
-    Row("live", 200, "/v2/health/live", None, '{"live":true}'),
-    Row("ready", 400, "/v2/health/ready", None, '{"ready":false}'),  # one bundle is broken, and readiness is strict
-    Row("model ready", 200, f"/v2/models/{ORACLE}/ready", None, '"ready":true'),
     Row("all statistics", 200, "/v2/models/stats", None, '"model_stats":['),
     Row("an unknown path", 404, "/v2/zz", None, "'/v2/zz'"),
-    Row("the root", 404, "/", None, "'/'"),
     Row("a slash too many", 404, "/v2/", None, "'/v2/'"),
-    Row("a path out of the tree", 404, "/v2/models/../../etc/passwd", None, "expected one of the protocol's"),
     Row("GET of infer", 405, INFER, None, "expected POST"),
-    Row("POST of metadata", 405, "/v2", {}, "got 'POST'"),
-    Row("PUT", 405, INFER, good(), "got 'PUT'", None, "PUT"),
     Row("gzip", 501, INFER, b"\x1f\x8b", "Content-Encoding", {"Content-Encoding": "gzip"}),
     Row("from a page", 403, INFER, good(), "http://evil.example", {"Origin": "http://evil.example"}),
-    Row("metadata from a page", 403, "/v2", None, "Origin", {"Origin": "null"}),
 ]
 
 
@@ -195,11 +116,8 @@ def test_request_gets_its_status(http_url: str, row: Row) -> None:
     if b'"error"' not in heard.body:
         assert row.text in heard.body.decode(errors="replace")
         return
-    for part in (row.text, "got ", "expected "):
-        assert part in heard.error
-    assert heard.error.endswith(".")
-    assert len(heard.body) < 2000
-    assert list(heard.json) == ["error"]
+    assert all(part in heard.error for part in (row.text, "got ", "expected ")), heard.error
+    assert (heard.error[-1], len(heard.body) < 2000, list(heard.json)) == (".", True, ["error"])
     assert heard.headers["content-type"] == "application/json"
 
 
@@ -223,28 +141,18 @@ def test_fp16_is_refused_as_json_before_it_is_computed(http_url: str) -> None:
     assert computed() == before + 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (errors.InvalidRequest, 400),
-        (errors.NotFound, 404),
-        (errors.AlreadyThere, 409),
-        (errors.Unauthenticated, 401),
-        (errors.PermissionDenied, 403),
-        (errors.LoadFailed, 400),
-        (errors.ModelNotReady, 503),
-        (errors.Overloaded, 429),
-        (errors.DeadlineExceeded, 504),
-        (errors.Unsupported, 501),
-        (errors.RunnerError, 500),
-    ],
-)
-async def test_error_gets_its_status(kind: type[errors.RequestError], status: int) -> None:
+STATUSES = {"InvalidRequest": 400, "NotFound": 404, "AlreadyThere": 409, "Unauthenticated": 401, "RunnerError": 500}
+STATUSES |= {"PermissionDenied": 403, "LoadFailed": 400, "ModelNotReady": 503, "Overloaded": 429, "Unsupported": 501}
+STATUSES |= {"DeadlineExceeded": 504}
+
+
+@pytest.mark.parametrize(("name", "status"), STATUSES.items())
+async def test_error_gets_its_status(name: str, status: int) -> None:
     endpoints = pytest.importorskip("edge.rest.endpoint").Endpoints(None, 0)
     from starlette.requests import Request
 
     def fail(request: Request) -> object:
-        raise kind("subject", given=1, expected="2", fix="Send 2.")
+        raise getattr(errors, name)("subject", given=1, expected="2", fix="Send 2.")
 
     request = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "client": None})
     response = await endpoints.endpoint(fail, "/rpc")(request)

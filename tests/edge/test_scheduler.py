@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,10 @@ from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Computed, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Answer, Job, expired
+from edge.scheduling.job import Answer, Job, UseCount, expired
 from edge.scheduling.runs import Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.use_count import UseCount
 from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, occupied, output, run, submitted
 from tests.support.metrics import wait_until
 
@@ -39,17 +38,19 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows, **options: Any) -> TierExecutor:
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows) -> TierExecutor:
     """An executor whose runs of one row are predicted to take so long."""
-    executor = executor_of(work, **options)
+    executor = executor_of(work)
     for _ in range(50):
         executor.latency.observe(1, seconds)
     return executor
 
 
 class Held:
-    """Work that signals its start and waits until a test lets it go."""
-
     def __init__(self) -> None:
         self.started, self.go = threading.Event(), threading.Event()
 
@@ -179,23 +180,6 @@ def test_jobs_expire_at_their_deadlines_while_the_worker_is_busy(scheduler: Sche
     assert ran == ["patient"]
 
 
-def test_cancelled_job_leaves_the_queue_at_once_and_harms_no_other(scheduler: Scheduler) -> None:
-    ran: list[str] = []
-    with occupied(scheduler):
-        first, dropped, last = (
-            run(scheduler, lambda name=name: ran.append(name))  # type: ignore[misc]
-            for name in ("first", "dropped", "last")
-        )
-        for _ in range(2):  # a second time changes nothing
-            assert dropped.cancel()
-            assert (len(scheduler.queue), scheduler.queue.size_bytes) == (2, 2 * ROW_BYTES)
-    first.result(WAIT)
-    last.result(WAIT)
-    assert ran == ["first", "last"]
-    with pytest.raises(CancelledError):
-        dropped.result(WAIT)
-
-
 def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler) -> None:
     work = Held()
     running = submitted(scheduler, job_of(executor_of(work), 7))
@@ -238,11 +222,6 @@ def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) 
     assert sizes == [4]
 
 
-def test_request_that_finds_the_server_idle_does_not_wait_for_others(scheduler: Scheduler) -> None:
-    executor = executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=2 * WAIT)
-    assert output(submitted(scheduler, job_of(executor, 1))).tolist() == [[1]]
-
-
 @pytest.mark.parametrize("instances", [1, 2])
 def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> None:
     scheduler = Scheduler(100, instances=instances)
@@ -259,12 +238,14 @@ def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> 
     assert sizes == [2, 3]
 
 
-def test_request_that_waits_for_others_delays_no_other_model() -> None:
+def test_only_a_busy_server_makes_a_request_wait_and_that_delays_no_other_model() -> None:
     scheduler = Scheduler(100, instances=2)
+    executor = executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=2 * WAIT)
+    assert output(submitted(scheduler, job_of(executor, 1))).tolist() == [[1]]  # the server is idle
     work = Held()
     holding = submitted(scheduler, job_of(executor_of(work), 0))
     assert work.started.wait(WAIT)
-    patient = submitted(scheduler, job_of(executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=60), 1))
+    patient = submitted(scheduler, job_of(executor, 1))
     hasty = submitted(scheduler, job_of(executor_of(lambda rows: rows), 2))
     assert output(hasty).tolist() == [[2]]
     assert not patient.done()
@@ -342,8 +323,6 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
         most[0] = max(most[0], 2 - places._value)
         time.sleep(0.0001)
         places.release()
-        if (rows % 7 == 0).any():
-            raise KeyError(rows[0].item())
         return rows
 
     options = ((0, 0.0), (2, 0.0), (4, 0.001))
@@ -354,11 +333,7 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
             executor = executors[(seed + number) % len(executors)]
             for _ in range(10):
                 executor.latency.observe(1, 1e-6)  # it always seems to be brief
-            job = submitted(scheduler, job_of(executor, number))
-            if number % 7:
-                assert output(job).tolist() == [[number]]
-            else:
-                assert str(job.exception()) == f"{number:.1f}"
+            assert output(submitted(scheduler, job_of(executor, number))).tolist() == [[number]]
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(submitter, range(6)))
@@ -398,10 +373,6 @@ def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler: S
     assert (scheduler.runs.lost, lost) == (reason, ["lost"])
 
 
-def _raise(error: BaseException) -> None:
-    raise error
-
-
 def _fail_with(tensor: np.ndarray) -> None:
     raise ValueError(f"cannot use {tensor.shape}")
 
@@ -433,7 +404,6 @@ def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
 
 
 def _cancelled_before_its_run(scheduler: Scheduler, job: Awaited) -> None:
-    """Cancel a job that its worker has and has not begun yet."""
     go = threading.Event()
     scheduler._workers[0].inbox.put(lambda: go.wait(WAIT) and None)  # type: ignore[func-returns-value]
     with scheduler._lock:

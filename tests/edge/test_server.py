@@ -9,26 +9,28 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from prometheus_client.parser import text_string_to_metric_families
 
 from edge.bundles.expression import tokenize
-from edge.client import Client, text
+from edge.client import Client
 from edge.errors import ServerError
 from edge.launch import running_server
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from edge.protocol import INFERENCE
 from edge.server import Ready
 from tests.support.busy_model import busy
-from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
+from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.rpcs import SERVICES
+from tests.support.sample_requests import LOAD, REGION, UNLOAD, changed, column, log_setting, parameter, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -36,39 +38,28 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.fixture(scope="module")
-def good(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
-    """A server without broken bundles."""
-    cache = tmp_path_factory.mktemp("cache")
-    arguments = [f"--transport={transport}"]
-    with running_server([b for b in bundles if b.name != "broken"], cache=cache, arguments=arguments) as ready:
-        yield ready
+def health_of(ready: Ready, *names: str) -> list[int]:
+    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        return [check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
 
-def test_announcement(server: Ready, good: Ready, transport: str) -> None:
-    assert server.transport == transport
-    assert f"{ORACLE}:1" in server.ready
-    assert set(server.unavailable) == {"broken"}
+def test_announcement_and_health(server: Ready, transport: str) -> None:
+    assert (server.transport, set(server.unavailable), f"{ORACLE}:1" in server.ready) == (transport, {"broken"}, True)
     assert "model.onnx" in server.unavailable["broken"]
-    assert good.unavailable == {}
+    assert health_of(server, "", "broken", ORACLE) == [NOT_SERVING, NOT_SERVING, SERVING]
 
 
-def test_health_is_per_server_and_per_model(server: Ready, good: Ready) -> None:
-    of_good = dict.fromkeys(("", *SERVICES[:2], ORACLE, VERSIONED), SERVING)
-    for ready, expected in ((good, of_good), (server, {"": NOT_SERVING, "broken": NOT_SERVING, ORACLE: SERVING})):
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
-            assert {name: check(health_pb2.HealthCheckRequest(service=name)).status for name in expected} == expected
-
-
-def test_readiness(server: Ready, good: Ready, bundles: list[Path]) -> None:
-    for ready, expected in ((server, False), (good, True)):
+def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport: str) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
+    arguments = ["--no-strict-readiness", f"--transport={transport}"]
+    with running_server([tmp_path / "one", tmp_path / "two"], arguments=arguments) as ready:
+        assert ready.ready == (f"{ORACLE}:1",)
+        assert "each name and version once" in ready.unavailable["two"]
+        assert health_of(ready, "", *SERVICES[:2], ORACLE) == [SERVING] * 4
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
-            assert client.ready() is expected
-    broken = [bundle for bundle in bundles if bundle.name in ("broken", "oracle")]
-    lenient = running_server(broken, arguments=["--no-strict-readiness"])
-    with lenient as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
-        assert client.ready()
+            assert client.ready()
 
 
 def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
@@ -78,55 +69,13 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
         assert database.FindFileContainingSymbol(service).service
 
 
-def test_metrics(server: Ready, url: str) -> None:
-    with Client(url) as client:
-        before = _metrics(server)
-        for _ in range(5):
-            client.infer(VERSIONED, {"x": tokenize(["1 + 2", "3"])})
-        with pytest.raises(ServerError):
-            client.infer(VERSIONED, {"x": np.zeros((1, 14), np.float32)})
-        after = _metrics(server)
-    model = (("model", VERSIONED), ("version", "3"))
-    grown = {name: after[name, model] - before[name, model] for name, labels in after if labels == model}
-    assert grown["nv_inference_request_success"] == 5
-    assert grown["nv_inference_count"] == 10
-    assert grown["nv_inference_exec_count"] == 5
-    assert grown["nv_inference_compute_infer_duration_us"] > 0
-    assert after["nv_inference_request_failure", (*model[:1], ("reason", "InvalidRequest"), *model[1:])] >= 1
-    stage = ("fewheads_stage_duration_seconds_count", (model[0], ("stage", "compute_infer"), model[1]))
-    assert after[stage] - before[stage] == 5
-    assert after["fewheads_model_ready", model] == 1
-    assert any(name == "fewheads_memory_bytes" and ("kind", "process_pss") in labels for name, labels in after)
-
-
-def _metrics(server: Ready) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as page:
-        families = list(text_string_to_metric_families(page.read().decode()))
-    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
-
-
-def test_telemetry(telemetry: telemetry_pb2_grpc.TelemetryStub, url: str) -> None:
-    with Client(url) as client:
-        client.infer(ORACLE, {"expression": text(["1 + 1"])})
-    reading = telemetry.Get(telemetry_pb2.GetRequest())
-    memory = {sample.kind: sample for sample in reading.memory}
-    assert 0 < memory["process_pss"].size_bytes <= memory["process_rss"].size_bytes
-    assert memory["process_rss"].source == "/proc/self/status VmRSS"
-    assert "device_used" not in memory or memory["device_used"].size_bytes > 0
-    model = next(model for model in reading.models if model.name == ORACLE)
-    assert (model.state, model.platform, model.device) == ("READY", "onnxruntime_onnx", "CPU")
-    stages = {stage.stage: stage for stage in model.stages}
-    assert set(stages) == {"request", "queue", "compute_input", "compute_infer", "compute_output"}
-    assert stages["request"].count == model.success_count > 0
-    assert stages["request"].p50_ns <= stages["request"].p95_ns <= stages["request"].p99_ns
-
-
-def test_telemetry_watch(telemetry: telemetry_pb2_grpc.TelemetryStub) -> None:
-    stream = telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=100), timeout=10)
-    times = [next(stream).time_ms for _ in range(3)]
-    stream.cancel()
-    assert times == sorted(times)
-    assert times[2] - times[0] >= 150
+def test_compressed_requests_are_read(url: str) -> None:
+    with triton.InferenceServerClient(url) as client:
+        assert client.is_model_ready(ORACLE)
+        tensor = triton_input("expression", column("1 + 1"))
+        for algorithm in ("gzip", "deflate"):
+            result = client.infer(ORACLE, [tensor], compression_algorithm=algorithm, headers={"x-mine": "1"})
+            assert result.as_numpy("value") == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -151,14 +100,6 @@ def test_empty_repository_is_served(tmp_path: Path) -> None:
             assert client.ready()
             with pytest.raises(ServerError, match="none at all"):
                 client.infer("zz", {"x": np.zeros((1, 15), np.float32)})
-
-
-def test_two_bundles_of_one_name_and_version(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
-    with running_server([tmp_path / "one", tmp_path / "two"]) as ready:
-        assert ready.ready == (f"{ORACLE}:1",)
-        assert "each name and version once" in ready.unavailable["two"]
 
 
 def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
@@ -190,3 +131,33 @@ def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path)
     _, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert "Traceback" not in log
+
+
+# Statuses that need models of ours, or features that are off; tests/conformance has those that Triton shares.
+
+
+def in_shared_memory(tensor: Any) -> None:
+    tensor.parameters["shared_memory_region"].string_param = "a"
+
+
+def test_bad_call_ends_with_its_status(channel: grpc.Channel) -> None:
+    output = "output 'value': got shared memory, expected none"
+    invalid, unimplemented = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
+    for method, request, code, text in (
+        ("ModelInfer", changed(lambda r: setattr(r, "model_version", "²")), invalid, "positive integer"),
+        ("ModelInfer", parameter("teir", string_param="full"), invalid, "'teir', expected 'tier', or a name"),
+        ("LogSettings", log_setting("log_verbose_level", bool_param=True), invalid, "type int"),
+        ("ModelInfer", changed(lambda r: in_shared_memory(r.inputs[0])), unimplemented, "--allow-shared"),
+        ("ModelInfer", changed(lambda r: in_shared_memory(r.outputs.add(name="value"))), unimplemented, output),
+        # What an option of the server enables; Triton returns UNAVAILABLE.
+        ("RepositoryModelLoad", LOAD, unimplemented, "--model-control explicit"),
+        ("RepositoryModelUnload", UNLOAD, unimplemented, "--model-control explicit"),
+        ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(), unimplemented, "--allow-shared-memory"),
+        ("SystemSharedMemoryRegister", REGION, unimplemented, "--allow-shared-memory"),
+        ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), unimplemented, "--allow-shared-me"),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/{INFERENCE}/{method}")(request.SerializeToString(), timeout=10)
+        details = caught.value.details()
+        assert (caught.value.code(), len(details) < 2000) == (code, True), details
+        assert all(part in details for part in (text, "got ", "expected ")), details

@@ -1,4 +1,4 @@
-"""Streams with stock clients, their limits, and clients that leave; tests/conformance has order and errors."""
+"""Streams with the stock client, their limits, and clients that leave; tests/conformance has order and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -17,7 +17,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -37,8 +36,8 @@ Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
-def numbered(number: int, text: str | None = None) -> pb.ModelInferRequest:
-    request = expression((text or f"{number} - 1").encode())
+def numbered(number: int) -> pb.ModelInferRequest:
+    request = expression(f"{number} - 1".encode())
     request.id = f"request {number}"
     return request
 
@@ -53,54 +52,18 @@ def test_blocking_stock_client(url: str, server: Ready) -> None:
     with triton.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         for number in range(60):
-            text = "1 +" if number == 30 else f"{number} - 1"
-            client.async_stream_infer(
-                ORACLE,
-                [triton_input("expression", column(text))],
-                request_id=str(number),
-                enable_empty_final_response=number % 2 == 0,
-            )
+            tensor = triton_input("expression", column("1 +" if number == 30 else f"{number} - 1"))
+            client.async_stream_infer(ORACLE, [tensor], request_id=str(number), enable_empty_final_response=True)
         received = [answers.get(timeout=20) for _ in range(60)]
         client.stop_stream()
     for number, (result, error) in enumerate(received):
         if number == 30:
-            assert result is None
             assert "'1 +'" in str(error)
-            continue
-        response = result.get_response()
-        assert (response.id, result.as_numpy("value")[0, 0]) == (str(number), number - 1)
-        assert response.parameters["triton_final_response"].bool_param
-    assert wait_until(lambda: is_at_rest(server))
-
-
-async def test_asyncio_stock_client(url: str) -> None:
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        for number in range(20):
-            name = "zz" if number == 5 else ORACLE
-            yield {
-                "model_name": name,
-                "inputs": [triton_input("expression", column(f"{number} + 1"))],
-                "request_id": str(number),
-            }
-
-    async with triton_aio.InferenceServerClient(url) as client:
-        received = [answer async for answer in client.stream_infer(requests())]
-    assert len(received) == 20
-    for number, (result, error) in enumerate(received):
-        if number == 5:
-            assert "model 'zz'" in str(error)
         else:
-            assert (result.get_response().id, result.as_numpy("value")[0, 0]) == (str(number), number + 1)
-
-
-def test_two_streams_do_not_wait_for_each_other(stub: Stub) -> None:
-    silent = Sender()
-    waiting = stub.ModelStreamInfer(iter(silent))
-    assert [value_of(r) for r in stub.ModelStreamInfer(iter([numbered(7)]))] == [6]
-    silent.queue.put(numbered(8))
-    assert value_of(next(waiting)) == 7
-    silent.queue.put(None)
-    assert not list(waiting)
+            response = result.get_response()
+            assert (response.id, result.as_numpy("value")[0, 0]) == (str(number), number - 1)
+            assert response.parameters["triton_final_response"].bool_param
+    assert wait_until(lambda: is_at_rest(server))
 
 
 def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -> None:
@@ -119,7 +82,10 @@ def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -
     stream = stub.ModelStreamInfer(requests())
     try:
         assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
-        assert wait_until(lambda: _is_steady(sent))  # the transport makes the client wait
+        before = -1
+        while before != len(sent):  # until the transport makes the client wait
+            before = len(sent)
+            time.sleep(0.3)
         assert gauge(server, "stream_requests") == MAX_IN_FLIGHT
         bounded.set()
         received = list(stream)
@@ -129,13 +95,6 @@ def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -
     assert [response.infer_response.id for response in received] == [str(number) for number in sent]
     assert all(response.infer_response.raw_output_contents == [data] for response in received)
     assert wait_until(lambda: is_at_rest(server))
-
-
-def _is_steady(sent: list[int], seconds: float = 0.3) -> bool:
-    """Whether a list does not grow for a while."""
-    count = len(sent)
-    time.sleep(seconds)
-    return len(sent) == count
 
 
 @pytest.mark.parametrize("count", [10, 2 * MAX_IN_FLIGHT], ids=["some", "as many as may be"])
@@ -180,19 +139,6 @@ def test_deadline_ends_the_stream(stub: Stub, server: Ready) -> None:
         list(stub.ModelStreamInfer(iter(Sender()), timeout=0.2))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert wait_until(lambda: not gauge(server, "streams"))
-
-
-def test_unparseable_message_ends_the_stream_after_the_earlier_responses(channel: grpc.Channel, server: Ready) -> None:
-    call = channel.stream_stream(METHOD)
-    good = numbered(1).SerializeToString()
-    stream = call(iter([good, good, b"\xff\xff\xff", good]))
-    received = [next(stream), next(stream)]
-    with pytest.raises(grpc.RpcError) as caught:
-        next(stream)
-    assert [value_of(pb.ModelStreamInferResponse.FromString(data)) for data in received] == [0, 0]
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "expected the protobuf of this method. Send the type" in caught.value.details()
-    assert wait_until(lambda: is_at_rest(server))
 
 
 def test_shutdown_answers_the_requests_so_far(bundles: list[Path], transport: str) -> None:

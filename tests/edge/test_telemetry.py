@@ -1,23 +1,21 @@
-"""Telemetry of a server over gRPC and on the Prometheus page: drops, peaks, tiers, streams, NaN, sensors."""
+"""Telemetry of a server over gRPC and on the Prometheus page: refused requests, tiers, streams, NaN, sensors."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Queue
-from typing import NamedTuple
 
-import grpc
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge.errors import DeadlineExceeded, Overloaded
 from edge.instruments.metrics import NONFINITE
 from edge.instruments.snapshot import STAGES
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.scheduling.job import expired
 from edge.server import Ready
 from edge.telemetry.metrics import _SENSORS
 from tests.support.busy_model import busy
@@ -29,9 +27,6 @@ from tests.support.text_model import write_sentiment_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 Get = Callable[[], telemetry_pb2.Reading]
-QUEUE_BYTES = 64
-#: Measured durations of a step of the busy model.
-STEP_SECONDS: list[float] = []
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +37,17 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     write_busy_bundle(directory)
     write_echo_bundle(directory, "FP32")
     bundles = [directory / name for name in ("sentiment", "busy-1", "echo-fp32-1")]
-    arguments = ["--instances=1", "--max-queue-size=5", f"--max-queue-bytes={QUEUE_BYTES}"]
-    with running_server(bundles, cache=directory / "cache", arguments=arguments) as ready:
+    with running_server(bundles, cache=directory / "cache") as ready:
         yield ready
 
 
-@pytest.fixture(scope="module")
-def channel(observed: Ready) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{observed.grpc_port}") as channel:
-        yield channel
+@pytest.fixture
+def url(observed: Ready) -> str:
+    return f"127.0.0.1:{observed.grpc_port}"
 
 
-@pytest.fixture(scope="module")
-def stub(channel: grpc.Channel) -> Stub:
-    return Stub(channel)
-
-
-@pytest.fixture(scope="module")
-def reading(channel: grpc.Channel) -> Get:
-    telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+@pytest.fixture
+def reading(telemetry: telemetry_pb2_grpc.TelemetryStub) -> Get:
     return lambda: telemetry.Get(telemetry_pb2.GetRequest())
 
 
@@ -76,23 +63,7 @@ def samples(server: Ready, name: str, **labels: str) -> list[tuple[dict[str, str
 
 
 def value(server: Ready, name: str, **labels: str) -> float:
-    ((_, number),) = samples(server, name, **labels)
-    return number
-
-
-def hold(stub: Stub) -> grpc.Future:
-    """Keep the only worker busy for at least 0.6 seconds."""
-    for _ in range(3):
-        begun = time.perf_counter()
-        stub.ModelInfer(busy(50))
-        STEP_SECONDS.append((time.perf_counter() - begun) / 50)
-    call = stub.ModelInfer.future(busy(int(0.6 / min(STEP_SECONDS))))
-    time.sleep(0.05)
-    return call
-
-
-def drops(model: telemetry_pb2.ModelReading) -> dict[tuple[str, str], int]:
-    return {(drop.reason, drop.place): drop.count for drop in model.drops}
+    return samples(server, name, **labels)[0][1]
 
 
 def echo(*numbers: float) -> pb.ModelInferRequest:
@@ -102,78 +73,23 @@ def echo(*numbers: float) -> pb.ModelInferRequest:
     return request
 
 
-class Drop(NamedTuple):
-    """A request that is dropped: its gRPC timeout, whether the worker is busy, and the requests that wait before it."""
-
-    request: pb.ModelInferRequest
-    code: grpc.StatusCode
-    timeout: float | None = None
-    while_busy: bool = False
-    before: Sequence[pb.ModelInferRequest] = ()
-
-
-LATE = busy(1)
-LATE.parameters["timeout"].int64_param = 1
-FULL, TOO_LATE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
-CANCELLED = grpc.StatusCode.CANCELLED
-#: Reason and place of a drop to its cause.
-DROPS = {
-    ("Overloaded", "requests"): Drop(busy(1), FULL, while_busy=True, before=[busy(1)] * 5),
-    ("Overloaded", "bytes"): Drop(busy(1), FULL, while_busy=True, before=[echo(*range(QUEUE_BYTES // 4))]),
-    ("Overloaded", "deadline"): Drop(busy(1, timeout_us=1000), FULL, while_busy=True),
-    ("DeadlineExceeded", "refused"): Drop(LATE, TOO_LATE),
-    ("DeadlineExceeded", "running"): Drop(busy(1000), TOO_LATE, timeout=0.05),
-    ("Cancelled", "queued"): Drop(busy(1), CANCELLED, while_busy=True),
-    ("Cancelled", "running"): Drop(busy(1000), CANCELLED),
-}
-
-
-@pytest.mark.parametrize("cause", DROPS, ids="-".join)
-def test_drops_are_counted_by_reason_and_place(
-    observed: Ready, stub: Stub, reading: Get, cause: tuple[str, str]
+async def test_requests_that_fail_early_are_counted_by_reason_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drop = DROPS[cause]
-    before = model(reading(), "busy")
-    calls = [hold(stub)] if drop.while_busy else []
-    calls += [stub.ModelInfer.future(request) for request in drop.before]
-    time.sleep(0.05)
-    call = stub.ModelInfer.future(drop.request, timeout=drop.timeout)
-    if drop.code is CANCELLED:
-        time.sleep(0.05)
-        call.cancel()
-    assert call.code() is drop.code
-    assert wait_until(lambda: drops(model(reading(), "busy")).get(cause, 0) > drops(before).get(cause, 0))
-    for earlier in calls:
-        earlier.result()
-    assert stub.ModelInfer(busy(1)).raw_output_contents  # waits until the worker is idle
-    now = model(reading(), "busy")
-    assert {key for key, count in drops(now).items() if count > drops(before).get(key, 0)} == {cause}
-    assert now.failure_count - before.failure_count == sum(drops(now).values()) - sum(drops(before).values())
-    reason, place = cause
-    counted = value(observed, "fewheads_dropped_requests_total", model="busy", reason=reason, place=place)
-    assert counted == drops(now)[cause]
-
-
-async def test_internal_errors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Overloaded("queue", given=1, expected="0", fix="Wait.", cause="bytes")
+    failures = iter([ZeroDivisionError(), full, expired(1)])
+    monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: raised(next(failures)))
     async with running_service(tmp_path) as running:
-        monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            await running.infer(good())
-        assert running.counted().failures == {"ZeroDivisionError": 1}
+        for kind in (ZeroDivisionError, Overloaded, DeadlineExceeded):
+            with pytest.raises(kind):
+                await running.infer(good())
+        now = running.counted()
+    assert now.failures == {"ZeroDivisionError": 1, "Overloaded": 1, "DeadlineExceeded": 1}
+    assert now.drops == {("Overloaded", "bytes"): 1, ("DeadlineExceeded", "refused"): 1}
 
 
-def test_peaks_of_the_queue(observed: Ready, stub: Stub, reading: Get) -> None:
-    holding = hold(stub)
-    calls = [stub.ModelInfer.future(busy(1)) for _ in range(3)]
-    assert wait_until(lambda: reading().queue_depth_peak >= 3)
-    for call in (holding, *calls):
-        call.result()
-    now = reading()
-    assert (now.queue_depth, now.queue_bytes) == (0, 0)
-    assert 3 <= now.queue_depth_peak <= 5
-    assert 24 <= now.queue_bytes_peak <= QUEUE_BYTES
-    assert value(observed, "fewheads_queue_depth_peak") == now.queue_depth_peak
-    assert value(observed, "fewheads_queue_bytes_peak") == now.queue_bytes_peak
+def raised(error: Exception) -> None:
+    raise error
 
 
 def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
@@ -189,35 +105,17 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
     for stages in of_tiers.values():
         assert [stage.stage for stage in stages] == list(STAGES)
         assert 0 < stages[0].p50_ns <= stages[0].p95_ns <= stages[0].p99_ns
-    totals = {stage.stage: stage.total_ns for stage in sentiment.stages}
-    summed = {name: sum(stages[index].total_ns for stages in of_tiers.values()) for index, name in enumerate(STAGES)}
-    assert summed == totals
     stub.ModelInfer(busy(1))  # a model of one tier
-    assert model(reading(), "busy").success_count
     assert not model(reading(), "busy").tier_latencies
-    assert not samples(observed, "fewheads_tier_duration_seconds_count", model="busy")
 
 
 def test_nonfinite_outputs_are_counted_and_unchanged(observed: Ready, stub: Stub, reading: Get) -> None:
-    for numbers, count in (([1, 2], 0), ([1, np.nan], 1), ([-np.inf], 2), ([3], 2)):
+    for numbers, count in (([1, 2], 0), ([1, np.nan], 1), ([-np.inf], 2)):
         request = echo(*numbers)
         assert stub.ModelInfer(request).raw_output_contents == request.raw_input_contents
-        assert model(reading(), "echo-fp32").nonfinite_count == count
-        assert value(observed, NONFINITE.name, model="echo-fp32") == count
-        assert [m.value for m in model(reading(), "echo-fp32").metrics if m.name == NONFINITE.name] == [count]
-    assert model(reading(), "busy").nonfinite_count == 0
-
-
-def test_open_streams(stub: Stub, reading: Get) -> None:
-    requests: Queue[pb.ModelInferRequest | None] = Queue()
-    assert reading().streams == 0
-    answers = stub.ModelStreamInfer(iter(requests.get, None))
-    requests.put(echo(1))
-    assert not next(answers).error_message
-    assert reading().streams == 1
-    requests.put(None)
-    assert not list(answers)
-    assert wait_until(lambda: reading().streams == 0)
+        now = model(reading(), "echo-fp32")
+        assert now.nonfinite_count == value(observed, NONFINITE.name, model="echo-fp32") == count
+        assert [m.value for m in now.metrics if m.name == NONFINITE.name] == [count]
 
 
 def test_sensors_of_this_machine(observed: Ready, reading: Get) -> None:

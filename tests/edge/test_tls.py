@@ -12,7 +12,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import grpc
-import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
@@ -20,19 +19,11 @@ import tritonclient.grpc as triton
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.settings import TRANSPORTS
+from tests.support import secured_servers
 from tests.support.commands import fewheads, refusal
 from tests.support.metrics import values
-from tests.support.sample_requests import expression, good
-from tests.support.secured_servers import (
-    HOST,
-    Authority,
-    Pair,
-    Secured,
-    bearer,
-    logging_server,
-    secure_channel,
-    secured_server,
-)
+from tests.support.sample_requests import column, expression, good, triton_input
+from tests.support.secured_servers import HOST, Authority, Secured, bearer, secure_channel, secured_server
 
 DAY = timedelta(days=1)
 
@@ -54,14 +45,14 @@ def problems(secured: Secured, channel: grpc.Channel) -> list[str]:
     return list(stub.Get(telemetry_pb2.GetRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).problems)
 
 
-def tls_context(secured: Secured, client: Pair | None) -> ssl.SSLContext:
+def tls_context(secured: Secured, client: tuple[Path, Path] | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(secured.authority.file))
     if client:
         context.load_cert_chain(*client)
     return context
 
 
-def metrics_page(secured: Secured, client: Pair | None) -> str:
+def metrics_page(secured: Secured, client: tuple[Path, Path] | None) -> str:
     address = f"https://{HOST}:{secured.ready.metrics_port}/metrics"
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {secured.tokens['all']}"})
     with urllib.request.urlopen(request, timeout=10, context=tls_context(secured, client)) as got:
@@ -75,8 +66,7 @@ def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with triton.InferenceServerClient(
         secured.url, False, True, str(secured.authority.file), key, certificate
     ) as client:
-        tensor = triton.InferInput("expression", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[b"1 + 2"]], np.object_))
+        tensor = triton_input("expression", column("1 + 2"))
         result = client.infer("calculator-oracle", [tensor], headers=dict(bearer(secured.tokens["all"])))
         assert result.as_numpy("value")[0, 0] == 3
     assert "fewheads_build_info" in metrics_page(secured, secured.client)
@@ -105,15 +95,13 @@ def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_pat
 def test_http1_client_gets_no_answer(secured: Secured) -> None:
     context = tls_context(secured, secured.client)
     context.set_alpn_protocols(["http/1.1"])
-    received = b""
     with (
         suppress(ConnectionError),
         socket.create_connection((HOST, secured.ready.grpc_port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname=HOST) as connection,
     ):
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        received = connection.recv(100)
-    assert b"HTTP" not in received
+        assert b"HTTP" not in connection.recv(100)
     with secured.channel() as channel:
         assert live(secured, channel)
 
@@ -158,7 +146,7 @@ def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path: Path) ->
     (tmp_path / "repository").mkdir()
     log = tmp_path / "log"
     arguments = (f"--tls-certificate={chain}", f"--tls-key={key}", "--host=0.0.0.0")
-    with logging_server(tmp_path / "repository", log, *arguments):
+    with secured_servers.logging_server(tmp_path / "repository", log, *arguments):
         pass
     assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
     assert "0.0.0.0 is not a loopback address, and anyone who reaches it may call any RPC" in log.read_text()
@@ -201,6 +189,6 @@ def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
 
 def test_server_listens_on_loopback_alone(secured: Secured) -> None:
     connections = psutil.Process(secured.ready.process_id).net_connections()
-    listening = [one.laddr for one in connections if one.status == psutil.CONN_LISTEN]
+    listening = {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
     assert {address.port for address in listening} == {secured.ready.grpc_port, secured.ready.metrics_port}
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}

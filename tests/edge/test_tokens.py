@@ -53,46 +53,37 @@ def test_file_holds_only_the_hash_of_a_new_token(file: Path) -> None:
     assert secret.startswith("fewheads_")
     assert len(secret) == len("fewheads_") + 43  # 32 random bytes
     assert new_token("camera", ["infer"])[0] != secret
-    written(file, *(msgspec.to_builtins(each) for each in (line, new_token("other", ["infer"])[1])))
+    others = [entry(name="n" * 64 if number == 1 else f"{number}._-", sha256=digest(number)) for number in range(255)]
+    written(file, " # the cameras", "", msgspec.to_builtins(line), *others)
+    assert len(read_tokens(file)) == MAX_TOKENS == 256
     assert secret not in file.read_text()
     assert find_token(read_tokens(file), secret) == line
     assert find_token(read_tokens(file), secret[:-1]) is None
     assert find_token(read_tokens(file), line.sha256) is None
 
 
-def test_comments_empty_lines_and_many_tokens_are_read(file: Path) -> None:
-    lines = [entry(name="n" * 64 if number == 1 else f"{number}._-", sha256=digest(number)) for number in range(256)]
-    assert len(read_tokens(written(file, " # the cameras", "", *lines))) == MAX_TOKENS == 256
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_invalid_file_is_rejected_without_quoting_it(file: Path) -> None:
+    for lines, message in (
         ((), ": got 0 tokens, expected 1 to 256. Make one with `fewheads token NAME --scope SCOPE`."),
         ([entry(name=f"n{i}", sha256=digest(i)) for i in range(257)], ": got 257 tokens, expected 1 to 256."),
         (("x" * 300_000,), ": got something else, expected a regular file of at most 262144 bytes. Give the path"),
         (("# comment", "", "fewheads_secret"), f" line 3: got something else, {SHAPE}"),
         (('{"name": "\udcff"}',), f" line 1: got something else, {SHAPE}"),
         ((entry(token="fewheads_secret"),), f" line 1: got something else, {SHAPE}"),
-        (({"name": "camera", "scopes": ["infer"]},), f" line 1: got something else, {SHAPE}"),
-        ((entry(scopes="infer"),), f" line 1: got something else, {SHAPE}"),
         ((entry(sha256="fewheads_secret"),), " sha256: got 15 characters of another form, expected the token's"),
         ((entry(sha256=digest(0).upper()),), " sha256: got 64 characters of another form, expected the token's"),
         ((entry(name="fewheads_secret" * 9),), " name: got a token, expected 1 to 64 letters, digits and . _ -, the"),
         ((entry(name="n" * 65),), f" name: got '{'n' * 65}', expected 1 to 64"),
-        ((entry(name=""),), " name: got '', expected 1 to 64 letters"),
         ((entry(scopes=[]),), " scopes: got none, expected some of infer, control, metrics. List the scopes"),
         ((entry(scopes=["infer", "fewheads_secret"]),), " scopes: got 1 unknown, expected some of infer, control"),
         ((entry(), entry(sha256=digest(1))), " line 2: got the name or the token of an earlier line"),
         ((entry(), entry(name="other")), " line 2: got the name or the token of an earlier line"),
-    ],
-)
-def test_invalid_file_is_rejected_without_quoting_it(file: Path, lines: tuple[object, ...], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        read_tokens(written(file, *lines))
-    assert str(caught.value).startswith(f"--tokens {file}")
-    assert message in str(caught.value)
-    assert "secret" not in str(caught.value)
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_tokens(written(file, *lines))
+        assert str(caught.value).startswith(f"--tokens {file}")
+        assert message in str(caught.value)
+        assert "secret" not in str(caught.value)
 
 
 def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> None:
@@ -105,12 +96,8 @@ def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> Non
         with pytest.raises(UsageError, match="got a file of user 4321, expected a file of user 0 or root"):
             read_tokens(file)
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for name, message in (
-        ("", "got Is a directory, expected a readable file"),
-        ("none", "got No such file or directory, expected a readable file"),
-        ("pipe", "expected a regular file"),
-    ):
-        with pytest.raises(UsageError, match=message):
+    for name, given in (("", "Is a directory"), ("none", "No such file or directory"), ("pipe", "something else")):
+        with pytest.raises(UsageError, match=f"got {given}, expected a re"):
             read_tokens(tmp_path / name)
 
 
@@ -133,21 +120,18 @@ def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
         assert str(caught.value).startswith(f"{method}: got token {name!r} with the scope {message}")
 
 
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        *((header, "got nothing, expected a token") for header in (None, "")),
-        *((header, "got another scheme, expected the scheme Bearer") for header in ("Basic {0}", "{0}")),
-        *((header, f"got an unknown {TOKEN}") for header in ("Bearer", "Bearer {0}x", "Bearer x {0}")),
-    ],
-)
-def test_caller_without_a_known_token_is_unauthenticated(file: Path, header: str | None, message: str) -> None:
+def test_caller_without_a_known_token_is_unauthenticated(file: Path) -> None:
     secret = tokens_file(file, camera=["infer"])["camera"]
-    for rpc in (INFER, LIVE, "/no.Such/Rpc"):
-        with pytest.raises(Unauthenticated) as caught:
-            Access(file).authorize(header and header.format(secret), rpc)
-        assert str(caught.value).startswith(f"authorization: {message}. Send `authorization: Bearer TOKEN`;")
-        assert secret not in str(caught.value)
+    for header, message in (
+        *((header, "got nothing, expected a token") for header in (None, "")),
+        *((header, "got another scheme, expected the scheme Bearer") for header in (f"Basic {secret}", secret)),
+        *((f"Bearer{rest}", f"got an unknown {TOKEN}") for rest in ("", f" {secret}x", f" x {secret}")),
+    ):
+        for rpc in (INFER, "/no.Such/Rpc"):
+            with pytest.raises(Unauthenticated) as caught:
+                Access(file).authorize(header, rpc)
+            assert str(caught.value).startswith(f"authorization: {message}. Send `authorization: Bearer TOKEN`;")
+            assert secret not in str(caught.value)
 
 
 def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,6 +182,6 @@ def test_command_prints_the_line_and_the_token(file: Path) -> None:
 
 def test_file_of_unknown_size_is_read_up_to_the_limit() -> None:
     path = Path("/proc/self/status")  # the system reports a size of 0
-    data, _ = read_limited(path, 2**20)
+    data, _ = read_limited("tokens", path, 2**20, "")
     assert data
-    assert read_limited(path, 10)[0] is None
+    assert read_limited("tokens", path, 10, "")[0] is None

@@ -44,17 +44,14 @@ PUBLISHED = {
 }
 
 
-def encoder_work(dim, units, layers, patches, patch_size):
-    """The work of a ViT, by the formula that the plans of a reduction use."""
-    tokens, pixels = patches + 1, 3 * patch_size**2
-    macs = layers * tokens * macs_per_token(dim, LayerShape(dim // 64, 64, units), tokens) + patches * pixels * dim
-    return Work({"fp16": 2e-9 * macs}, 2 * (layers * (4 * dim**2 + 2 * dim * units) + pixels * dim), 0, layers)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_formula_gives_the_published_latencies(name):
     size, patches, patch_size, mode, published_ms, fit_error = PUBLISHED[name]
-    work = encoder_work(*size, patches, patch_size)
+    (dim, units, layers), tokens, pixels = size, patches + 1, 3 * patch_size**2
+    shape = LayerShape(dim // 64, 64, units)
+    macs = layers * tokens * macs_per_token(dim, shape, tokens) + patches * pixels * dim
+    weights = layers * (4 * dim**2 + 2 * dim * units) + pixels * dim
+    work = Work({"fp16": 2e-9 * macs}, 2 * weights, 0, layers)
     found = predict(work, usual_kernels(work), mode)
     assert 100 * ((found.launch_ms + found.compute_ms) / published_ms - 1) == pytest.approx(fit_error, abs=1)
     assert -0.12 < found.milliseconds / published_ms - 1 < 0.06
@@ -62,16 +59,9 @@ def test_the_formula_gives_the_published_latencies(name):
 
 
 def exported(architecture, layers, tokens=32):
-    config = TransformerConfig(
-        architecture=architecture,
-        dim=384,
-        layers=(LAYER,) * layers,
-        vocab_size=100,
-        max_positions=197 if architecture == "vit" else 512,
-        image_size=224,
-        patch_size=16,
-        channels=3,
-    )
+    sizes = {"dim": 384, "vocab_size": 100, "image_size": 224, "patch_size": 16, "channels": 3}
+    positions = 197 if architecture == "vit" else 512
+    config = TransformerConfig(architecture=architecture, layers=(LAYER,) * layers, max_positions=positions, **sizes)
     torch.manual_seed(0)
     model = SequenceClassifier(Transformer(config), 2)
     feeds = feeds_of(config, tokens)
@@ -82,8 +72,7 @@ def exported(architecture, layers, tokens=32):
 
 def test_work_is_counted_in_the_precision_that_computes_it():
     plain, feeds = exported("bert", 1)
-    shapes = {name: (1, 128) for name in feeds}
-    tokens = 128
+    shapes, tokens = {name: (1, 128) for name in feeds}, 128
     products = 2e-9 * tokens * (4 * 384 * 384 + 2 * 384 * 1536)
     all_products = 2e-9 * tokens * macs_per_token(384, LAYER, tokens)
     halved = work_of(half(plain), shapes, "model")
@@ -109,15 +98,12 @@ def test_a_layer_is_ten_kernels_of_an_engine():
     profile = {name: Profile(min=(1, 8), opt=(1, 32), max=(1, 64)) for name in ("inputs", "mask")}
     counts = [len(kernels(half(exported("bert", layers)[0]), profile)) for layers in (1, 2)]
     assert counts[1] - counts[0] == KERNELS_OF_A_LAYER
-    level = logging.getLogger("edge.runtimes.tensorrt_package").level
-    assert level == logging.NOTSET
+    assert logging.getLogger("edge.runtimes.tensorrt_package").level == logging.NOTSET
 
 
 def test_only_layers_with_kernels_are_counted():
-    log = (
-        "Layers:\nName: a_0, LayerType: shape_call, Inputs: []\nName: b_1, LayerType: kgen, Inputs: []\n"
-        "Name: c, d_2, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [1] }]\n"
-    )
+    log = "Layers:\nName: a_0, LayerType: shape_call, Inputs: []\nName: b_1, LayerType: kgen, Inputs: []\n"
+    log += "Name: c, d_2, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [1] }]\n"
     assert parse_layers(log) == ["b_1", "c, d_2"]
 
 
@@ -125,12 +111,10 @@ def test_predictions_are_labelled_as_predictions(layer_shapes, tmp_path):
     bundle = next(path for path in sorted(layer_shapes.iterdir()) if path.name.startswith("h"))
     options = ("--mode", "15W", "--lengths", "8,16")
     found = json.loads(invoke(estimate, bundle, *options, "--json"))
-    assert found["label"] == PREDICTION
-    assert found["band"] == BAND
+    assert (found["label"], found["band"]) == (PREDICTION, BAND)
     assert {row["label"] for row in found["rows"]} == {PREDICTION}
-    assert {(row["tier"], row["precision"], row["tokens"]) for row in found["rows"]} == {
-        (tier, precision, tokens) for tier, precision in (("x1", "fp16"), ("x1-int8", "int8")) for tokens in (8, 16)
-    }
+    rows = [("x1", "fp16", 8), ("x1", "fp16", 16), ("x1-int8", "int8", 8), ("x1-int8", "int8", 16)]
+    assert [(row["tier"], row["precision"], row["tokens"]) for row in found["rows"]] == rows
     assert [row["times_faster"] for row in found["rows"][:2]] == [1, 1]
     assert found["recommended_tier"] == "x1"
     text = invoke(estimate, bundle, *options)
@@ -163,40 +147,35 @@ def test_a_measured_table_replaces_predictions(layer_shapes, tmp_path):
     write_bundle(tmp_path / "alone", msgspec.structs.replace(alone, files={}), files)
     measured = estimate_bundle(tmp_path / "alone", "orin-nano-super", "15W", lengths=(16,), table=out)
     assert measured.recommendation == "no tier is measured to be 1.15 times as fast as 'x1'"
-    with pytest.raises(UsageError, match=r"key: got power_mode '15W', expected power_mode '25W'"):
-        estimate_bundle(bundle, "orin-nano-super", "25W", table=out)
     with pytest.raises(UsageError, match=rf"key: got label '{PREDICTION}', expected label 'measured'"):
         estimate_bundle(bundle, "orin-nano-super", "15W", table=predicted)
     board = {"device": "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"}
     msgspec.structs.replace(table, key=key | board).write(out)
     again = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows
     assert [row.milliseconds for row in again] == [row.milliseconds for row in rows]
-    for device, wrong in (
-        ("orin-nano", board),
-        ("orin-nano-super", {"device": "NVIDIA Jetson AGX Orin Developer Kit"}),
-        ("orin-nano-super", {"runtime": "onnxruntime"}),
+    for device, name, value, expected in (
+        ("orin-nano", *board.popitem(), ""),
+        ("orin-nano-super", "device", "NVIDIA Jetson AGX Orin Developer Kit", ""),
+        ("orin-nano-super", "runtime", "onnxruntime", ""),
+        ("orin-nano-super", "power_mode", "25W", "15W"),
+        ("orin-nano-super", "dense", "h1-r1-f1", dense.name),
     ):
-        ((name, value),) = wrong.items()
-        msgspec.structs.replace(table, key=key | wrong).write(out)
-        with pytest.raises(UsageError, match=rf"key: got {name} '{value}', expected {name} '"):
+        msgspec.structs.replace(table, key=key | {name: value}).write(out)
+        with pytest.raises(UsageError, match=rf"key: got {name} '{value}', expected {name} '{expected}"):
             estimate_bundle(bundle, device, "15W", table=out)
-    msgspec.structs.replace(table, key=key | {"dense": "h1-r1-f1"}).write(out)
-    with pytest.raises(UsageError, match=rf"key: got dense 'h1-r1-f1', expected dense '{dense.name}'"):
-        estimate_bundle(bundle, "orin-nano-super", "15W", table=out)
 
 
-def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes, tmp_path):
+def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
     bundle = layer_shapes / Shape(2, 16, 64).name
-    with pytest.raises(UsageError, match=r"--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"):
-        invoke(estimate, bundle, "--mode", "7W")
-    with pytest.raises(UsageError, match=r"--lengths: got 512, expected 8 to 16"):
-        invoke(estimate, bundle, "--lengths", "512")
-    with pytest.raises(UsageError, match=r"--batch: got 8, expected at most 1"):
-        invoke(estimate, bundle, "--batch", "8")
-    with pytest.raises(UsageError, match=r"--shapes and --out: got one without the other"):
-        invoke(estimate, "--shapes", layer_shapes)
-    with pytest.raises(UsageError, match=r"BUNDLE or --shapes: got neither"):
-        invoke(estimate)
+    for arguments, message in (
+        ((bundle, "--mode", "7W"), "--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"),
+        ((bundle, "--lengths", "512"), "--lengths: got 512, expected 8 to 16"),
+        ((bundle, "--batch", "8"), "--batch: got 8, expected at most 1"),
+        (("--shapes", layer_shapes), "--shapes and --out: got one without the other"),
+        ((), "BUNDLE or --shapes: got neither"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(estimate, *arguments)
     node = onnx.helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph([node], "g", [value("x", 1, [1])], [value("y", 1, [1])])

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,20 +11,30 @@ from edge.bundles.manifest import Tolerance
 from edge.errors import UsageError
 from export.adaptive.term import adaptive_term
 from export.adaptive.use import head_use
+from export.attention import MultiHeadAttention
 from export.convert import largest_difference, to_onnx
 from export.errors import CheckpointError, ReductionError
+from export.experiments.attention.baselines import (
+    BLOCK,
+    RATIO,
+    LinformerAttention,
+    SparseAttention,
+    like,
+    sparse_pattern,
+)
 from export.experiments.attention.cli import compare as command
 from export.experiments.attention.compare import RESULTS, read_result
 from export.experiments.attention.lengths import LITERAL, measure_lengths, no_logits_bound
-from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS, random_scores
+from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
 from export.experiments.attention.records import Record, read_record, save_record
-from export.experiments.attention.stopwatch import Speed, multiplications, predict_int8
+from export.experiments.attention.reductions import pruned_by_gradient
+from export.experiments.attention.stopwatch import Speed, multiplications
 from export.experiments.attention.summary import paired, row_of
 from export.intervals import interval
 from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
 from export.tasks.predictions import Predictions, predict
-from tests.support.reduction_data import inputs
+from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 
 ALL = MECHANISMS | ABLATIONS
@@ -37,12 +48,11 @@ def made(shared):
     return cache(lambda name: ALL[name].make(shared))
 
 
-def each(names=ALL):
-    """One parameter for each mechanism; the one that times all its options is slow."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name == "ours" else name for name in names]
+#: One parameter for each mechanism; the one that times all its options is slow.
+EACH = [pytest.param(name, marks=pytest.mark.slow) if name == "ours" else name for name in ALL]
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", EACH)
 def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shared, made):
     changed = made(name).model.eval()
     rows = inputs(seed=7)
@@ -56,7 +66,7 @@ def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shar
     assert (float(differences.max()) < 1e-3) is (name in EXACT)
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", EACH)
 def test_a_mechanism_can_be_trained_in_every_part(name, shared, made):
     changed = made(name).model.train()
     batch = shared.batches()[0]
@@ -69,19 +79,9 @@ def test_a_mechanism_can_be_trained_in_every_part(name, shared, made):
             term.prepare(0.6)
             loss = task_loss(changed, outputs_of(changed, batch), batch.targets)
             (loss + term.loss(0.6)).backward()
-        without = [p for p in term.rates if p.grad is None]
-        assert not without
-    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in changed.parameters())
-    used = [p for n, p in changed.named_parameters() if "segment" not in n]
-    assert sum(p.grad is not None for p in used) == len(used)
-
-
-@pytest.mark.parametrize("name", each(name for name, mechanism in ALL.items() if mechanism.shrink))
-def test_smaller_matrices_have_the_outputs_of_the_masked_ones(name, shared, made):
-    changed = made(name).model.eval()
-    small = ALL[name].shrink(changed)
-    rows = inputs(seed=8)
-    np.testing.assert_allclose(predict(small, rows).logits, predict(changed, rows).logits, atol=1e-4)
+        assert not [p for p in term.rates if p.grad is None]
+    gradients = [p.grad for name, p in changed.named_parameters() if "segment" not in name]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
 
 
 @pytest.mark.slow
@@ -102,17 +102,9 @@ def test_half_of_attention_is_left(shared, made):
         assert np.mean(head_use(made(name).model, shared.calibration).kept) == pytest.approx(0.5, abs=0.08)
     for name in ("gradient", "ours-attention"):
         assert np.mean(made(name).kept) == pytest.approx(0.5, abs=0.13)
-        config = made(name).model.transformer.config
-        widths = [shape.num_heads * shape.head_dim for shape in config.layers]
-        assert sum(widths) <= sum(4 * 16 for _ in widths) / 2
-        assert [shape.ffn_dim for shape in config.layers] == [64, 64]
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
-def test_random_scores_leave_their_share(share):
-    scores = random_scores(400, share, torch.Generator().manual_seed(0))
-    assert torch.where(scores > 0.5, torch.ones(400), scores).mean().item() == pytest.approx(share, abs=0.01)
-    assert not torch.equal(scores, scores.sort().values)
+        layers = made(name).model.transformer.config.layers
+        assert sum(shape.num_heads * shape.head_dim for shape in layers) <= 4 * 16
+        assert [shape.ffn_dim for shape in layers] == [64, 64]
 
 
 def test_a_multiplication_count_includes_scorers_and_dense_masks(shared, made):
@@ -122,19 +114,6 @@ def test_a_multiplication_count_includes_scorers_and_dense_masks(shared, made):
     assert multiplications(made("bigbird").model, feeds) == dense
     assert multiplications(made("literal").model, feeds) > multiplications(made("budget").model, feeds) > dense
     assert multiplications(ALL["uniform"].shrink(made("uniform").model), feeds) < dense
-
-
-def test_a_speed_beyond_its_bound_is_not_explained():
-    assert Speed(8, 1.0, 1.5, 1.5, 1.4).explained
-    assert not Speed(8, 1.0, 1.6, 1.6, 1.4).explained
-    assert Speed(8, 1.0, 9.0, 9.0).explained, "INT8 has no bound in multiplications"
-
-
-@pytest.mark.slow
-def test_int8_answers_nearly_the_same(shared):
-    rows = inputs(seed=9)
-    wanted, found = predict(shared.dense, rows), predict_int8(shared.dense, rows)
-    assert np.corrcoef(wanted.logits.ravel(), found.logits.ravel())[0, 1] > 0.95
 
 
 def test_paired_intervals_are_narrower_than_single_ones():
@@ -190,29 +169,20 @@ def test_the_command_compares_resumes_and_draws(place):
     table = invoke(command, *options_of(place, "uniform", "fixed", "bigbird"))
     assert "bigbird" in table
     assert [path.stat().st_mtime_ns for path in records] == times
-    assert {path.name for path in (place / "out").glob("*.png")} == {
-        "accuracy_by_speed.png",
-        "heads.png",
-        "scores_by_place.png",
-    }
+    drawn = sorted(path.name for path in (place / "out").glob("*.png"))
+    assert drawn == ["accuracy_by_speed.png", "heads.png", "scores_by_place.png"]
     assert len(read_result(place / "out").rows) == 5
     assert not list((place / "out" / "seed0").glob(".*.state"))
     with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(command, *options, "--lr", 1e-3)
 
 
-def test_a_record_is_read_as_written_and_a_broken_one_is_rejected(tmp_path):
-    record = Record(
-        name="full",
-        what="",
-        seed=0,
-        smaller=True,
-        parameters=1,
-        scores=(0.5,),
-        seconds=1.0,
-        speeds=(Speed(8, 1.0, 2.0, 2.0, 2.1),),
-        kept=((1.0, 0.5),),
-    )
+def test_a_record_explains_its_speeds_and_is_read_as_written(tmp_path):
+    assert Speed(8, 1.0, 1.5, 1.5, 1.4).explained
+    assert not Speed(8, 1.0, 1.6, 1.6, 1.4).explained
+    assert Speed(8, 1.0, 9.0, 9.0).explained, "INT8 has no bound in multiplications"
+    found = {"speeds": (Speed(8, 1.0, 2.0, 2.0, 2.1),), "kept": ((1.0, 0.5),), "scores": (0.5,), "seconds": 1.0}
+    record = Record(name="full", what="", seed=0, smaller=True, parameters=1, **found)
     place = tmp_path / "full"
     assert read_record(place) is None
     predictions = Predictions(np.eye(3, dtype=np.float32), np.arange(3))
@@ -246,3 +216,77 @@ def test_wrong_arguments_are_rejected(place, tmp_path):
     (tmp_path / RESULTS).write_text("{}")
     with pytest.raises(UsageError, match="has finished"):
         read_result(tmp_path)
+
+
+DIM, HEADS, WIDTH, POSITIONS = 16, 2, 8, 32
+
+
+@pytest.fixture
+def dense():
+    torch.manual_seed(0)
+    return MultiHeadAttention(DIM, HEADS, WIDTH).eval()
+
+
+def tokens(length, seed=0):
+    return torch.randn(2, length, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def test_linformer_attends_to_means_of_four(dense):
+    linformer = like(LinformerAttention(DIM, HEADS, WIDTH, POSITIONS), dense)
+    x = tokens(8)
+    means = x.unflatten(1, (-1, RATIO)).mean(dim=2)  # linear, so the mean of keys is the key of the mean
+    projections = (dense.q_proj, x), (dense.k_proj, means), (dense.v_proj, means)
+    q, k, v = (projection(y).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for projection, y in projections)
+    heads = (q @ k.transpose(-1, -2) / WIDTH**0.5).softmax(dim=-1) @ v
+    wanted = dense.output_proj(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(linformer(x)[0], wanted)
+
+
+def test_bigbird_is_dense_while_all_blocks_are_neighbours(dense):
+    sparse = like(SparseAttention(DIM, HEADS, WIDTH, POSITIONS, seed=0), dense)
+    short, long = tokens(2 * BLOCK), tokens(POSITIONS)
+    assert torch.equal(sparse(short)[0], dense(short)[0])
+    assert not torch.allclose(sparse(long)[0], dense(long)[0])
+    assert set(sparse.state_dict()) == set(dense.state_dict())
+
+
+def test_bigbird_hides_what_the_pattern_leaves_out(dense):
+    sparse = like(SparseAttention(DIM, HEADS, WIDTH, POSITIONS, seed=0), dense)
+    pattern = sparse_pattern(POSITIONS, seed=0)
+    x, hidden = tokens(POSITIONS), pattern[-1] == 0
+    assert hidden.any()
+    changed = torch.where(hidden[:, None], x + 5, x)
+    torch.testing.assert_close(sparse(changed)[0][:, -1], sparse(x)[0][:, -1])
+
+
+def test_the_pattern_is_window_global_and_random():
+    pattern = sparse_pattern(64, seed=1)
+    blocks = pattern[::BLOCK, ::BLOCK]
+    assert (pattern.unflatten(0, (-1, BLOCK)).std(dim=1) == 0).all()
+    assert blocks[0].all()
+    assert blocks[:, 0].all()
+    assert all(blocks.diagonal(offset).eq(1).all() for offset in (-1, 0, 1))
+    assert 3 <= blocks[5:-1].sum(dim=1).min() <= blocks[5:-1].sum(dim=1).max() <= 5
+    assert not torch.equal(pattern, sparse_pattern(64, seed=2))
+    assert torch.equal(pattern, sparse_pattern(64, seed=1))
+
+
+def test_gradient_pruning_takes_the_heads_that_count_least(shared):
+    """Heads whose output goes nowhere have no gradient, and go first."""
+    useless = model(heads=4, head_dim=16, ffn_dim=64)
+    with torch.no_grad():
+        for layer in useless.transformer.layers:
+            layer.attention.output_proj.weight[:, 16:48] = 0  # heads 1 and 2
+    pruned = pruned_by_gradient(replace(shared, dense=useless))
+    assert pruned.kept == ((1, 0, 0, 1), (1, 0, 0, 1))
+    rows = inputs(seed=3)
+    np.testing.assert_allclose(predict(pruned.model, rows).logits, predict(useless, rows).logits, atol=1e-4)
+
+
+def test_a_layer_may_lose_all_its_heads(shared):
+    useless = model(heads=4, head_dim=16, ffn_dim=64)
+    useless.transformer.layers[0].attention.output_proj.weight.data.mul_(1e-6)
+    pruned = pruned_by_gradient(replace(shared, dense=useless, share=1 / 8))
+    assert sum(map(sum, pruned.kept)) == 1
+    assert None in [layer.attention for layer in pruned.model.transformer.layers]
+    assert np.isfinite(predict(pruned.model, inputs()).logits).all()

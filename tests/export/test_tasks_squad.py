@@ -4,18 +4,58 @@ import numpy as np
 import pytest
 import torch
 
+from edge.errors import UsageError
 from export.errors import DataError
+from export.heads import SpanClassifier
 from export.tasks.answers import Answers, exact_match, extract, normalised, token_f1
-from export.tasks.squad import encode_windows, read, split_articles
-from tests.support.task_data import make_tokenizer, real
+from export.tasks.cli import finetune
+from export.tasks.models import open_tuned
+from export.tasks.predictions import read_predicted
+from export.tasks.questions import SQUAD
+from export.tasks.run import prepare
+from export.tasks.squad import encode_windows, read
+from export.tasks.tokens import load_tokenizer
+from tests.support.task_data import (
+    NEUTRAL,
+    invoke,
+    make_tokenizer,
+    make_transformer,
+    real,
+    reduce_and_teach,
+    write_model,
+)
+
+
+def make_articles(number, seed=0):
+    """Return articles on where something good happens: {title: [(context, question, answers with their places)]}."""
+    random = np.random.default_rng(seed)
+    articles = {}
+    for article in range(number):
+        words = list(random.choice(NEUTRAL[:10], size=12))
+        words[int(random.integers(12))] = "good"
+        context = " ".join(words)
+        articles[f"{seed}-{article}"] = [(context, "cat sat", [("good", context.index("good"))])] * 2
+    return articles
+
+
+def write_squad(path, articles):
+    data = []
+    for title, entries in articles.items():
+        paragraphs = []
+        for number, (context, question, answers) in enumerate(entries):
+            spans = [{"text": text, "answer_start": start} for text, start in answers]
+            entry = {"id": f"{title}-{number}", "question": question, "answers": spans}
+            paragraphs.append({"context": context, "qas": [entry]})
+        data.append({"title": title, "paragraphs": paragraphs})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"version": "1.1", "data": data}))
+
 
 CONTEXT = "the film was good . the cat sat on the mat . the plot was bad"
 
 
 def write(path, question="cat sat on", answers=(("the mat", 35),)):
-    entry = {"id": "q", "question": question, "answers": [{"text": t, "answer_start": s} for t, s in answers]}
-    article = {"title": "Cats", "paragraphs": [{"context": CONTEXT, "qas": [entry]}]}
-    path.write_text(json.dumps({"version": "1.1", "data": [article]}))
+    write_squad(path, {"Cats": [(CONTEXT, question, answers)]})
     return path
 
 
@@ -23,16 +63,6 @@ def span_text(windows, question, row):
     first, last = windows.rows.targets[row]
     offsets = windows.offsets[row]
     return question.context[offsets[first, 0] : offsets[last, 1]]
-
-
-def test_the_real_file():
-    questions = read(real("squad", "xquad.en.json"))
-    assert len(questions) == 1190
-    assert len({question.title for question in questions}) == 48
-    assert len({question.context for question in questions}) == 240
-    train, held = split_articles(questions, 0.25)
-    assert len({question.title for question in held}) == 12
-    assert not {question.title for question in train} & {question.title for question in held}
 
 
 def test_real_answers_survive_tokenisation():
@@ -45,13 +75,11 @@ def test_real_answers_survive_tokenisation():
     questions = read(real("squad", "xquad.en.json"))[:200]
     windows = encode_windows(tokenizer, questions, max_length=128, stride=48)
     assert windows.rows.lengths.max() <= 128
-    answered = set()
-    for row, index in enumerate(windows.questions):
-        if windows.rows.targets[row].any():
-            answered.add(int(index))
-            found = span_text(windows, questions[index], row)
-            assert normalised(questions[index].answers[0].text) in normalised(found)
-    assert len(answered) == 200
+    rows = [(row, index) for row, index in enumerate(windows.questions) if windows.rows.targets[row].any()]
+    for row, index in rows:
+        found = span_text(windows, questions[index], row)
+        assert normalised(questions[index].answers[0].text) in normalised(found)
+    assert len({int(index) for _, index in rows}) == 200
 
 
 @pytest.mark.parametrize(
@@ -59,17 +87,14 @@ def test_real_answers_survive_tokenisation():
     [
         ({"answers": ()}, "got no answer"),
         ({"answers": (("the mat", 34),)}, "expected the answer 'the mat'"),
-        ({"answers": (("", 3),)}, "question 'q' character 3"),
+        ({"answers": (("", 3),)}, "question 'Cats-0' character 3"),
     ],
 )
 def test_malformed_questions(options, message, tmp_path):
-    with pytest.raises(DataError, match=message):
-        read(write(tmp_path / "squad.json", **options))
-
-
-def test_malformed_files(tmp_path):
     with pytest.raises(DataError, match="No such file"):
         read(tmp_path / "squad.json")
+    with pytest.raises(DataError, match=message):
+        read(write(tmp_path / "squad.json", **options))
     (tmp_path / "squad.json").write_text('{"data": [{"title": 3}]}')
     with pytest.raises(DataError, match=r"expected SQuAD v1\.1 JSON"):
         read(tmp_path / "squad.json")
@@ -86,12 +111,8 @@ def test_windows_overlap_and_hold_the_answer_or_nothing(tmp_path):
     texts = {span_text(cut, question, row) for row in range(len(cut.rows.tokens)) if cut.rows.targets[row].any()}
     assert texts == {"the mat"}
     assert any(not targets.any() for targets in cut.rows.targets)
-
-
-def test_long_questions_are_cut(tmp_path):
-    (question,) = read(write(tmp_path / "squad.json", question="cat " * 500))
-    windows = encode_windows(make_tokenizer(), [question], max_length=100, stride=4)
-    assert windows.rows.lengths.tolist() == [64 + 16 + 3]
+    (long,) = read(write(tmp_path / "squad.json", question="cat " * 500))
+    assert encode_windows(make_tokenizer(), [long], max_length=100, stride=4).rows.lengths.tolist() == [64 + 16 + 3]
 
 
 class _Pointing(torch.nn.Module):
@@ -122,7 +143,7 @@ def test_extraction_keeps_to_the_context_and_to_spans_that_exist(tmp_path):
     assert extract(_Pointing(starts, ends), [question], windows, longest=2) == ("good",)  # 9 + 0
 
 
-def test_official_normalisation_and_measures():
+def test_official_normalisation_and_measures(tmp_path):
     assert normalised(" The  Cat's,  an (old) Theatre. ") == "cats old theatre"
     assert exact_match("the mat!", ["a dog", "Mat"]) == 1
     assert exact_match("mat of cats", ["Mat"]) == 0
@@ -130,12 +151,101 @@ def test_official_normalisation_and_measures():
     assert token_f1("mat of cats", ["dog", "the cats mat"]) == pytest.approx(0.8)
     assert token_f1("dog", ["cat"]) == 0
     assert token_f1("cat cat", ["cat dog"]) == pytest.approx(0.5)
-
-
-def test_measures_of_answers(tmp_path):
     (question,) = read(write(tmp_path / "squad.json", answers=(("the mat", 35), ("the cat", 20))))
     answers = Answers.of([question, question], ["cat", "a mat on"])
     exact, overlap = answers.measures(("exact_match", "f1"), "dev")
-    assert (exact.metric, exact.value, exact.n) == ("exact_match", 0.5, 2)
+    assert (exact.metric, exact.value, exact.n, exact.interval) == ("exact_match", 0.5, 2, (0, 1))
     assert overlap.value == pytest.approx((1 + 2 / 3) / 2)
-    assert exact.interval == (0, 1)
+
+
+LENGTH = 96
+OPTIONS = ("--lr", 2e-2, "--batch", 8, "--max-length", LENGTH)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with questions, a model, and a run on them."""
+    root = tmp_path_factory.mktemp("questions")
+    write_squad(root / "squad" / "xquad.en.json", make_articles(60))
+    write_model(root / "model", make_transformer())
+    invoke(finetune, "squad", "--model", root / "model", "--data-dir", root, "--out", root, "--epochs", 5, *OPTIONS)
+    return root
+
+
+def test_the_run_records_and_rebuilds_the_model(place):
+    run = place / "SQuAD"
+    data = prepare(SQUAD, place, load_tokenizer(run), max_length=LENGTH, limit=None)
+    model = open_tuned(run, "SQuAD")
+    assert isinstance(model, SpanClassifier)
+    kept, again = read_predicted(Answers, run, "dev"), SQUAD.predict(model, data.dev["dev"])
+    assert kept.texts.tolist() == again.texts.tolist()
+    assert kept.questions.tolist() == [question.id for question in data.dev["dev"].questions]
+    assert (kept.texts == "good").mean() > 0.8
+
+
+def test_splits_keep_articles_whole_and_a_limit_keeps_the_hold_out(place):
+    tokenizer = make_tokenizer()
+    whole, part = (prepare(SQUAD, place, tokenizer, max_length=LENGTH, limit=limit) for limit in (None, 7))
+    splits = [whole.train, *whole.measured.values()]
+    titles = [{question.title for question in split.questions} for split in splits]
+    assert [len(one) for one in titles] == [40, 5, 15]
+    assert not titles[0] & titles[1]
+    assert not titles[2] & (titles[0] | titles[1])
+    assert len(part.train.questions) == 7
+    assert set(part.train.questions) < set(whole.train.questions)
+    assert part.holdout.questions == whole.holdout.questions
+
+
+def test_the_official_files_are_preferred(tmp_path):
+    for seed, (name, number) in enumerate((("train-v1.1.json", 4), ("dev-v1.1.json", 2), ("xquad.en.json", 9))):
+        write_squad(tmp_path / "squad" / name, make_articles(number, seed))
+    data = prepare(SQUAD, tmp_path, make_tokenizer(), max_length=LENGTH, limit=None)
+    assert {question.title for question in data.dev["dev"].questions} == {"1-0", "1-1"}
+    assert all(question.title.startswith("0-") for question in (*data.train.questions, *data.holdout.questions))
+    (tmp_path / "squad" / "dev-v1.1.json").unlink()
+    with pytest.raises(DataError, match=r"dev-v1\.1\.json: got No such file"):
+        prepare(SQUAD, tmp_path, make_tokenizer(), max_length=LENGTH, limit=None)
+
+
+def test_a_teacher_is_imitated(place, tmp_path):
+    run = place / "SQuAD"
+    options = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, "--seeds", 2, "--precision", "bf16", *OPTIONS)
+    told = json.loads(invoke(finetune, "SQuAD", "--model", run, "--teacher", run, *options, "--json"))
+    assert [measure["seeds"] for measure in told["metrics"]["measures"]] == [2] * 4
+
+
+def test_data_that_are_no_questions(place, tmp_path):
+    def prepared(max_length=LENGTH):
+        return prepare(SQUAD, tmp_path, make_tokenizer(), max_length=max_length, limit=None)
+
+    with pytest.raises(DataError, match=r"got no such directory, expected train-v1\.1\.json and .*SQuAD-explorer"):
+        prepared()
+    (tmp_path / "squad").mkdir()
+    with pytest.raises(DataError, match="got neither"):
+        prepared()
+    write_squad(tmp_path / "squad" / "xquad.en.json", make_articles(2))
+    with pytest.raises(DataError, match="got 2 articles, expected three at least"):
+        prepared()
+    with pytest.raises(UsageError, match=r"--max-length: got 64, expected 96 at least.*384 is usual"):
+        prepared(64)
+
+
+def test_models_that_cannot_answer(place, sst2, tmp_path):
+    write_squad(tmp_path / "squad" / "xquad.en.json", {str(n): [("cat " * 90, "cat", [("cat", 0)])] for n in range(8)})
+    model = ("--model", place / "model")
+    for data, arguments, message in (
+        (place, (*model, "--teacher", sst2 / "SST-2"), r"got 'SST-2', expected SQuAD.*fewheads finetune SQuAD"),
+        (place, (), "--model: got nothing, expected a model for SQuAD"),
+        (place, (*model, "--dim", 32), "--dim: got 32, expected nothing for SQuAD"),
+        (tmp_path, model, r"a row of 94 tokens, expected rows of 64 tokens at most.*--max-length 64"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(finetune, "SQuAD", *arguments, "--data-dir", data, "--out", tmp_path / "runs", *OPTIONS)
+    assert not (tmp_path / "runs" / "SQuAD").exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_reduced_and_taught(place, tmp_path):
+    calibration = ("--calibration", 40, "--tokens", 16, "--target-speedup", 1.05)
+    told = reduce_and_teach("SQuAD", place, tmp_path, *OPTIONS, calibration=calibration)
+    assert {(m["split"], m["metric"]) for m in told["metrics"]["measures"]} >= {("dev", "f1")}

@@ -1,30 +1,128 @@
-import msgspec
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from edge.errors import UsageError
+from export.attention import HeadScorer, MultiHeadAttention, adaptive_loss, adaptive_weight, hard_keep, soft_keep
 from export.heads import SequenceClassifier, SpanClassifier
 from export.transformer import LayerShape, Transformer, TransformerConfig
 
-DIM, LENGTH = 24, 9
-#: Heads by width 3 x 8 = d, 2 x 16 > d, 1 x 4 < d; no attention; no feed-forward.
-SHAPES = (
-    LayerShape(3, 8, 48),
-    LayerShape(2, 16, 32),
-    LayerShape(1, 4, 8, scale=0.9),
-    LayerShape(0, 0, 16),
-    LayerShape(3, 8, 0),
+WIDTH, HEADS, HEAD_DIM = 16, 4, 4
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def padding():
+    return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
+
+
+def attention(adaptive=None):
+    torch.manual_seed(1)
+    return MultiHeadAttention(WIDTH, HEADS, HEAD_DIM, adaptive)
+
+
+def set_scores(module, value):
+    """Make the scorer answer ``value`` whatever it reads."""
+    last = module.scorer.layers[-2]
+    nn.init.zeros_(last.weight)
+    nn.init.constant_(last.bias, math.log(value / (1 - value)) if value < 1 else 100.0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_equals_torch(x, padding, padded, training):
+    ours = attention().train(training)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
+    with torch.no_grad():
+        projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+        theirs.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
+        theirs.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
+        theirs.out_proj.load_state_dict(ours.output_proj.state_dict())
+        want = theirs(x, x, x, key_padding_mask=padding == 0 if padded else None, need_weights=False)[0]
+        got, scores = ours(x, padding if padded else None)
+    torch.testing.assert_close(got, want)
+    assert scores is None
+
+
+@pytest.mark.parametrize("mode", ["literal", "fixed"])
+@pytest.mark.parametrize("training", [True, False])
+def test_full_scores_are_plain_attention_exactly(x, padding, mode, training):
+    adaptive, plain = attention(mode).train(training), attention().train(training)
+    plain.load_state_dict(adaptive.state_dict(), strict=False)
+    set_scores(adaptive, 1.0)
+    assert torch.equal(adaptive(x, padding)[0], plain(x, padding)[0])
+
+
+def test_reduced_head_is_attention_on_its_first_coordinates(x):
+    module = attention("fixed").eval()
+    set_scores(module, 0.49)  # floor(4 * 0.49) = 1
+    got, scores = module(x)
+    torch.testing.assert_close(scores, torch.full((3, HEADS), 0.49))
+    split = [p(x).unflatten(-1, (HEADS, HEAD_DIM)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+    q, k, v = (part.transpose(1, 2)[..., :1] for part in split)
+    heads = ((q @ k.transpose(-1, -2)) / math.sqrt(HEAD_DIM)).softmax(-1) @ v
+    padded = nn.functional.pad(heads, (0, HEAD_DIM - 1)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(got, module.output_proj(padded))
+
+
+@pytest.mark.parametrize(
+    ("score", "rank_width", "kept"),
+    # At the threshold, just below a coordinate, never less than one; literal: 19 of a head's 8, and 6.
+    [(0.51, 8, 8), (0.5, 8, 4), (0.49, 8, 3), (0.01, 8, 1), (0.3, 64, 8), (0.1, 64, 6)],
 )
-CONFIGS = {
-    "bert": TransformerConfig(architecture="bert", dim=DIM, layers=SHAPES, vocab_size=40, max_positions=16, segments=2),
-    "gpt2": TransformerConfig(
-        architecture="gpt2", dim=DIM, layers=SHAPES, vocab_size=40, max_positions=16, tanh_gelu=True
-    ),
-    "vit": TransformerConfig(
-        architecture="vit", dim=DIM, layers=SHAPES, image_size=16, patch_size=4, channels=3, max_positions=17
-    ),
+def test_scores_choose_the_rank(score, rank_width, kept):
+    keep = hard_keep(torch.tensor([[score]]), rank_width, 8)
+    assert keep[0, 0].tolist() == [1.0] * kept + [0.0] * (8 - kept)
+
+
+def test_straight_through_gradient_is_that_of_the_soft_mask():
+    torch.manual_seed(0)
+    module = attention("fixed").double().train()
+    scores = torch.rand(5, HEADS, dtype=torch.float64).requires_grad_()
+    weights = torch.randn(5, HEADS, HEAD_DIM, dtype=torch.float64)
+    keep = module.keep(scores)
+    assert torch.equal(keep.detach(), hard_keep(scores, HEAD_DIM, HEAD_DIM))
+    (found,) = torch.autograd.grad((keep * weights).sum(), scores)
+    (wanted,) = torch.autograd.grad((soft_keep(scores, HEAD_DIM, HEAD_DIM) * weights).sum(), scores)
+    torch.testing.assert_close(found, wanted)
+    for warmth in (1.0, 8.0):
+        assert torch.autograd.gradcheck(lambda s, warmth=warmth: soft_keep(s, HEAD_DIM, HEAD_DIM, warmth), (scores,))
+
+
+@pytest.mark.parametrize(("mode", "value", "sign"), [("fixed", 0.5, 1), ("literal", 0.5 / HEADS, -1)])
+def test_adaptive_losses_and_their_weight(mode, value, sign):
+    scores = [torch.full((2, HEADS), one).requires_grad_() for one in (0.25, 0.75)]
+    loss = adaptive_loss(scores, mode)
+    loss.backward()
+    assert loss.item() == pytest.approx(value)
+    assert all((score.grad.sign() == sign).all() for score in scores)
+    assert list(map(adaptive_weight, (0.0999, 0.1, 0.95, 0.975, 1.0))) == pytest.approx([0, 0.01, 0.01, 0.03, 0.05])
+
+
+def test_a_scorer_starts_above_the_threshold_and_ignores_padding(x, padding):
+    scorer = HeadScorer(WIDTH, HEADS)
+    assert [m.out_features for m in scorer.layers if isinstance(m, nn.Linear)] == [WIDTH // 4, WIDTH // 4, HEADS]
+    assert ((scorer(x) > 0.5) & (scorer(x) < 1)).all(), "training starts from full heads"
+    noisy = torch.where(padding[:, :, None] == 1, x, torch.full_like(x, 1e3))
+    torch.testing.assert_close(scorer(noisy, padding), scorer(x, padding))
+    torch.testing.assert_close(scorer(x[1:2], padding[1:2]), scorer(x[1:2, :4]))
+
+
+DIM, LENGTH = 24, 9
+#: Heads by width 2 x 16 > d, 1 x 4 < d; no attention; no feed-forward.
+SHAPES = (LayerShape(2, 16, 32), LayerShape(1, 4, 8, scale=0.9), LayerShape(0, 0, 16), LayerShape(3, 8, 0))
+OPTIONS = {
+    "bert": {"vocab_size": 40, "max_positions": 16, "segments": 2},
+    "gpt2": {"vocab_size": 40, "max_positions": 16, "tanh_gelu": True},
+    "vit": {"image_size": 16, "patch_size": 4, "channels": 3, "max_positions": 17},
 }
+CONFIGS = {name: TransformerConfig(architecture=name, dim=DIM, layers=SHAPES, **OPTIONS[name]) for name in OPTIONS}
 
 
 def create(config):
@@ -33,11 +131,6 @@ def create(config):
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model
-
-
-@pytest.fixture(params=CONFIGS)
-def model(request):
-    return create(CONFIGS[request.param])
 
 
 @pytest.fixture
@@ -50,96 +143,36 @@ def mask():
     return (torch.arange(LENGTH) < torch.tensor([[LENGTH], [5], [2]])).long()
 
 
-def inputs_of(model):
-    generator = torch.Generator().manual_seed(1)
-    if model.config.architecture == "vit":
-        return torch.randn(3, 3, 16, 16, generator=generator)
-    return torch.randint(0, 40, (3, LENGTH), generator=generator)
-
-
-def test_every_layer_has_its_own_shape(model):
-    with torch.no_grad():
-        hidden = model(inputs_of(model))
-    assert hidden.shape == (3, 17 if model.config.architecture == "vit" else LENGTH, DIM)
-    for layer, shape in zip(model.layers, SHAPES, strict=True):
-        width = shape.num_heads * shape.head_dim
-        if shape.num_heads:
-            assert layer.attention.q_proj.weight.shape == (width, DIM)
-            assert layer.attention.output_proj.weight.shape == (DIM, width)
-        if shape.ffn_dim:
-            assert layer.feed_forward.up.weight.shape == (shape.ffn_dim, DIM)
-            assert layer.feed_forward.hidden(hidden).shape[-1] == shape.ffn_dim
-
-
-def test_a_missing_sub_layer_costs_nothing_and_adds_its_constant(model):
-    without_attention, without_feed_forward = model.layers[3], model.layers[4]
-    assert without_attention.attention is None
-    assert without_feed_forward.feed_forward is None
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_layers_have_their_own_shapes_and_a_missing_part_adds_its_constant(architecture, tokens):
+    model = create(CONFIGS[architecture])
+    layer = model.layers[2]
+    assert (layer.attention, model.layers[3].feed_forward) == (None, None)
     x = torch.randn(2, LENGTH, DIM, generator=torch.Generator().manual_seed(2))
-    constant = without_attention.attention_constant
     with torch.no_grad():
-        got = without_attention(x, None)
+        hidden = model(torch.randn(3, 3, 16, 16) if architecture == "vit" else tokens)
+        assert hidden.shape == (3, 17 if architecture == "vit" else LENGTH, DIM)
+        assert [one.feed_forward.hidden(hidden).shape[-1] for one in model.layers[:3]] == [32, 8, 16]
+        added = x + layer.attention_constant
         if model.config.pre_norm:
-            added = x + constant
-            want = added + without_attention.feed_forward(without_attention.feed_forward_norm(added))
+            want = added + layer.feed_forward(layer.feed_forward_norm(added))
         else:
-            added = without_attention.attention_norm(x + constant)
-            want = without_attention.feed_forward_norm(added + without_attention.feed_forward(added))
-    torch.testing.assert_close(got, want)
-
-
-def test_dropping_an_attention_with_a_constant_output_changes_nothing(tokens):
-    """Heads whose values are all zero give the bias of their output; a layer without them gives the same."""
-    whole = create(msgspec.structs.replace(CONFIGS["bert"], layers=(LayerShape(3, 8, 48),)))
-    nn.init.zeros_(whole.layers[0].attention.v_proj.weight)
-    nn.init.zeros_(whole.layers[0].attention.v_proj.bias)
-    dropped = create(msgspec.structs.replace(CONFIGS["bert"], layers=(LayerShape(0, 0, 48),)))
-    weights = {name: tensor for name, tensor in whole.state_dict().items() if name in dropped.state_dict()}
-    weights["layers.0.attention_constant"] = whole.layers[0].attention.output_proj.bias
-    dropped.load_state_dict(weights)
-    with torch.no_grad():
-        torch.testing.assert_close(dropped(tokens), whole(tokens))
-
-
-def test_the_scale_is_kept(tokens):
-    """Half of the query's weights and twice the scale are the same attention."""
-    default, scaled = (
-        create(msgspec.structs.replace(CONFIGS["bert"], layers=(LayerShape(2, 16, 32, scale=scale),)))
-        for scale in (None, 0.5)
-    )
-    assert default.layers[0].attention.scale == 0.25
-    assert scaled.layers[0].attention.scale == 0.5
-    with torch.no_grad():
-        assert not torch.allclose(default(tokens), scaled(tokens), atol=1e-3)
-        for parameter in scaled.layers[0].attention.q_proj.parameters():
-            parameter /= 2
-        torch.testing.assert_close(default(tokens), scaled(tokens))
+            added = layer.attention_norm(added)
+            want = layer.feed_forward_norm(added + layer.feed_forward(added))
+        torch.testing.assert_close(layer(x, None), want)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 @pytest.mark.parametrize("training", [False, True])
-def test_padding_changes_nothing(architecture, training, tokens, mask):
+def test_padding_and_for_a_causal_model_later_tokens_change_nothing(architecture, training, tokens, mask):
     model = create(CONFIGS[architecture]).train(training)
     with torch.no_grad():
         padded = model(tokens, mask)
         for row, length in enumerate(mask.sum(dim=1).tolist()):
             alone = model(tokens[row : row + 1, :length])
             torch.testing.assert_close(padded[row, :length], alone[0], atol=1e-5, rtol=1e-5)
-
-
-def test_a_causal_model_does_not_look_ahead(tokens):
-    model = create(CONFIGS["gpt2"])
-    changed = tokens.clone()
-    changed[:, 4:] = (changed[:, 4:] + 1) % 40
-    with torch.no_grad():
-        assert torch.equal(model(tokens)[:, :4], model(changed)[:, :4])
-
-
-def test_segments_default_to_the_first(tokens):
-    model = create(CONFIGS["bert"])
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens), model(tokens, None, torch.zeros_like(tokens)))
-        assert not torch.allclose(model(tokens), model(tokens, None, torch.ones_like(tokens)), atol=1e-3)
+        if architecture == "gpt2":
+            torch.testing.assert_close(model(tokens)[:, :4], model(tokens[:, :4]))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "summary"])

@@ -15,15 +15,15 @@ from types import MappingProxyType
 import grpc
 import psutil
 
-from edge.client import Client, Credentials, Retries, text
+from edge.client import Client, Credentials, Retries
 from edge.errors import ServerError
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from tests.support.models import ORACLE
+from tests.support.traffic import INPUTS
 
 _DIRECTORY = Path(__file__).parents[2] / "deploy" / "boards"
 CONFIG, FOLLOWER = _DIRECTORY / "nginx.conf", _DIRECTORY / "follow_health.py"
 SECONDS = 60
-INPUTS = {"expression": text(["1 + 1"])}
 
 
 def free_port() -> int:
@@ -48,7 +48,6 @@ class Board:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until it accepts requests."""
         assert self._process
         assert self._process.stdout
         assert self._process.stdout.readline(), "it did not start"
@@ -61,7 +60,6 @@ class Board:
         self._process.send_signal(number)
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal, and wait for the end of the process."""
         if self._process:
             self._process.send_signal(number)
             self._process.wait(SECONDS)
@@ -81,7 +79,6 @@ class Board:
 
 @contextmanager
 def boards(repository: Path, count: int, *arguments: object) -> Iterator[list[Board]]:
-    """Run servers on ports of this host."""
     with ExitStack() as stack:
         made = [Board(repository, arguments) for _ in range(count)]
         for board in made:
@@ -140,7 +137,6 @@ def reload(directory: Path, old: str, new: str) -> None:
 
 @contextmanager
 def followed(directory: Path) -> Iterator[None]:
-    """Run ``follow_health.py`` for the balancer."""
     command = [sys.executable, str(FOLLOWER), str(directory / "nginx.conf"), f"--pid-file={directory / 'nginx.pid'}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:

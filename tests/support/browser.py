@@ -25,11 +25,7 @@ _SECONDS = 60
 
 
 class Browser:
-    """One tab.
-
-    Attributes:
-        complaints: errors on the console, with exceptions and violations of the content policy.
-    """
+    """One tab; ``complaints`` are errors on the console, with exceptions and violations of the content policy."""
 
     def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
         self._commands, self._answers = commands, answers
@@ -41,7 +37,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Send a command and return its result."""
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": parameters, **session}
@@ -55,7 +50,6 @@ class Browser:
             self._collect(answer)
 
     def open(self, url: str, width: int = 1280, height: int = 800, *, dark: bool = False) -> None:
-        """Open a page in a window of a size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -63,20 +57,17 @@ class Browser:
         self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 20) -> None:
-        """Wait until an expression is true."""
         limit = time.monotonic() + seconds
         while not self.evaluate(expression):
             assert time.monotonic() < limit, f"{expression}: {self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
 
     def screenshot(self, path: Path) -> None:
-        """Write the visible part as PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _read(self) -> Any:
@@ -97,7 +88,6 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Run Chromium during the block."""
     assert CHROMIUM is not None
     to_read, commands = os.pipe()
     answers, to_write = os.pipe()

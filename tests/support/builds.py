@@ -25,7 +25,6 @@ def children() -> set[int]:
 
 
 def wait_for_no_children(seconds: float = 10) -> None:
-    """Wait until this process has no child, and fail if that takes too long."""
     end = time.monotonic() + seconds
     while children():
         assert time.monotonic() < end, f"children are left: {children()}"

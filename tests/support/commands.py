@@ -33,7 +33,6 @@ def run(command: list[str], **variables: str) -> Done[str]:
 
 
 def answer(done: Done[str]) -> str:
-    """Return the output of a command that succeeded."""
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -67,7 +67,6 @@ def load(url: str) -> Iterator[None]:
 
 
 def draw(path: Path) -> None:
-    """Write a picture of the page after two minutes of load."""
     with tempfile.TemporaryDirectory() as directory:
         bundles = [write_tiered_bundle(Path(directory) / "tiered").path, ORACLE_BUNDLE]
         with (

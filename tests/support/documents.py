@@ -25,7 +25,6 @@ def names_tests(cell: str) -> bool:
 
 
 def missing(page: str) -> list[str]:
-    """Return the tests that a page names and that do not exist."""
     return [f"{file}::{name}" for file, name in re.findall(_NAME, page) if not _exists(file, name)]
 
 

@@ -2,7 +2,6 @@
 
 python -m tests.support.full_disk KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
 
-- ``small``: DIRECTORY is a file system of 64 KiB;
 - ``read-only``: DIRECTORY cannot be written;
 - ``no-room``: no file can be written, and writing to stderr fails. DIRECTORY is ignored.
 """
@@ -14,20 +13,17 @@ import resource
 import subprocess
 import sys
 
-_MOUNTS = {
-    "small": 'mount -t tmpfs -o size=64k none "$0" && exec "$@"',
-    "read-only": 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"',
-}
+_MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 
 
-def _command(kind: str, directory: str, *command: str) -> list[str]:
-    return ["unshare", "-rm", "sh", "-c", _MOUNTS[kind], directory, *command]
+def _command(directory: str, *command: str) -> list[str]:
+    return ["unshare", "-rm", "sh", "-c", _MOUNT, directory, *command]
 
 
 def can_mount(directory: str) -> bool:
     """Return whether users of this machine may mount file systems."""
     try:
-        return all(not subprocess.run(_command(kind, directory, "true"), check=False).returncode for kind in _MOUNTS)
+        return not subprocess.run(_command(directory, "true"), check=False).returncode
     except FileNotFoundError:
         return False
 
@@ -39,7 +35,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
     else:
-        command = _command(kind, directory, *command)
+        command = _command(directory, *command)
     os.execvp(command[0], command)
 
 

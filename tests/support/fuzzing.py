@@ -32,13 +32,9 @@ names = st.one_of(st.sampled_from(["x", "expression", "value", "in_int8", "steps
 
 datatypes = st.one_of(st.sampled_from(["FP32", "BYTES", "INT8", "FP16", "BF16", "BOOL", ""]), st.text(max_size=6))
 
+_known = ["timeout", "priority", "timings", "sequence_id", "triton_x", "shared_memory_region", "classification"]
 parameters = st.dictionaries(
-    st.one_of(
-        st.sampled_from(
-            ["timeout", "priority", "timings", "sequence_id", "triton_x", "shared_memory_region", "classification"]
-        ),
-        st.text(max_size=6),
-    ),
+    st.one_of(st.sampled_from(_known), st.text(max_size=6)),
     st.one_of(
         st.builds(pb.InferParameter, int64_param=st.integers(-(2**63), 2**63 - 1)),
         st.builds(pb.InferParameter, bool_param=st.booleans()),
@@ -69,25 +65,22 @@ inputs = st.builds(
     contents=st.one_of(st.none(), contents),
 )
 
+_models = [ORACLE, VERSIONED, "echo-int8", "echo-bytes", "broken", ""]
+_outputs = st.builds(pb.ModelInferRequest.InferRequestedOutputTensor, name=names, parameters=parameters)
 requests = st.builds(
     pb.ModelInferRequest,
-    model_name=st.one_of(
-        st.sampled_from([ORACLE, VERSIONED, "echo-int8", "echo-bytes", "broken", ""]), st.text(max_size=8)
-    ),
+    model_name=st.one_of(st.sampled_from(_models), st.text(max_size=8)),
     model_version=st.one_of(st.sampled_from(["", "1", "3", "0", "-1", "abc"]), st.text(max_size=4)),
     id=st.text(max_size=8),
     parameters=parameters,
     inputs=st.lists(inputs, max_size=3),
-    outputs=st.lists(
-        st.builds(pb.ModelInferRequest.InferRequestedOutputTensor, name=names, parameters=parameters), max_size=2
-    ),
+    outputs=st.lists(_outputs, max_size=2),
     raw_input_contents=st.lists(st.one_of(st.binary(max_size=64), st.binary(min_size=60, max_size=60)), max_size=3),
 )
 
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
-    """A seed with some bytes changed, removed or added."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))

@@ -5,21 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 import grpc
 from hpack import Decoder, Encoder
-from hyperframe.frame import (
-    ContinuationFrame,
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    RstStreamFrame,
-    SettingsFrame,
-)
+from hyperframe import frame as h2
 
 from edge.http2.messages import prefix
 from edge.http2.routes import Direct, Routes
@@ -83,21 +73,17 @@ class Subject:
             yield b"%d" % number
 
     def unary(self) -> dict[str, Direct]:
-        """The unary methods as callbacks, by name."""
         starts: tuple[Any, ...] = (self.echo, self.blow, self.abort, self.fail, self.metadata)
         found = {start.__name__.title(): Direct(start, lambda handle: handle.cancel()) for start in starts}
         return {**found, "Wait": Direct(self.wait, self._cancel_wait)}
 
     def methods(self) -> dict[str, Any]:
-        handlers: dict[str, Any] = {
-            **{name: grpc.unary_unary_rpc_method_handler(_coroutine(direct)) for name, direct in self.unary().items()},
-            "Chat": grpc.stream_stream_rpc_method_handler(self.chat),
-            "Count": grpc.unary_stream_rpc_method_handler(self.count),
-        }
-        # Our server needs identity functions where grpcio accepts None.
+        plain: Any = {"request_deserializer": bytes, "response_serializer": bytes}  # grpcio would accept None
+        unary = grpc.unary_unary_rpc_method_handler
         return {
-            name: each._replace(request_deserializer=bytes, response_serializer=bytes)
-            for name, each in handlers.items()
+            **{name: unary(_coroutine(direct), **plain) for name, direct in self.unary().items()},
+            "Chat": grpc.stream_stream_rpc_method_handler(self.chat, **plain),
+            "Count": grpc.unary_stream_rpc_method_handler(self.count, **plain),
         }
 
 
@@ -117,7 +103,6 @@ def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
 
 @asynccontextmanager
 async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
-    """Serve on nghttp2, and yield the port."""
     directs = subject.unary() if subject.direct else {}
     routes = Routes(by_path=True, direct={f"/test.Test/{name}": direct for name, direct in directs.items()})
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", subject.methods()),))
@@ -161,9 +146,8 @@ class Answer:
     def messages(self) -> list[bytes]:
         found, rest = [], self.data
         while rest:
-            length = int.from_bytes(rest[1:5], "big")
-            found.append(rest[5 : 5 + length])
-            rest = rest[5 + length :]
+            end = 5 + int.from_bytes(rest[1:5], "big")
+            found, rest = [*found, rest[5:end]], rest[end:]
         return found
 
     @property
@@ -177,7 +161,7 @@ class RawClient:
     def __init__(self, port: int) -> None:
         self._port = port
         self.answers: dict[int, Answer] = {}
-        self.frames: list[Frame] = []
+        self.frames: list[h2.Frame] = []
         self.goaway: int | None = None
         self.closed = False
         self.encoder = Encoder()
@@ -189,27 +173,24 @@ class RawClient:
         self._reading = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._reading.cancel()
         self.writer.close()
         await asyncio.gather(self._reading, self.writer.wait_closed(), return_exceptions=True)
 
     def greet(self, settings: dict[int, int] | None = None) -> RawClient:
-        """Send the connection preface."""
         self.writer.write(PREFACE)
-        self.send(SettingsFrame(0, settings=settings or {}))
+        self.send(h2.SettingsFrame(0, settings=settings or {}))
         return self
 
     async def agreed(self) -> None:
         """Wait for the server's SETTINGS, which open the windows that larger requests need."""
-        await self.until(lambda: any(isinstance(frame, SettingsFrame) for frame in self.frames))
+        await self.until(lambda: any(isinstance(frame, h2.SettingsFrame) for frame in self.frames))
 
-    def send(self, *frames: Frame | bytes) -> None:
+    def send(self, *frames: h2.Frame | bytes) -> None:
         self.writer.write(b"".join(frame if isinstance(frame, bytes) else frame.serialize() for frame in frames))
 
-    def head(self, stream_id: int, method: str, *flags: str, **changed: str | None) -> HeadersFrame:
+    def head(self, stream_id: int, method: str, *flags: str, **changed: str | None) -> h2.HeadersFrame:
         """The HEADERS of a call. A keyword changes or adds a field, with _ for - and for :; None removes the field."""
         fields = {
             ":method": "POST",
@@ -227,12 +208,11 @@ class RawClient:
                 fields[name] = value
         return self.fields(stream_id, list(fields.items()), *flags)
 
-    def fields(self, stream_id: int, fields: Fields, *flags: str) -> HeadersFrame:
-        """HEADERS with exactly these fields."""
-        return HeadersFrame(stream_id, self.encoder.encode(fields), flags=["END_HEADERS", *flags])
+    def fields(self, stream_id: int, fields: Fields, *flags: str) -> h2.HeadersFrame:
+        return h2.HeadersFrame(stream_id, self.encoder.encode(fields), flags=["END_HEADERS", *flags])
 
-    def body(self, stream_id: int, message: bytes, *flags: str) -> DataFrame:
-        return DataFrame(stream_id, prefix(message) + message, flags=["END_STREAM", *flags])
+    def body(self, stream_id: int, message: bytes, *flags: str) -> h2.DataFrame:
+        return h2.DataFrame(stream_id, prefix(message) + message, flags=["END_STREAM", *flags])
 
     def call(self, stream_id: int, method: str, message: bytes = b"x", **changed: str | None) -> None:
         self.send(self.head(stream_id, method, **changed), self.body(stream_id, message))
@@ -257,13 +237,13 @@ class RawClient:
             await self.until(lambda: self.closed or (stream_id in self.answers and self.answers[stream_id].ended))
         for _ in range(2):  # an answer can leave right after the first acknowledgement
             expected = len(self.pongs) + 1
-            self.send(PingFrame(0))
+            self.send(h2.PingFrame(0))
             await self.until(lambda expected=expected: self.closed or len(self.pongs) >= expected)  # type: ignore[misc]
 
     @property
     def pongs(self) -> list[bytes]:
         """The payloads of the PINGs that the server has acknowledged."""
-        pings = [frame for frame in self.frames if isinstance(frame, PingFrame)]
+        pings = [frame for frame in self.frames if isinstance(frame, h2.PingFrame)]
         return [frame.opaque_data for frame in pings if "ACK" in frame.flags]
 
     async def end(self) -> int | None:
@@ -278,7 +258,7 @@ class RawClient:
             while received := await self._reader.read(65536):
                 data += received
                 while len(data) >= 9:
-                    frame, length = Frame.parse_frame_header(memoryview(data[:9]))
+                    frame, length = h2.Frame.parse_frame_header(memoryview(data[:9]))
                     if len(data) < 9 + length:
                         break
                     frame.parse_body(memoryview(data[9 : 9 + length]))
@@ -290,20 +270,20 @@ class RawClient:
         self.closed = True
         self._news.set()
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: h2.Frame) -> None:
         self.frames.append(frame)
-        if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
-            self.send(SettingsFrame(0, flags=["ACK"]))
-        if isinstance(frame, GoAwayFrame):
+        if isinstance(frame, h2.SettingsFrame) and "ACK" not in frame.flags:
+            self.send(h2.SettingsFrame(0, flags=["ACK"]))
+        if isinstance(frame, h2.GoAwayFrame):
             self.goaway = frame.error_code
         if not frame.stream_id:
             return
         answer = self.answers.setdefault(frame.stream_id, Answer())
         answer.frames += 1
-        if isinstance(frame, HeadersFrame | ContinuationFrame):
+        if isinstance(frame, h2.HeadersFrame | h2.ContinuationFrame):
             answer.fields.update((str(name), str(value)) for name, value in self.decoder.decode(frame.data))
-        if isinstance(frame, DataFrame):
+        if isinstance(frame, h2.DataFrame):
             answer.data += frame.data
-        if isinstance(frame, RstStreamFrame):
+        if isinstance(frame, h2.RstStreamFrame):
             answer.reset, answer.ended = frame.error_code, True
         answer.ended = answer.ended or "END_STREAM" in frame.flags

@@ -15,7 +15,6 @@ from tests.support.server_models import echo_input
 JSON_LENGTH = "Inference-Header-Content-Length"
 TOKENS = tokenize(["3 - -4 + 2"])
 INFER = f"/v2/models/{ORACLE}/infer"
-HUGE = "9" * 4000
 
 
 class Heard(NamedTuple):
@@ -56,7 +55,6 @@ def tensor(name: str, datatype: str, shape: list[int], data: object) -> dict[str
 
 
 def busy(steps: int, timeout_us: int = 0) -> dict[str, object]:
-    """A body for this many steps of the busy model."""
     parameters = {"parameters": {"timeout": timeout_us}} if timeout_us else {}
     return {"inputs": [tensor("steps", "INT64", [1], [steps])], **parameters}
 
@@ -66,7 +64,6 @@ def good() -> dict[str, Any]:
 
 
 def changed(**fields: Any) -> dict[str, Any]:
-    """The good body with other fields in its input."""
     body = good()
     body["inputs"][0] |= fields
     return body
@@ -82,19 +79,8 @@ def text(*expressions: Any) -> dict[str, Any]:
     return {"inputs": [tensor("expression", "BYTES", [len(expressions), 1], list(expressions))]}
 
 
-def parameters(**values: Any) -> dict[str, Any]:
-    return {**good(), "parameters": values}
-
-
 def output(name: str, **values: Any) -> dict[str, Any]:
     return {**good(), "outputs": [{"name": name, "parameters": values}]}
-
-
-def replaced(old: str, new: str) -> bytes:
-    """The good body as JSON, with text that Python's encoder does not write."""
-    written = json.dumps(good())
-    assert old in written
-    return written.replace(old, new).encode()
 
 
 def binary(size: Any = 60, data: bytes = TOKENS.tobytes(), length: str | None = None) -> tuple[bytes, dict[str, str]]:
@@ -105,6 +91,5 @@ def binary(size: Any = 60, data: bytes = TOKENS.tobytes(), length: str | None = 
 
 
 def echo(datatype: str, *data: Any) -> tuple[str, dict[str, Any]]:
-    """The path of a model that returns its input, and a body for it."""
     body = {"inputs": [tensor(echo_input(datatype), datatype, [len(data)], list(data))]}
     return f"/v2/models/echo-{datatype.lower()}/infer", body

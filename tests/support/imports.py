@@ -60,7 +60,6 @@ def module_of(path: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """Return the package or module of edge/ that a module is in."""
     return module.split(".")[1] if "." in module else ""
 
 

@@ -20,30 +20,19 @@ from tests.support.models import ORACLE_BUNDLE, serialized
 from tests.support.server_models import failing_graph, write_bundle_of
 
 
-def write_failing_bundle(directory: Path) -> None:
-    """Write ``failing``: it returns the element at ``index`` of three, and beyond them the runtime fails."""
+def write_oracle_and_failing_bundle(repository: Path) -> None:
+    """Write the oracle, and ``failing``: the element at ``index`` of three, and a runtime error beyond them."""
+    shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
     graph = failing_graph("element", np.array([7, 8, 9], np.int64))
     index = np.array([1], np.int64)
-    write_bundle_of(directory, "failing", serialized(graph), {"index": index}, {"element": index + 7})
-
-
-def write_oracle_and_failing_bundle(repository: Path) -> None:
-    shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
-    write_failing_bundle(repository)
+    write_bundle_of(repository, "failing", serialized(graph), {"index": index}, {"element": index + 7})
 
 
 @asynccontextmanager
 async def running_here(
     directory: Path, write: Callable[[Path], object], cache: Path | None = None, **options: Any
 ) -> AsyncIterator[Ready]:
-    """Run a server in this process, with all optional features.
-
-    Args:
-        directory: the parent of the repository, and of the cache unless ``cache`` is given.
-        write: writes the bundles into the repository.
-        cache: of builds.
-        options: of the server.
-    """
+    """Run a server in this process, with all optional features, on bundles that ``write`` writes below a directory."""
     repository = directory / "repository"
     repository.mkdir()
     write(repository)

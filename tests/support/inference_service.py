@@ -34,11 +34,9 @@ class Running(NamedTuple):
         return await self.service.infer(pb.ModelInferRequest.FromString(request.SerializeToString()), deadline)
 
     def model(self, name: str = ORACLE) -> Model:
-        """The newest version that is ready."""
         return self.repository.ready(name, "")[1]
 
     def counted(self, name: str = ORACLE) -> Snapshot:
-        """The statistics of the newest version."""
         return self.repository.find(name, "").statistics.snapshot()
 
     async def at_rest(self, name: str = ORACLE) -> bool:

@@ -46,8 +46,6 @@ def executor_of(
 
 
 class Awaited(Job):
-    """A job that a test waits for."""
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, deliver=Awaited.delivered, **options)
         self.scheduler: Scheduler | None = None
@@ -85,7 +83,6 @@ class Awaited(Job):
 
 
 def job_of(executor: TierExecutor, *values: float, **options: Any) -> Awaited:
-    """A request with one row for each value."""
     return Awaited(executor, {"x": np.array(values, np.float32)[:, None]}, len(values), **options)
 
 
@@ -97,7 +94,6 @@ def submitted(scheduler: Scheduler, job: Awaited) -> Awaited:
 
 
 def run(scheduler: Scheduler, work: Callable[[], Any], **options: Any) -> Awaited:
-    """Submit a request that shares its run with no other."""
     return submitted(scheduler, job_of(executor_of(lambda _: work()), 0, **options))
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnx
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
@@ -14,7 +13,7 @@ from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.profiling.shapes import ShapeSet
 from edge.profiling.table import Shape
-from tests.support.models import manifest_of, serialized, tier_of
+from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 DIM, LENGTHS = 16, (4, 8)
 SHAPES = (Shape(2, 8, 512), Shape(2, 8, 128), Shape(2, 8, 16))
@@ -35,12 +34,12 @@ def write_layer_shapes(directory: Path) -> Path:
 def _write(path: Path, units: int) -> None:
     weights = np.random.default_rng(0).normal(size=(DIM, units)).astype(np.float32) / units
     x = np.random.default_rng(1).normal(size=(1, LENGTHS[-1], DIM)).astype(np.float32)
-    graph = onnx.parser.parse_graph(
+    graph = graph_of(
         f"{path.name.replace('-', '_')} (float[1, tokens, {DIM}] x, int64[1, tokens] mask) => "
-        f"(float[1, tokens, {DIM}] y) {{ hidden = MatMul(x, up) y = MatMul(hidden, down) }}"
+        f"(float[1, tokens, {DIM}] y) {{ hidden = MatMul(x, up) y = MatMul(hidden, down) }}",
+        up=weights,
+        down=np.ascontiguousarray(weights.T),
     )
-    for name, array in (("up", weights), ("down", np.ascontiguousarray(weights.T))):
-        graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     low, high = LENGTHS
     manifest = manifest_of(
         path.name,

@@ -17,8 +17,6 @@ from edge.telemetry.metrics import metrics_page
 
 @dataclass
 class CountedRequest:
-    """The attributes of a call that metrics read."""
-
     timings: Timings = field(default_factory=Timings)
     rows: int = 1
     batch_rows: int = 1
@@ -36,7 +34,6 @@ class _Families(Collector):
 
 
 def rendered(families: Iterable[Metric], accept: str = "*/*") -> str:
-    """The page of some families of metrics."""
     return metrics_page(_Families(families))(accept)[1].decode()
 
 
@@ -51,7 +48,6 @@ def gauges(server: Ready, *names: str) -> list[float]:
 
 
 def values(page: str, *names: str) -> list[float]:
-    """The values of metrics without labels on a page."""
     lines = [line.split() for line in page.splitlines() if "{" not in line]
     found = {line[0]: line[1] for line in lines if line[0] != "#"}
     return [float(found[f"fewheads_{name}"]) for name in names]
@@ -63,7 +59,6 @@ def gauge(server: Ready, name: str) -> float:
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 20) -> bool:
-    """Whether a condition becomes true in time."""
     limit = time.monotonic() + seconds
     while not reached() and time.monotonic() < limit:
         time.sleep(0.01)
@@ -71,5 +66,4 @@ def wait_until(reached: Callable[[], bool], seconds: float = 20) -> bool:
 
 
 def is_at_rest(server: Ready) -> bool:
-    """Whether no stream is open and no request waits."""
     return not any(gauges(server, "streams", "stream_requests", "queue_depth"))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.launch import serving
 from edge.server import Ready
+from tests.support.sample_requests import column, triton_input
 
 NAME = "changing"
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
@@ -39,9 +39,7 @@ def states(client: triton.InferenceServerClient) -> dict[tuple[str, str], tuple[
 
 def ask(client: triton.InferenceServerClient, name: str = NAME) -> str:
     """Send a request, check the result, and return the version that computed it."""
-    tensor = triton.InferInput("expression", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[b"3 - -4 + 2"]], dtype=np.object_))
-    result = client.infer(name, [tensor])
+    result = client.infer(name, [triton_input("expression", column("3 - -4 + 2"))])
     assert result.as_numpy("value")[0, 0] == 9
     return str(result.get_response().model_version)
 

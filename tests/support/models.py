@@ -35,13 +35,10 @@ ATTENTION_SEQUENCE = 16
 
 
 def oracle_weights() -> tuple[Array, Array, Array]:
-    """Weights of a network that computes expressions exactly: ``relu(x @ first + bias) @ second``.
+    """Weights (15, 30), (30,) and (30, 1) that compute expressions exactly: ``relu(x @ first + bias) @ second``.
 
     An operand x behind the operator code o contributes ``relu(x + Mo - M) - relu(-x + Mo - M) - relu(x - Mo) +
     relu(-x - Mo)`` with M = 1024: x for o = 1, -x for o = 0, and nothing for the padding x = o = 0.5.
-
-    Returns:
-        float32 of the shapes (15, 30), (30,) and (30, 1).
     """
     first = np.zeros((TOKENS, 2 + 4 * (MAX_TERMS - 1)), np.float32)
     bias = np.zeros(first.shape[1], np.float32)
@@ -84,38 +81,42 @@ def attention_weights(head_dim: int) -> dict[str, Array]:
 def attention_onnx(head_dim: int, datatype: str = "FP16") -> bytes:
     """Self-attention of two heads: x [batch, 16, 2 * head_dim] to y of the same shape, in FP16 or FP32 throughout."""
     width = ATTENTION_HEADS * head_dim
-    element, dtype = {"FP16": (TensorProto.FLOAT16, np.float16), "FP32": (TensorProto.FLOAT, np.float32)}[datatype]
+    element, dtype = {"FP16": ("float16", np.float16), "FP32": ("float", np.float32)}[datatype]
+    heads = "".join(
+        f"""{name}_flat = MatMul(x, {name}_weight)
+            {name}_split = Reshape({name}_flat, split)
+            {name} = Transpose<perm = {[0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]}>({name}_split)
+        """
+        for name in "qkv"
+    )
+    tensor = f"{element}[batch, {ATTENTION_SEQUENCE}, {width}]"
     constants: dict[str, Array] = {
         "split": np.array([0, 0, ATTENTION_HEADS, head_dim], np.int64),
         "merge": np.array([0, 0, width], np.int64),
         "scale": np.array(head_dim**-0.5, dtype),
+        **{f"{name}_weight": weight.astype(dtype) for name, weight in attention_weights(head_dim).items()},
     }
-    nodes = []
-    for name, weight in attention_weights(head_dim).items():
-        constants[f"{name}_weight"] = weight.astype(dtype)
-        order = [0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]
-        nodes += [
-            helper.make_node("MatMul", ["x", f"{name}_weight"], [f"{name}_flat"], name=f"{name}_projection"),
-            helper.make_node("Reshape", [f"{name}_flat", "split"], [f"{name}_split"], name=f"{name}_split"),
-            helper.make_node("Transpose", [f"{name}_split"], [name], perm=order, name=f"{name}_heads"),
-        ]
-    nodes += [
-        helper.make_node("MatMul", ["q", "k"], ["scores"], name="scores"),
-        helper.make_node("Mul", ["scores", "scale"], ["scaled"], name="scaled"),
-        helper.make_node("Softmax", ["scaled"], ["weights"], axis=-1, name="weights"),
-        helper.make_node("MatMul", ["weights", "v"], ["heads"], name="heads"),
-        helper.make_node("Transpose", ["heads"], ["beside"], perm=[0, 2, 1, 3], name="beside"),
-        helper.make_node("Reshape", ["beside", "merge"], ["y"], name="y"),
-    ]
-    shape = ["batch", ATTENTION_SEQUENCE, width]
-    graph = helper.make_graph(
-        nodes,
-        "attention",
-        [helper.make_tensor_value_info("x", element, shape)],
-        [helper.make_tensor_value_info("y", element, shape)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    return serialized(
+        graph_of(
+            f"""attention ({tensor} x) => ({tensor} y) {{
+                {heads}
+                scores = MatMul(q, k)
+                scaled = Mul(scores, scale)
+                weights = Softmax<axis = -1>(scaled)
+                heads = MatMul(weights, v)
+                beside = Transpose<perm = [0, 2, 1, 3]>(heads)
+                y = Reshape(beside, merge)
+            }}""",
+            **constants,
+        )
     )
-    return serialized(graph)
+
+
+def graph_of(text: str, **constants: Array) -> onnx.GraphProto:
+    """Return a graph written in the syntax of :mod:`onnx.parser`, with constants."""
+    graph: onnx.GraphProto = onnx.parser.parse_graph(text)
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    return graph
 
 
 def serialized(graph: onnx.GraphProto, opset: int = 17) -> bytes:
@@ -181,7 +182,6 @@ def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manife
 def write_oracle_bundle(
     directory: Path, name: str = "calculator-oracle", version: int = 1, *, replace: bool = False
 ) -> Bundle:
-    """Write the oracle as a bundle at ``directory``."""
     files = {"model.onnx": oracle_onnx(), "golden.npz": oracle_golden().encode()}
     return write_bundle(directory, oracle_manifest(name, version), files, replace=replace)
 

@@ -13,15 +13,13 @@ VOCABULARY = 40
 
 
 def config(architecture="bert", layers=2, heads=4, head_dim=8, ffn_dim=48, dim=24):
-    segments = 2 if architecture == "bert" else 0
-    shape = LayerShape(heads, head_dim, ffn_dim)
     return TransformerConfig(
         architecture=architecture,
         dim=dim,
-        layers=(shape,) * layers,
+        layers=(LayerShape(heads, head_dim, ffn_dim),) * layers,
         vocab_size=VOCABULARY,
         max_positions=32,
-        segments=segments,
+        segments=2 if architecture == "bert" else 0,
     )
 
 

@@ -28,7 +28,6 @@ def good(rows: int = 1) -> pb.ModelInferRequest:
 
 
 def in_region(tensor: Any, name: str, size_bytes: int, offset: int | None = None) -> None:
-    """Put a tensor of a request into a region of shared memory."""
     tensor.parameters["shared_memory_region"].string_param = name
     tensor.parameters["shared_memory_byte_size"].int64_param = size_bytes
     if offset is not None:
@@ -42,7 +41,6 @@ def triton_input(name: str, values: Array, module: Any = triton, **how: bool) ->
 
 
 def column(*texts: str | bytes) -> Array:
-    """Texts as a batch, [rows, 1]."""
     return np.array([[text.encode() if isinstance(text, str) else text] for text in texts], np.object_)
 
 
@@ -99,7 +97,7 @@ def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
     request.inputs[0].name = "text"
     for name, value in parameters.items():
         request.parameters[name].MergeFrom(
-            pb.InferParameter(string_param=value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
+            _text(value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
         )
     return request
 
@@ -109,23 +107,19 @@ SEEDS: dict[str, list[bytes]] = {
     method: [message.SerializeToString() for message in messages]
     for method, messages in {
         "ModelInfer": [
+            *(good(), good(65), typed(), expression(b"3 - -4 + 2"), expression(b"1", b"2", shape=(1, 1))),
             *(
-                good(),
-                good(65),
-                typed(),
-                expression(b"3 - -4 + 2"),
-                expression(b"1", b"2", shape=(1, 1)),
                 shaped(-1, 15),
+                shaped(2**62, 15),
+                expression(b"\xff"),
+                parameter("timeout", int64_param=-1),
+                parameter("teir"),
             ),
-            *(shaped(2**62, 15), expression(b"\xff"), parameter("timeout", int64_param=-1), parameter("teir")),
             *(changed(lambda r: r.outputs.add(name="value")), parameter("sequence_id", uint64_param=7)),
             changed(lambda r: r.inputs[0].contents.fp32_contents.extend(TOKENS[0].tolist())),
             changed(lambda r: r.inputs[0].parameters["shared_memory_region"].MergeFrom(_text("a"))),
             changed(lambda r: r.outputs.add(name="value").parameters["shared_memory_region"].MergeFrom(_text("a"))),
-            *(
-                changed(lambda r, v=version: setattr(r, "model_version", v))
-                for version in ("abc", "0", "9" * 5000, "²")
-            ),
+            *(changed(lambda r, v=v: setattr(r, "model_version", v)) for v in ("abc", "0", "9" * 5000, "²")),
         ],
         "RepositoryModelLoad": [LOAD],
         "RepositoryModelUnload": [UNLOAD],

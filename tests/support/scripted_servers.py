@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import grpc
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
+from tests.support import commands
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+closed_port = commands.closed_address
+_serialized = methodcaller("SerializeToString")
 _METHODS = {
     "ModelInfer": pb.ModelInferRequest,
     "ServerReady": pb.ServerReadyRequest,
@@ -31,7 +34,6 @@ def doubled(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.
 
 
 def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9) -> Behaviour:
-    """Refuse the first requests, then answer."""
     left = iter(range(times))
 
     def behave(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
@@ -45,14 +47,6 @@ def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9)
 
 def x(value: float = 1.0) -> dict[str, Any]:
     return {"x": np.array([value], np.float32)}
-
-
-@contextmanager
-def closed_port() -> Iterator[str]:
-    """Hold an address without a listener: it refuses connections, and no other process can take it."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 class Peer:
@@ -95,8 +89,3 @@ def peer(behave: Behaviour = doubled, port: int = 0) -> Iterator[Peer]:
         yield one
     finally:
         server.stop(None).wait()
-
-
-def _serialized(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data

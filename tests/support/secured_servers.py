@@ -46,7 +46,6 @@ Pair = tuple[Path, Path]
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace a file by one that only its owner may read."""
     scratch = path.with_suffix(".new")
     scratch.touch(0o600)
     scratch.write_bytes(content)
@@ -112,7 +111,6 @@ def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str])
 
 
 def secure_channel(port: int, authority: Authority, own: Pair | None = None) -> grpc.Channel:
-    """Return a channel with TLS and a connection of its own."""
     certificate, key = own or (None, None)
     options = [("grpc.use_local_subchannel_pool", 1)]
     return grpc.secure_channel(f"{HOST}:{port}", channel_credentials(authority.file, certificate, key), options)

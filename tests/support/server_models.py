@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from tests.support.models import manifest_of, serialized
+from tests.support.models import graph_of, manifest_of, serialized
 
 _ELEMENTS = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUMPY_TYPES.items()}
 ECHO_MAX = 4096
@@ -29,12 +29,8 @@ def echo_output(datatype: str) -> str:
 def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
     """``echo-<datatype>``: out equals in, one dynamic dimension that is no batch."""
     name, result = echo_input(datatype), echo_output(datatype)
-    graph = helper.make_graph(
-        [helper.make_node("Identity", [name], [result])],
-        "echo",
-        [helper.make_tensor_value_info(name, _ELEMENTS[datatype], ["n"])],
-        [helper.make_tensor_value_info(result, _ELEMENTS[datatype], ["n"])],
-    )
+    element = TensorProto.DataType.Name(_ELEMENTS[datatype]).lower()
+    graph = graph_of(f"echo ({element}[n] {name}) => ({element}[n] {result}) {{ {result} = Identity({name}) }}")
     value = np.array([b"a", b"bc"]) if datatype == "BYTES" else np.array([0, 1], NUMPY_TYPES[datatype])
     return write_bundle_of(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
 
@@ -48,40 +44,27 @@ def write_busy_bundle(directory: Path) -> Bundle:
 
 def loop_graph(output: str, shape: list[int | str]) -> onnx.GraphProto:
     """A graph that multiplies matrices as often as ``steps`` (INT64) says, and returns ``steps``."""
-
-    def info(name: str, datatype: str, shape: list[int | str]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, _ELEMENTS[datatype], shape)
-
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["going"], ["still"]), helper.make_node("MatMul", ["state", "matrix"], ["next"])],
-        "body",
-        [info("step", "INT64", []), info("going", "BOOL", []), info("state", "FP32", [256, 256])],
-        [info("still", "BOOL", []), info("next", "FP32", [256, 256])],
-    )
-    return helper.make_graph(
-        [
-            helper.make_node("ReduceMax", ["steps"], ["count"], keepdims=0),
-            helper.make_node("Loop", ["count", "", "matrix"], ["last"], body=body),
-            helper.make_node("ReduceMax", ["last"], ["largest"], keepdims=0),  # of a power of the identity: 1
-            helper.make_node("Cast", ["largest"], ["one"], to=TensorProto.INT64),
-            helper.make_node("Mul", ["steps", "one"], [output]),
-        ],
-        "loop",
-        [info("steps", "INT64", shape)],
-        [info(output, "INT64", shape)],
-        [numpy_helper.from_array(np.eye(256, dtype=np.float32), "matrix")],
+    steps = f"int64[{', '.join(map(str, shape))}]"
+    return graph_of(
+        f"""loop ({steps} steps) => ({steps} {output}) {{
+            count = ReduceMax<keepdims = 0>(steps)
+            last = Loop<body = body (int64 step, bool going, float[256, 256] state)
+                => (bool still, float[256, 256] next) {{
+                    still = Identity(going)
+                    next = MatMul(state, matrix)
+                }}>(count, , matrix)
+            largest = ReduceMax<keepdims = 0>(last)
+            one = Cast<to = {TensorProto.INT64}>(largest)
+            {output} = Mul(steps, one)
+        }}""",
+        matrix=np.eye(256, dtype=np.float32),  # so that the largest of its powers is 1
     )
 
 
 def failing_graph(output: str, elements: Array) -> onnx.GraphProto:
     """A graph that returns the element at ``index`` (INT64, [1]); beyond the last one the runtime fails."""
-    return helper.make_graph(
-        [helper.make_node("Gather", ["elements", "index"], [output])],
-        "failing",
-        [helper.make_tensor_value_info("index", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info(output, TensorProto.INT64, [1])],
-        [numpy_helper.from_array(elements, "elements")],
-    )
+    text = f"failing (int64[1] index) => (int64[1] {output}) {{ {output} = Gather(elements, index) }}"
+    return graph_of(text, elements=elements)
 
 
 def write_bundle_of(

@@ -42,11 +42,7 @@ class Served:
 def served(repository: Path, *arguments: object, program: str = "edge", **variables: str) -> Iterator[Served]:
     """Run a server, and kill it at the end if it has not exited.
 
-    Args:
-        repository: the directory that it serves.
-        arguments: of ``fewheads serve``.
-        program: the module to run, and its first arguments, in place of ``edge``.
-        variables: of its environment.
+    ``program`` is the module to run, with its first arguments; ``variables`` are of its environment.
     """
     command = [sys.executable, "-m", *program.split(), "serve", str(repository)]
     command += ["--grpc-port=0", "--metrics-port=0", "--json", "--target=onnxruntime", *map(str, arguments)]

@@ -42,15 +42,9 @@ SECONDS = 30
 
 
 class Traffic:
-    """The clients of one server.
+    """The clients of a server with REST and with :data:`NAMES` and ``busy`` to load at will.
 
-    Args:
-        ready: the server, with REST, and with models to load at will: those of :data:`NAMES`, and ``busy``.
-        repository: its directory.
-
-    Attributes:
-        ended: the number of requests by kind and status.
-        faults: unexpected results.
+    ``ended`` counts requests by kind and status; ``faults`` are unexpected results.
     """
 
     def __init__(self, ready: Ready, repository: Path) -> None:
@@ -87,7 +81,7 @@ class Traffic:
 
     def _once(self, kind: str, chance: random.Random, channel: grpc.Channel) -> None:
         try:
-            status = getattr(self, f"_{kind}")(chance, channel)
+            status = getattr(self, f"_{kind}")(chance, channel) or "OK"
         except grpc.RpcError as error:
             status = error.code().name
             if status not in REFUSALS[kind]:
@@ -97,12 +91,11 @@ class Traffic:
             self.faults.append(f"{kind}: {error!r}")
         self.ended[kind, status] += 1
 
-    def _infer(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _infer(self, chance: random.Random, channel: grpc.Channel) -> None:
         number = chance.randrange(100)
         _check(number, _stub(channel).ModelInfer(_sum_request(chance, number), timeout=SECONDS))
-        return "OK"
 
-    def _stream(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _stream(self, chance: random.Random, channel: grpc.Channel) -> None:
         numbers = [chance.randrange(100) for _ in range(chance.randrange(20))]
         answers = _stub(channel).ModelStreamInfer((_sum_request(chance, n) for n in numbers), timeout=SECONDS)
         left = chance.randrange(40)  # some clients leave before the end
@@ -112,7 +105,6 @@ class Traffic:
             elif "waiting" not in answer.error_message and "deadline" not in answer.error_message:
                 raise AssertionError(answer.error_message)
         answers.cancel()
-        return "OK"
 
     def _rest(self, chance: random.Random, channel: grpc.Channel) -> str:
         number, name = chance.randrange(100), chance.choice(NAMES[:2])
@@ -124,37 +116,33 @@ class Traffic:
         assert response.json["outputs"][0]["data"] == [number + 1], response
         return "OK"
 
-    def _cancel(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _cancel(self, chance: random.Random, channel: grpc.Channel) -> None:
         calls = [_stub(channel).ModelInfer.future(busy(chance.randrange(1, 60)), timeout=SECONDS) for _ in range(3)]
         time.sleep(chance.uniform(0, 0.03))
         for call in calls[1:]:
             call.cancel()
         calls[0].result()
-        return "OK"
 
-    def _deadline(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _deadline(self, chance: random.Random, channel: grpc.Channel) -> None:
         request = busy(chance.randrange(1, 60), chance.choice([0, 1, 1000, 20_000]))
         _stub(channel).ModelInfer(request, timeout=chance.choice([0.001, 0.01, 0.05, SECONDS]))
-        return "OK"
 
-    def _wrong(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _wrong(self, chance: random.Random, channel: grpc.Channel) -> None:
         data = bytearray(_sum_request(chance, 1).SerializeToString())
         for _ in range(chance.randrange(1, 5)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(bytes(data), timeout=SECONDS)
-        return "OK"
 
-    def _reload(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _reload(self, chance: random.Random, channel: grpc.Channel) -> None:
         self._version += 1
         write_oracle_bundle(self._repository / "changing", "changing", self._version, replace=True)
         stub = _stub(channel)
-        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="changing"), timeout=SECONDS)
-        stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="coming"), timeout=SECONDS)
+        for name in ("changing", "coming"):
+            stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=SECONDS)
         stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="coming"), timeout=SECONDS)
         self._stop.wait(0.5)
-        return "OK"
 
-    def _watch(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _watch(self, chance: random.Random, channel: grpc.Channel) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{self._ready.metrics_port}/metrics", timeout=SECONDS).close()
         telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
         assert not telemetry.Get(telemetry_pb2.GetRequest(), timeout=SECONDS).problems
@@ -165,15 +153,12 @@ class Traffic:
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         _stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), timeout=SECONDS)
         self._stop.wait(0.2)
-        return "OK"
 
-    def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> str:
-        """Send nothing, garbage or half a request, and disconnect."""
+    def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> None:
         port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
         data = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
         with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
             connection.sendall(data)
-        return "OK"
 
 
 def _stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:

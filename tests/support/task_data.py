@@ -103,14 +103,11 @@ def make_sentiment(number, seed=0):
 
 
 def encoded(items):
-    """Return tokens of sentences with their labels."""
     examples = Examples(tuple((text,) for text, _ in items), np.array([label for _, label in items]))
     return encode(make_tokenizer(), examples, 64)
 
 
 def accuracy_on(model, rows):
-    """Return a function that evaluates a classifier."""
-
     def evaluate():
         predicted = predict(model, rows)
         return float((predicted.answers == predicted.targets).mean())
@@ -119,8 +116,6 @@ def accuracy_on(model, rows):
 
 
 def interrupt_at(number):
-    """Return an ``on_step`` that interrupts a training."""
-
     def interrupt(step):
         if step.number == number:
             raise KeyboardInterrupt
@@ -129,13 +124,11 @@ def interrupt_at(number):
 
 
 def same(one, other):
-    """Return whether two modules or states have the same bits."""
     ours, theirs = (x.state_dict() if isinstance(x, torch.nn.Module) else x for x in (one, other))
     return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def write_sst2(root, train=360, dev=40):
-    """Write SST-2 in its official layout below a data directory."""
     folder = root / "glue" / "SST-2"
     folder.mkdir(parents=True)
     for name, number, seed in (("train", train, 0), ("dev", dev, 1)):
@@ -150,18 +143,10 @@ def write_model(directory, transformer):
     config = transformer.config
     shape = config.layers[0]
     directory.mkdir(parents=True)
-    fields = {
-        "model_type": "bert",
-        "hidden_size": config.dim,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": shape.num_heads,
-        "intermediate_size": shape.ffn_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.segments,
-        "layer_norm_eps": config.norm_eps,
-        "hidden_act": "gelu",
-    }
+    fields = {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": config.norm_eps}
+    fields |= {"hidden_size": config.dim, "num_hidden_layers": len(config.layers), "vocab_size": config.vocab_size}
+    fields |= {"num_attention_heads": shape.num_heads, "intermediate_size": shape.ffn_dim}
+    fields |= {"max_position_embeddings": config.max_positions, "type_vocab_size": config.segments}
     (directory / "config.json").write_bytes(msgspec.json.encode(fields))
     weights = transformer.state_dict()
     names = {name: source.name for name, source in NAMES["bert"].sources(weights).items()}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -15,7 +14,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import CascadeProgram, LabelPostprocess, Manifest, Profile, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
-from tests.support.models import manifest_of, serialized, tier_of
+from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 WORDS = ("[PAD]", "[UNK]", "good", "bad", "fine", "poor")
 #: What each word adds to the logits of the two labels. The lean tier knows only the first two.
@@ -45,27 +44,22 @@ def weights(tier: str) -> Array:
 
 def model_of(weights: Array, signs: Array | None = None) -> bytes:
     """Embed, mask, multiply by the sign of the segment if given, and sum: [batch, tokens] to [batch, width]."""
-    inputs = ["input_ids", "attention_mask"]
-    nodes = [
-        helper.make_node("Gather", ["weights", "input_ids"], ["each"]),
-        helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["real", "last"], ["column"]),
-        helper.make_node("Mul", ["each", "column"], ["counted"]),
-    ]
-    constants = {"weights": weights, "last": np.array([2], np.int64), "tokens": np.array([1], np.int64)}
+    ids, constants = "int64[batch, tokens]", {"weights": weights, "last": np.array([2]), "tokens": np.array([1])}
+    inputs, signed = f"{ids} input_ids, {ids} attention_mask", "signed = Identity(counted)"
     if signs is not None:
-        inputs.append("token_type_ids")
-        constants["signs"] = signs
-        nodes.append(helper.make_node("Gather", ["signs", "token_type_ids"], ["sign"]))
-        nodes.append(helper.make_node("Mul", ["counted", "sign"], ["signed"]))
-    nodes.append(helper.make_node("ReduceSum", [nodes[-1].output[0], "tokens"], ["logits"], keepdims=0))
+        inputs, constants = f"{inputs}, {ids} token_type_ids", {**constants, "signs": signs}
+        signed = "sign = Gather(signs, token_type_ids) signed = Mul(counted, sign)"
     return serialized(
-        helper.make_graph(
-            nodes,
-            "words",
-            [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in inputs],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", weights.shape[1]])],
-            [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        graph_of(
+            f"""words ({inputs}) => (float[batch, {weights.shape[1]}] logits) {{
+                each = Gather(weights, input_ids)
+                real = Cast<to = 1>(attention_mask)
+                column = Unsqueeze(real, last)
+                counted = Mul(each, column)
+                {signed}
+                logits = ReduceSum<keepdims = 0>(signed, tokens)
+            }}""",
+            **constants,
         )
     )
 

@@ -39,8 +39,6 @@ def model() -> bytes:
 
 
 def scores(pairs: Sequence[tuple[str, str]]) -> Array:
-    """Return what the model has to answer, [rows, 1]."""
-
     def worth(text: str) -> int:
         return text.split().count("good") - text.split().count("bad")
 
@@ -53,13 +51,11 @@ def golden() -> Golden:
     segments = np.zeros_like(ids)
     for row, (first, _) in enumerate(PAIRS):
         segments[row, len(_ids(first)) + 2 : len(rows[row])] = 1
+    texts = np.array([[text.encode() for text in pair] for pair in PAIRS])
     return Golden(
         inputs=dict(zip(INPUTS, (ids, mask, segments), strict=True)),
         outputs={"logits": scores(PAIRS)},
-        raw={
-            name: np.array([[text.encode()] for text in column])
-            for name, column in zip(("text", "text_pair"), zip(*PAIRS, strict=True), strict=True)
-        },
+        raw={"text": texts[:, :1], "text_pair": texts[:, 1:]},
     )
 
 

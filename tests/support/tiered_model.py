@@ -6,13 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
-from tests.support.models import manifest_of, serialized, tier_of
+from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 WIDTH = 1024
 #: Layers of each tier; the time of a request is about proportional.
@@ -22,16 +21,9 @@ LAYERS = {"full": 480, "half": 240, "eighth": 60}
 def tier_onnx(layers: int) -> bytes:
     """x [batch, 1024] through so many layers that change nothing: the identity."""
     names = ["x", *(f"x{index}" for index in range(1, layers)), "y"]
-    nodes = [helper.make_node("MatMul", [before, "eye"], [after]) for before, after in pairwise(names)]
-    shape = ["batch", WIDTH]
-    graph = helper.make_graph(
-        nodes,
-        "tier",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.eye(WIDTH, dtype=np.float32), "eye")],
-    )
-    return serialized(graph)
+    nodes = " ".join(f"{after} = MatMul({before}, eye)" for before, after in pairwise(names))
+    text = f"tier (float[batch, {WIDTH}] x) => (float[batch, {WIDTH}] y) {{ {nodes} }}"
+    return serialized(graph_of(text, eye=np.eye(WIDTH, dtype=np.float32)))
 
 
 def write_tiered_bundle(directory: Path, max_batch_size: int = 4) -> Bundle:

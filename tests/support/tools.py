@@ -14,12 +14,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def tool(name: str, install: str) -> str:
-    """Return the path of a program of this environment or of the system, or skip the test.
-
-    Args:
-        name: of the program.
-        install: the command that installs it.
-    """
+    """Return the path of a program of this environment or of the system, or skip the test and say how to install it."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
         pytest.skip(f"needs {name}: {install}")
@@ -27,5 +22,4 @@ def tool(name: str, install: str) -> str:
 
 
 def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and return its code, stdout and stderr."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]

@@ -26,15 +26,15 @@ ERRORS = (
 NO_ERROR = "no error"  # nothing on the stream, and the acknowledgement of a PING
 ANSWERED = "grpc-status 0"
 CLOSED = "connection closed"
-
-AS_CONNECTION_ERROR = "5.4.1: an endpoint may treat a stream error as a connection error."
-
-
 #: GOAWAY with this code, then the end of the connection.
 GOAWAY = "GOAWAY {}".format
+PROTOCOL, FRAME_SIZE, FLOW_CONTROL, COMPRESSION = (
+    GOAWAY(f"{error}_ERROR") for error in ("PROTOCOL", "FRAME_SIZE", "FLOW_CONTROL", "COMPRESSION")
+)
 #: RST_STREAM with this code.
 RESET = "RST_STREAM {}".format
-
+#: The RFC's outcome and this server's differ, and are in DIFFERENCES.md.
+DIFFERS = ""
 
 Frames: TypeAlias = Sequence[Frame | bytes]
 #: Returns frames to send, or sends everything itself and may return what it observed.
@@ -42,39 +42,18 @@ Say: TypeAlias = Callable[[RawClient], Frames | Awaitable[Frames | str | None]]
 
 
 class Case(NamedTuple):
-    """A rule of RFC 9113 or RFC 7541.
+    """The section of an RFC and the client's action as ``name``, and its outcome on stream 1 or ``stream``.
 
-    Attributes:
-        section: of the RFC.
-        what: the action of the client.
-        say: performs it, on stream 1 or on ``stream``.
-        rfc: the outcome that the RFC requires.
-        ours: the outcome here if it differs.
-        reason: why the RFC allows it, or a note that it is a deviation.
-        greets: whether to send the connection preface first.
-        stream: the stream of the outcome.
+    ``greets`` is whether to send the connection preface first.
     """
 
-    section: str
-    what: str
+    name: str
+    outcome: str
     say: Say
-    rfc: str
-    ours: str = ""
-    reason: str = ""
     greets: bool = True
     stream: int = 1
 
-    @property
-    def name(self) -> str:
-        """The name of the test."""
-        return f"{self.section} {self.what}"
-
-    @property
-    def expected(self) -> str:
-        """The outcome here."""
-        return self.ours or self.rfc
-
-    async def observe(self, port: int) -> str:
+    async def observe(self, port: int, expected: str) -> str:
         """Run the case on a connection of its own, and return the outcome."""
         async with RawClient(port) as client:
             if self.greets:
@@ -85,7 +64,7 @@ class Case(NamedTuple):
             if isinstance(said, str):
                 return said
             client.send(*said or ())
-            await client.settle(None if self.expected == NO_ERROR else self.stream)
+            await client.settle(None if expected == NO_ERROR else self.stream)
             return await self._outcome(client)
 
     async def _outcome(self, client: RawClient) -> str:
@@ -102,36 +81,19 @@ class Case(NamedTuple):
         return f"{outcome}, {CLOSED}" if client.closed else outcome
 
 
-def as_connection_error(section: str, what: str, say: Say, code: str, stream: int = 1) -> Case:
-    """A stream error by the RFC, and a connection error here."""
-    return Case(section, what, say, RESET(code), GOAWAY(code), AS_CONNECTION_ERROR, stream=stream)
-
-
 def head(client: RawClient, *flags: str, stream: int = 1, **changed: str | None) -> HeadersFrame:
     """HEADERS of a call of ServerLive, without END_STREAM."""
     return client.head(stream, "", *flags, **{"_path": LIVE, **changed})
 
 
 def body(stream: int = 1, message: bytes = b"") -> DataFrame:
-    """The message of a call, and END_STREAM."""
     return DataFrame(stream, prefix(message) + message, flags=["END_STREAM"])
 
 
 def call(client: RawClient, stream: int = 1, **changed: str | None) -> list[Frame]:
-    """A whole call of ServerLive."""
     return [head(client, stream=stream, **changed), body(stream)]
 
 
 def watch(client: RawClient) -> list[Frame]:
     """A call that leaves stream 1 half-closed (remote)."""
     return [head(client, _path=WATCH), body()]
-
-
-def message(size: int) -> bytes:
-    """A message of this size, at least 8 bytes, with one unknown field, so that it suits every RPC."""
-    length = size - 5
-    return (
-        b"\x7a"
-        + bytes((length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80, 0))
-        + bytes(length)
-    )

@@ -1,241 +1,271 @@
-"""Cases of RFC 9113, section 6: the frames."""
+"""Cases of RFC 9113, sections 3 to 7: preface, frames, streams, errors."""
 
 from __future__ import annotations
 
-from hyperframe.frame import (
-    ContinuationFrame,
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    PriorityFrame,
-    PushPromiseFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
+from collections.abc import Callable
+
+from hyperframe import frame as h2
 
 from tests.conformance.http2.case import (
     ANSWERED,
     CLOSED,
+    COMPRESSION,
+    DIFFERS,
     ENABLE_PUSH,
-    GOAWAY,
+    FLOW_CONTROL,
+    FRAME_SIZE,
     INITIAL_WINDOW,
     MAX_FRAME,
     NO_ERROR,
+    PROTOCOL,
     Case,
-    as_connection_error,
+    Frames,
+    Say,
     body,
     call,
     head,
     watch,
 )
-from tests.support.http2_client import RawClient, raw
+from tests.support.http2_client import PREFACE, RawClient, raw
 
-_PROTOCOL = GOAWAY("PROTOCOL_ERROR")
-_FRAME_SIZE = GOAWAY("FRAME_SIZE_ERROR")
-_FLOW_CONTROL = GOAWAY("FLOW_CONTROL_ERROR")
+_SETTINGS = h2.SettingsFrame(0).serialize()
+_CLIENT_HELLO = b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3" + bytes(512)
+_DATA = h2.DataFrame(1, b"x")
+_WINDOW = h2.WindowUpdateFrame(1, 9)
+_RESET = h2.RstStreamFrame(1, error_code=8)
+_CONTINUATION = h2.ContinuationFrame(1, b"", flags=["END_HEADERS"])
+#: One unknown field, which suits every RPC, and fills a DATA frame of 2^14 bytes.
+_FILLING = b"\x7a\xf6\xff\x80\0" + bytes(2**14 - 10)
+
+
+async def _first_frame(client: RawClient) -> str:
+    await client.greet().agreed()
+    return type(client.frames[0]).__name__
+
+
+async def _byte_by_byte(client: RawClient) -> list[h2.Frame]:
+    for byte in PREFACE + _SETTINGS + b"".join(frame.serialize() for frame in call(client)):
+        client.send(bytes((byte,)))
+        await client.writer.drain()
+    return []
+
+
+def _after_the_end(make: Callable[[RawClient], h2.Frame]) -> Say:
+    async def say(client: RawClient) -> Frames:
+        client.send(*call(client))
+        await client.answer()
+        client.answers.clear()
+        return [make(client)]
+
+    return say
+
+
+def _after_a_reset(make: Callable[[RawClient], h2.Frame]) -> Say:
+    return lambda client: [head(client), _RESET, make(client)]
+
+
+def _inside_a_field_block(make: Callable[[RawClient], h2.Frame | bytes]) -> Say:
+    def say(client: RawClient) -> Frames:
+        block = head(client).data
+        end = h2.ContinuationFrame(1, block[9:], flags=["END_HEADERS"])
+        return [h2.HeadersFrame(1, block[:9]), make(client), end, body()]
+
+    return say
+
+
+def _too_many_streams(client: RawClient) -> list[h2.Frame]:
+    return [head(client, stream=2 * number + 1) for number in range(4097)]
+
+
+def _reserved(frame: h2.Frame) -> bytes:
+    """The frame with the reserved bit of its header set."""
+    data = bytearray(frame.serialize())
+    data[5] |= 0x80
+    return bytes(data)
+
+
 _MAX_WINDOW = 2**31 - 1
-_PADDING = "A deviation in the code only: nghttp2 sends what 6.1 asks for when padding does not fit."
-_DEPRECATED = "A deviation: RFC 9113 deprecates PRIORITY, and nghttp2 skips it unread."
+_PUSH = h2.PushPromiseFrame(1, 2, b"", flags=["END_HEADERS"])
 
 
-def _padded(client: RawClient) -> list[Frame]:
+def _padded(client: RawClient) -> list[h2.Frame]:
     fields, data = head(client, "PADDED"), body()
     data.flags.add("PADDED")
     fields.pad_length, data.pad_length = 200, 255
     return [fields, data]
 
 
-def _prioritised(client: RawClient, weight: int, depends_on: int = 0, exclusive: bool = False) -> list[Frame]:
+def _prioritised(client: RawClient) -> list[h2.Frame]:
     fields = head(client, "PRIORITY")
-    fields.stream_weight, fields.depends_on, fields.exclusive = weight, depends_on, exclusive
+    fields.stream_weight, fields.depends_on, fields.exclusive = 255, 5, True
     return [fields, body()]
 
 
-def _in_parts(client: RawClient, size: int) -> list[Frame]:
-    """A call whose field block is cut into parts."""
+def _in_parts(client: RawClient) -> list[h2.Frame]:
     block = head(client).data
-    parts = [block[at : at + size] for at in range(0, len(block), size)]
-    ends = ContinuationFrame(1, parts[-1], flags=["END_HEADERS"])
-    return [HeadersFrame(1, parts[0]), *(ContinuationFrame(1, part) for part in parts[1:-1]), ends, body()]
+    parts = [block[at : at + 16] for at in range(0, len(block), 16)]
+    ends = h2.ContinuationFrame(1, parts[-1], flags=["END_HEADERS"])
+    return [h2.HeadersFrame(1, parts[0]), *(h2.ContinuationFrame(1, part) for part in parts[1:-1]), ends, body()]
 
 
-def _settings(settings: dict[int, int]) -> SettingsFrame:
-    return SettingsFrame(0, settings=settings)
+def _settings(settings: dict[int, int]) -> h2.SettingsFrame:
+    return h2.SettingsFrame(0, settings=settings)
 
 
 async def _acknowledged(client: RawClient) -> str:
-    """Settings after the first ones."""
     await client.settle()
     client.frames.clear()
     client.send(_settings({INITIAL_WINDOW: 1}), _settings({INITIAL_WINDOW: 2}))
     await client.settle()
-    count = sum(isinstance(frame, SettingsFrame) and "ACK" in frame.flags for frame in client.frames)
+    count = sum(isinstance(frame, h2.SettingsFrame) and "ACK" in frame.flags for frame in client.frames)
     return f"{count} acknowledgements"
 
 
-async def _ponged(client: RawClient) -> str:
-    client.send(PingFrame(0, opaque_data=b"12345678"))
+async def _pongs(client: RawClient) -> str:
+    client.send(h2.PingFrame(0, opaque_data=b"12345678"), h2.PingFrame(0, opaque_data=b"87654321", flags=["ACK"]))
     await client.settle()
-    return f"acknowledged with {client.pongs[0].decode()}"
+    return " ".join(pong.decode() for pong in client.pongs if pong in (b"12345678", b"87654321"))
 
 
-async def _pong(client: RawClient) -> str:
-    client.send(PingFrame(0, opaque_data=b"12345678", flags=["ACK"]))
-    await client.settle()
-    return "acknowledged" if b"12345678" in client.pongs else "ignored"
+def _sizes(*steps: dict[int, int] | int) -> Say:
+    """Call, then send settings or increments of the window; return how many bytes of DATA came after each step."""
+
+    async def say(client: RawClient) -> str:
+        sizes: list[int] = []
+        for number, step in enumerate(steps):
+            client.send(h2.WindowUpdateFrame(1, step) if isinstance(step, int) else _settings(step))
+            client.send(*(call(client) if number == 0 else ()))
+            await client.settle()
+            sizes.append(sum(len(answer.data) for answer in client.answers.values()) - sum(sizes))
+        return str(sizes)
+
+    return say
 
 
-async def _sizes(client: RawClient, *steps: tuple[Frame | bytes, ...]) -> str:
-    """Send each step once the server is at rest, and return how many bytes of the answer came after each."""
-    sizes: list[int] = []
-    for step in steps:
-        client.send(*step)
-        await client.settle()
-        sizes.append(sum(len(answer.data) for answer in client.answers.values()) - sum(sizes))
-    return f"{sizes} bytes of DATA"
+def _sums(client: RawClient, stream: int) -> list[h2.Frame]:
+    return [*watch(client), h2.WindowUpdateFrame(stream, _MAX_WINDOW), h2.WindowUpdateFrame(stream, _MAX_WINDOW)]
 
 
-def _sums(client: RawClient, stream: int) -> list[Frame]:
-    return [*watch(client), WindowUpdateFrame(stream, _MAX_WINDOW), WindowUpdateFrame(stream, _MAX_WINDOW)]
+def _set(settings: dict[int, int]) -> Say:
+    return lambda client: [_settings(settings), *call(client)]
+
+
+def _sent(*payload: tuple[int, int, int, bytes]) -> Say:
+    """HEADERS on stream 1, and frames by type, flags, stream and payload."""
+    return lambda client: [head(client), *(raw(*frame) for frame in payload)]
 
 
 CASES = [
-    # 6.1 DATA.
+    # Connection preface.
+    Case("3.4 the first frame of the server is SETTINGS", "SettingsFrame", _first_frame, greets=False),
+    Case("3.4 preface and request in one segment", ANSWERED, lambda c: [PREFACE, _SETTINGS, *call(c)], greets=False),
+    Case("3.4 preface and request byte by byte", ANSWERED, _byte_by_byte, greets=False),
+    Case("3.4 wrong preface", CLOSED, lambda _: [PREFACE[:-2] + b"xx"], greets=False),
+    Case("3.4 request of HTTP/1.1", CLOSED, lambda _: [b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"], greets=False),
+    Case("3.4 ClientHello of TLS", CLOSED, lambda _: [_CLIENT_HELLO], greets=False),
+    Case("3.4 PING in place of SETTINGS", PROTOCOL, lambda _: [PREFACE, h2.PingFrame(0)], greets=False),
+    # Frames and field blocks.
+    Case("4.1 frame of an unknown type", ANSWERED, lambda c: [head(c), raw(0xEE, 0xFF, 1, b"a"), body()]),
+    Case("4.1 undefined flags of PING", NO_ERROR, lambda _: [raw(6, 0xFE, 0, bytes(8))]),
+    Case("4.1 reserved bit of HEADERS and DATA", ANSWERED, lambda c: [_reserved(frame) for frame in call(c)]),
+    Case("4.2 DATA of 2^14 bytes", ANSWERED, lambda c: [head(c), body(1, _FILLING)]),
+    Case("4.2 DATA of 2^14 + 1 bytes", DIFFERS, lambda c: [head(c), raw(0, 0, 1, bytes(2**14 + 1))]),
+    Case("4.2 HEADERS of 2^14 + 1 bytes", FRAME_SIZE, lambda _: [raw(1, 4, 1, bytes(2**14 + 1))]),
+    Case("4.3 field block that is not HPACK", COMPRESSION, lambda _: [raw(1, 5, 1, b"\xff" * 6)]),
+    Case("4.3 PRIORITY inside a field block", PROTOCOL, _inside_a_field_block(lambda _: h2.PriorityFrame(1))),
+    Case("4.3 HEADERS inside a field block", PROTOCOL, _inside_a_field_block(lambda c: head(c, stream=3))),
+    # Stream states. HEADERS on a closed stream may be STREAM_CLOSED too.
+    Case("5.1 idle: DATA", PROTOCOL, lambda _: [_DATA]),
+    Case("5.1 idle: RST_STREAM", PROTOCOL, lambda _: [_RESET]),
+    Case("5.1 idle: WINDOW_UPDATE", PROTOCOL, lambda _: [_WINDOW]),
+    Case("5.1 idle: CONTINUATION", PROTOCOL, lambda _: [_CONTINUATION]),
+    Case("5.1 half-closed (remote): DATA", DIFFERS, lambda c: [*watch(c), _DATA]),
+    Case("5.1 half-closed (remote): HEADERS", DIFFERS, lambda c: [*watch(c), head(c)]),
+    Case("5.1 half-closed (remote): CONTINUATION", PROTOCOL, lambda c: [*watch(c), _CONTINUATION]),
+    Case("5.1 half-closed (remote): WINDOW_UPDATE", NO_ERROR, lambda c: [*watch(c), _WINDOW]),
+    Case("5.1 half-closed (remote): RST_STREAM", NO_ERROR, lambda c: [*watch(c), _RESET]),
+    Case("5.1 closed by RST_STREAM: HEADERS", NO_ERROR, _after_a_reset(head)),
+    Case("5.1 closed by RST_STREAM: CONTINUATION", PROTOCOL, _after_a_reset(lambda _: _CONTINUATION)),
+    Case("5.1 closed: HEADERS", NO_ERROR, _after_the_end(head)),
+    Case("5.1 closed: CONTINUATION", PROTOCOL, _after_the_end(lambda _: _CONTINUATION)),
+    Case("5.1 closed: WINDOW_UPDATE", NO_ERROR, _after_the_end(lambda _: _WINDOW)),
+    Case("5.1 closed: RST_STREAM", NO_ERROR, _after_the_end(lambda _: _RESET)),
+    Case("6.1 DATA on a stream closed by RST_STREAM", DIFFERS, _after_a_reset(lambda _: _DATA)),
+    Case("6.1 DATA on a closed stream", DIFFERS, _after_the_end(lambda _: _DATA)),
+    # Stream identifiers, concurrency and priority.
+    Case("5.1.1 even stream identifier", PROTOCOL, lambda c: call(c, stream=2), stream=2),
+    Case("5.1.1 stream identifier below another", DIFFERS, lambda c: [*call(c, 5), *call(c, 3)], stream=3),
+    Case("5.1.1 stream identifiers with gaps", ANSWERED, lambda c: [*call(c, 5), *call(c, 99)], stream=99),
+    Case("5.1.1 the last stream identifier", ANSWERED, lambda c: call(c, 2**31 - 1), stream=2**31 - 1),
+    Case("5.1.2 more streams than allowed", DIFFERS, _too_many_streams, stream=8193),
     Case(
-        "6.1",
-        "several DATA frames",
-        lambda c: [head(c), DataFrame(1, b"\0\0"), DataFrame(1), raw(0, 1, 1, b"\0\0\0")],
-        ANSWERED,
+        "5.3.1 HEADERS that depend on their own stream",
+        DIFFERS,
+        lambda c: [raw(1, 0x24, 1, b"\0\0\0\1\7" + head(c).data), body()],
     ),
-    Case("6.1", "padding", _padded, ANSWERED),
-    Case("6.1", "DATA on stream 0", lambda _: [raw(0, 0, 0, b"x")], _PROTOCOL),
-    Case("6.1", "as much padding as payload", lambda c: [head(c), raw(0, 8, 1, b"\5\0\0\0\0")], _PROTOCOL),
-    Case("6.1", "padding without its length", lambda c: [head(c), raw(0, 8, 1, b"")], _FRAME_SIZE, _PROTOCOL, _PADDING),
-    # 6.2 HEADERS.
-    Case("6.2", "HEADERS on stream 0", lambda c: [raw(1, 4, 0, head(c).data)], _PROTOCOL),
-    Case("6.2", "more padding than payload", lambda c: [raw(1, 0xC, 1, b"\xff" + head(c).data)], _PROTOCOL),
-    Case("6.2", "priority without its five bytes", lambda _: [raw(1, 0x24, 1, b"\0\0\0")], _FRAME_SIZE),
-    # 6.3 PRIORITY.
-    Case("6.3", "weight 1", lambda c: _prioritised(c, 0), ANSWERED),
-    Case("6.3", "weight 256", lambda c: _prioritised(c, 255), ANSWERED),
+    # Errors and extensions.
+    Case("5.4.1 request after a connection error", FRAME_SIZE, lambda c: [raw(6, 0, 0, b"1"), *call(c)]),
+    Case("5.5 unknown frame inside a field block", PROTOCOL, _inside_a_field_block(lambda _: raw(0xEE, 0, 0, b""))),
     Case(
-        "6.3",
-        "dependency on an idle stream",
-        lambda c: [PriorityFrame(5, depends_on=3), *_prioritised(c, 9, 5)],
-        ANSWERED,
-    ),
-    Case("6.3", "exclusive dependency", lambda c: _prioritised(c, 9, 5, True), ANSWERED),
-    Case("6.3", "PRIORITY on stream 0", lambda _: [raw(2, 0, 0, bytes(5))], _PROTOCOL, NO_ERROR, _DEPRECATED),
-    as_connection_error("6.3", "PRIORITY of 4 bytes", lambda c: [head(c), raw(2, 0, 1, bytes(4))], "FRAME_SIZE_ERROR"),
-    # 6.4 RST_STREAM.
-    Case("6.4", "RST_STREAM on an open stream", lambda c: [head(c), RstStreamFrame(1, error_code=8)], NO_ERROR),
-    Case("6.4", "RST_STREAM on stream 0", lambda _: [raw(3, 0, 0, bytes(4))], _PROTOCOL),
-    Case("6.4", "RST_STREAM of 3 bytes", lambda c: [head(c), raw(3, 0, 1, bytes(3))], _FRAME_SIZE),
-    # 6.5 SETTINGS.
-    Case("6.5", "acknowledgement with a payload", lambda _: [raw(4, 1, 0, bytes(6))], _FRAME_SIZE),
-    Case("6.5", "SETTINGS on stream 1", lambda _: [raw(4, 0, 1, b"")], _PROTOCOL),
-    Case("6.5", "SETTINGS of 5 bytes", lambda _: [raw(4, 0, 0, bytes(5))], _FRAME_SIZE),
-    Case("6.5.2", "ENABLE_PUSH of 2", lambda _: [_settings({ENABLE_PUSH: 2})], _PROTOCOL),
-    Case("6.5.2", "INITIAL_WINDOW_SIZE of 2^31", lambda _: [_settings({INITIAL_WINDOW: 2**31})], _FLOW_CONTROL),
-    Case("6.5.2", "MAX_FRAME_SIZE of 2^14 - 1", lambda _: [_settings({MAX_FRAME: 2**14 - 1})], _PROTOCOL),
-    Case("6.5.2", "MAX_FRAME_SIZE of 2^24", lambda _: [_settings({MAX_FRAME: 2**24})], _PROTOCOL),
-    Case(
-        "6.5.2",
-        "the largest values",
-        lambda c: [_settings({MAX_FRAME: 2**24 - 1, INITIAL_WINDOW: _MAX_WINDOW}), *call(c)],
-        ANSWERED,
-    ),
-    Case("6.5.2", "unknown setting", lambda c: [_settings({0xFF: 1}), *call(c)], ANSWERED),
-    Case("6.5.3", "two SETTINGS in a row", _acknowledged, "2 acknowledgements"),
-    Case(
-        "6.5.3",
-        "one setting twice in a frame",
-        lambda c: _sizes(c, (raw(4, 0, 0, b"\0\4\0\0\0\1\0\4\0\0\0\2"), *call(c))),
-        "[2] bytes of DATA",
-    ),
-    # 6.6 PUSH_PROMISE, which only servers may send.
-    Case("6.6", "PUSH_PROMISE", lambda c: [head(c), PushPromiseFrame(1, 2, b"", flags=["END_HEADERS"])], _PROTOCOL),
-    # 6.7 PING.
-    Case("6.7", "PING", _ponged, "acknowledged with 12345678"),
-    Case("6.7", "PING that is an acknowledgement", _pong, "ignored"),
-    Case("6.7", "PING on stream 1", lambda _: [raw(6, 0, 1, bytes(8))], _PROTOCOL),
-    Case("6.7", "PING of 7 bytes", lambda _: [raw(6, 0, 0, bytes(7))], _FRAME_SIZE),
-    # 6.8 GOAWAY.
-    Case("6.8", "GOAWAY while a stream is open", lambda c: [head(c), GoAwayFrame(0), body()], f"{ANSWERED}, {CLOSED}"),
-    Case("6.8", "GOAWAY on stream 1", lambda _: [raw(7, 0, 1, bytes(8))], _PROTOCOL),
-    Case("6.8", "GOAWAY of 4 bytes", lambda _: [raw(7, 0, 0, bytes(4))], _FRAME_SIZE),
-    # 6.9 WINDOW_UPDATE.
-    Case("6.9", "increment of 0 on the connection", lambda _: [raw(8, 0, 0, bytes(4))], _PROTOCOL),
-    as_connection_error(
-        "6.9", "increment of 0 on a stream", lambda c: [head(c), raw(8, 0, 1, bytes(4))], "PROTOCOL_ERROR"
-    ),
-    Case("6.9", "WINDOW_UPDATE of 3 bytes", lambda _: [raw(8, 0, 0, bytes(3))], _FRAME_SIZE),
-    Case("6.9", "WINDOW_UPDATE on the connection", lambda c: [WindowUpdateFrame(0, 9), *call(c)], ANSWERED),
-    Case("6.9", "WINDOW_UPDATE on a stream", lambda c: [head(c), WindowUpdateFrame(1, 9), body()], ANSWERED),
-    Case(
-        "6.9.1",
-        "window of 1 byte",
-        lambda c: _sizes(c, (_settings({INITIAL_WINDOW: 1}), *call(c)), (WindowUpdateFrame(1, 2),)),
-        "[1, 2] bytes of DATA",
-    ),
-    Case("6.9.1", "window of the connection above 2^31 - 1", lambda c: _sums(c, 0), _FLOW_CONTROL),
-    as_connection_error("6.9.1", "window of a stream above 2^31 - 1", lambda c: _sums(c, 1), "FLOW_CONTROL_ERROR"),
-    Case(
-        "6.9.1",
-        "more DATA than the window of the stream",
-        lambda c: [head(c), *(DataFrame(1, b"\0\1\0\0\0" + bytes(2**14 - 5)) for _ in range(17))],
-        _FLOW_CONTROL,
+        "7 GOAWAY with an unknown error code",
+        f"{ANSWERED}, {CLOSED}",
+        lambda c: [head(c), h2.GoAwayFrame(0, error_code=0xFF), body()],
     ),
     Case(
-        "6.9.2",
-        "SETTINGS that open the window of a waiting stream",
-        lambda c: _sizes(c, (_settings({INITIAL_WINDOW: 0}), *call(c)), (_settings({INITIAL_WINDOW: 1}),)),
-        "[0, 1] bytes of DATA",
+        "7 RST_STREAM with an unknown error code", NO_ERROR, lambda c: [head(c), h2.RstStreamFrame(1, error_code=0xFF)]
     ),
+    # The frames.
+    Case("6.1 several DATA frames", ANSWERED, _sent((0, 0, 1, b"\0\0"), (0, 0, 1, b""), (0, 1, 1, bytes(3)))),
+    Case("6.1 padding", ANSWERED, _padded),
+    Case("6.1 DATA on stream 0", PROTOCOL, _sent((0, 0, 0, b"x"))),
+    Case("6.1 as much padding as payload", PROTOCOL, _sent((0, 8, 1, b"\5\0\0\0\0"))),
+    Case("6.1 padding without its length", DIFFERS, _sent((0, 8, 1, b""))),
+    Case("6.2 HEADERS on stream 0", PROTOCOL, lambda c: [raw(1, 4, 0, head(c).data)]),
+    Case("6.2 more padding than payload", PROTOCOL, lambda c: [raw(1, 0xC, 1, b"\xff" + head(c).data)]),
+    Case("6.2 priority without its five bytes", FRAME_SIZE, lambda _: [raw(1, 0x24, 1, b"\0\0\0")]),
+    Case("6.3 priority in HEADERS", ANSWERED, _prioritised),
+    Case("6.3 PRIORITY on stream 0", DIFFERS, lambda _: [raw(2, 0, 0, bytes(5))]),
+    Case("6.3 PRIORITY of 4 bytes", DIFFERS, _sent((2, 0, 1, bytes(4)))),
+    Case("6.4 RST_STREAM on an open stream", NO_ERROR, _sent((3, 0, 1, b"\0\0\0\x08"))),
+    Case("6.4 RST_STREAM on stream 0", PROTOCOL, _sent((3, 0, 0, bytes(4)))),
+    Case("6.4 RST_STREAM of 3 bytes", FRAME_SIZE, _sent((3, 0, 1, bytes(3)))),
+    Case("6.5 acknowledgement with a payload", FRAME_SIZE, _sent((4, 1, 0, bytes(6)))),
+    Case("6.5 SETTINGS on stream 1", PROTOCOL, _sent((4, 0, 1, b""))),
+    Case("6.5 SETTINGS of 5 bytes", FRAME_SIZE, _sent((4, 0, 0, bytes(5)))),
+    Case("6.5.2 ENABLE_PUSH of 2", PROTOCOL, _set({ENABLE_PUSH: 2})),
+    Case("6.5.2 INITIAL_WINDOW_SIZE of 2^31", FLOW_CONTROL, _set({INITIAL_WINDOW: 2**31})),
+    Case("6.5.2 MAX_FRAME_SIZE of 2^14 - 1", PROTOCOL, _set({MAX_FRAME: 2**14 - 1})),
+    Case("6.5.2 MAX_FRAME_SIZE of 2^24", PROTOCOL, _set({MAX_FRAME: 2**24})),
+    Case("6.5.2 the largest values", ANSWERED, _set({MAX_FRAME: 2**24 - 1, INITIAL_WINDOW: _MAX_WINDOW})),
+    Case("6.5.2 unknown setting", ANSWERED, _set({0xFF: 1})),
+    Case("6.5.3 two SETTINGS in a row", "2 acknowledgements", _acknowledged),
+    Case("6.6 PUSH_PROMISE", PROTOCOL, lambda c: [head(c), _PUSH]),
+    Case("6.7 PING and an acknowledgement", "12345678", _pongs),
+    Case("6.7 PING on stream 1", PROTOCOL, _sent((6, 0, 1, bytes(8)))),
+    Case("6.7 PING of 7 bytes", FRAME_SIZE, _sent((6, 0, 0, bytes(7)))),
+    Case("6.8 GOAWAY while a stream is open", f"{ANSWERED}, {CLOSED}", lambda c: [head(c), h2.GoAwayFrame(0), body()]),
+    Case("6.8 GOAWAY on stream 1", PROTOCOL, _sent((7, 0, 1, bytes(8)))),
+    Case("6.8 GOAWAY of 4 bytes", FRAME_SIZE, _sent((7, 0, 0, bytes(4)))),
+    Case("6.9 increment of 0 on the connection", PROTOCOL, _sent((8, 0, 0, bytes(4)))),
+    Case("6.9 increment of 0 on a stream", DIFFERS, _sent((8, 0, 1, bytes(4)))),
+    Case("6.9 WINDOW_UPDATE of 3 bytes", FRAME_SIZE, _sent((8, 0, 0, bytes(3)))),
+    Case("6.9.1 window of 1 byte", "[1, 2]", _sizes({INITIAL_WINDOW: 1}, 2)),
+    Case("6.9.1 window of the connection above 2^31 - 1", FLOW_CONTROL, lambda c: _sums(c, 0)),
+    Case("6.9.1 window of a stream above 2^31 - 1", DIFFERS, lambda c: _sums(c, 1)),
     Case(
-        "6.9.2",
-        "SETTINGS that make a window negative",
-        lambda c: _sizes(
-            c,
-            (_settings({INITIAL_WINDOW: 3}), *call(c)),
-            (_settings({INITIAL_WINDOW: 2}),),
-            (WindowUpdateFrame(1, 1),),
-            (WindowUpdateFrame(1, 1),),
-        ),
-        "[3, 0, 0, 1] bytes of DATA",
+        "6.9.1 more DATA than the window of the stream",
+        FLOW_CONTROL,
+        _sent(*[(0, 0, 1, b"\0\1\0\0\0" + bytes(2**14 - 5))] * 17),
     ),
+    Case("6.9.2 SETTINGS that open a window", "[0, 1]", _sizes({INITIAL_WINDOW: 0}, {INITIAL_WINDOW: 1})),
+    Case("6.9.2 a negative window", "[3, 0, 0, 1]", _sizes({INITIAL_WINDOW: 3}, {INITIAL_WINDOW: 2}, 1, 1)),
     Case(
-        "6.9.2",
-        "SETTINGS that push a window above 2^31 - 1",
-        lambda c: [*watch(c), WindowUpdateFrame(1, _MAX_WINDOW - 2**16), _settings({INITIAL_WINDOW: _MAX_WINDOW})],
-        _FLOW_CONTROL,
+        "6.9.2 SETTINGS that push a window above 2^31 - 1",
+        FLOW_CONTROL,
+        lambda c: [*watch(c), h2.WindowUpdateFrame(1, _MAX_WINDOW - 2**16), _settings({INITIAL_WINDOW: _MAX_WINDOW})],
     ),
-    # 6.10 CONTINUATION.
-    Case("6.10", "field block in two parts", lambda c: _in_parts(c, 50), ANSWERED),
-    Case("6.10", "field block in many parts", lambda c: _in_parts(c, 16), ANSWERED),
-    Case(
-        "6.10",
-        "empty CONTINUATION",
-        lambda c: [HeadersFrame(1, head(c).data), ContinuationFrame(1, b"", flags=["END_HEADERS"]), body()],
-        ANSWERED,
-    ),
-    Case(
-        "6.10",
-        "CONTINUATION, then DATA",
-        lambda c: [*_in_parts(c, 50)[:1], ContinuationFrame(1, b""), body()],
-        _PROTOCOL,
-    ),
-    Case("6.10", "CONTINUATION on stream 0", lambda c: [*_in_parts(c, 50)[:1], raw(9, 4, 0, b"")], _PROTOCOL),
-    Case("6.10", "CONTINUATION on another stream", lambda c: [*_in_parts(c, 50)[:1], raw(9, 4, 3, b"")], _PROTOCOL),
-    Case("6.10", "CONTINUATION after END_HEADERS", lambda c: [head(c), raw(9, 4, 1, b"")], _PROTOCOL),
-    Case(
-        "6.10",
-        "CONTINUATION after CONTINUATION with END_HEADERS",
-        lambda c: [*_in_parts(c, 50)[:-1], raw(9, 4, 1, b"")],
-        _PROTOCOL,
-    ),
-    Case("6.10", "CONTINUATION after DATA", lambda c: [head(c), DataFrame(1, b""), raw(9, 4, 1, b"")], _PROTOCOL),
+    Case("6.10 field block in many parts", ANSWERED, _in_parts),
+    Case("6.10 CONTINUATION, then DATA", PROTOCOL, lambda c: [*_in_parts(c)[:2], body()]),
+    Case("6.10 CONTINUATION on another stream", PROTOCOL, lambda c: [*_in_parts(c)[:1], raw(9, 4, 3, b"")]),
+    Case("6.10 CONTINUATION after END_HEADERS", PROTOCOL, _sent((9, 4, 1, b""))),
 ]

@@ -1,10 +1,22 @@
-"""Cases of RFC 9113, section 8: requests."""
+"""Cases of RFC 9113, section 8, and of RFC 7541: requests, and the coding of their fields."""
 
 from __future__ import annotations
 
-from hyperframe.frame import DataFrame, Frame, PushPromiseFrame
+from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame
 
-from tests.conformance.http2.case import ANSWERED, GOAWAY, LIVE, RESET, Case, Say, body, head
+from tests.conformance.http2.case import (
+    ANSWERED,
+    COMPRESSION,
+    LIVE,
+    RESET,
+    TABLE_SIZE,
+    Case,
+    Frames,
+    Say,
+    body,
+    call,
+    head,
+)
 from tests.support.http2_client import Fields, RawClient
 
 _MALFORMED = RESET("PROTOCOL_ERROR")
@@ -14,12 +26,10 @@ _GRPC: Fields = [("te", "trailers"), ("content-type", "application/grpc")]
 
 
 def _has(*fields: tuple[str, str]) -> Say:
-    """A call with these fields and no others."""
     return lambda client: [client.fields(1, list(fields)), body()]
 
 
 def _adds(name: str, value: str) -> Say:
-    """A call with one more field."""
     return _has(*_PSEUDO, *_GRPC, (name, value))
 
 
@@ -28,7 +38,6 @@ def _without(field: tuple[str, str]) -> Say:
 
 
 def _ends_with(client: RawClient, fields: Fields, *flags: str) -> list[Frame]:
-    """A call with trailers."""
     return [head(client), DataFrame(1, bytes(5)), client.fields(1, fields, *flags)]
 
 
@@ -36,67 +45,83 @@ def _only_head(**changed: str | None) -> Say:
     return lambda client: [head(client, "END_STREAM", **changed)]
 
 
+def _changed(**changed: str | None) -> Say:
+    return lambda client: [head(client, **changed), body()]
+
+
+def _block(after: bytes = b"", before: bytes = b"") -> Say:
+    """A call whose field block has more bytes before and after it."""
+    return lambda c: [HeadersFrame(1, before + head(c).data + after, flags=["END_HEADERS"]), body()]
+
+
+async def _without_a_table(client: RawClient) -> Frames:
+    """The decoder raises unless the server's next field block begins with a table size update."""
+    client.send(*call(client, stream=3))
+    await client.answer(3)
+    client.send(SettingsFrame(0, settings={TABLE_SIZE: 0}))
+    await client.settle()
+    client.decoder.max_allowed_table_size = 0
+    return call(client, stream=5)
+
+
+_NAME = b"\0\3x-a"  # of a literal without indexing; a value has to follow
+_INDEXED = b"\x40\3x-a"  # of a literal with incremental indexing
+_AGENT = {"with incremental indexing": b"\x7a", "without indexing": b"\x0f\x2b", "never indexed": b"\x1f\x2b"}
+_CONNECT = (":method", "CONNECT")
 CASES = [
-    # 8.1 Message framing.
-    Case("8.1", "trailers", lambda c: _ends_with(c, [("x-checksum", "1")], "END_STREAM"), ANSWERED),
-    Case("8.1", "second HEADERS without END_STREAM", lambda c: _ends_with(c, [("x-checksum", "1")]), _MALFORMED),
-    Case("8.1", "pseudo-header field in trailers", lambda c: _ends_with(c, [_METHOD], "END_STREAM"), _MALFORMED),
-    Case("8.1", "GET", _only_head(_method="GET"), "HTTP 405"),
-    Case("8.1", "HEAD", _only_head(_method="HEAD"), "HTTP 405"),
-    Case("8.1.1", "content-length that is right", lambda c: [head(c, content_length="5"), body()], ANSWERED),
-    Case("8.1.1", "content-length that is too small", lambda c: [head(c, content_length="1"), body()], _MALFORMED),
-    Case("8.1.1", "content-length that is too large", lambda c: [head(c, content_length="6"), body()], _MALFORMED),
-    Case(
-        "8.1.1",
-        "content-length that is not the sum of two DATA frames",
-        lambda c: [head(c, content_length="6"), DataFrame(1, bytes(2)), DataFrame(1, bytes(3), flags=["END_STREAM"])],
-        _MALFORMED,
+    # Message framing.
+    Case("8.1 trailers", ANSWERED, lambda c: _ends_with(c, [("x-checksum", "1")], "END_STREAM")),
+    Case("8.1 second HEADERS without END_STREAM", _MALFORMED, lambda c: _ends_with(c, [("x-checksum", "1")])),
+    Case("8.1 pseudo-header field in trailers", _MALFORMED, lambda c: _ends_with(c, [_METHOD], "END_STREAM")),
+    Case("8.1 GET", "HTTP 405", _only_head(_method="GET")),
+    Case("8.1.1 content-length that is right", ANSWERED, _changed(content_length="5")),
+    Case("8.1.1 content-length that is too small", _MALFORMED, _changed(content_length="1")),
+    Case("8.1.1 content-length that is too large", _MALFORMED, _changed(content_length="6")),
+    Case("8.1.1 content-length of a request without DATA", _MALFORMED, _only_head(content_length="5")),
+    Case("8.1.1 content-length that is no number", _MALFORMED, _changed(content_length="x")),
+    # Fields.
+    Case("8.2 upper case in a name", _MALFORMED, _adds("X-Upper", "1")),
+    Case("8.2.1 space in a name", _MALFORMED, _adds("x y", "1")),
+    Case("8.2.1 NUL in a value", _MALFORMED, _adds("x-a", "a\0b")),
+    Case("8.2.1 line break in a value", _MALFORMED, _adds("x-a", "a\r\nb")),
+    Case("8.2.1 space before a value", _MALFORMED, _adds("x-a", " a")),
+    Case("8.2.1 name without characters", _MALFORMED, _adds("", "a")),
+    Case("8.2.1 value without characters", ANSWERED, _adds("x-a", "")),
+    Case("8.2.2 connection", _MALFORMED, _adds("connection", "close")),
+    Case("8.2.2 transfer-encoding", _MALFORMED, _adds("transfer-encoding", "chunked")),
+    Case("8.2.2 te other than trailers", _MALFORMED, _changed(te="gzip")),
+    Case("8.2.3 cookie in several fields", ANSWERED, _has(*_PSEUDO, *_GRPC, ("cookie", "a=1"), ("cookie", "b=2"))),
+    # Control data.
+    Case("8.3 unknown pseudo-header field", _MALFORMED, _has(*_PSEUDO, (":test", "1"), *_GRPC)),
+    Case("8.3 pseudo-header field after another field", _MALFORMED, _has(_METHOD, _SCHEME, *_GRPC, _PATH)),
+    *(Case(f"8.3.1 no {field[0]}", _MALFORMED, _without(field)) for field in _PSEUDO),
+    *(Case(f"8.3.1 {field[0]} twice", _MALFORMED, _has(field, *_PSEUDO, *_GRPC)) for field in _PSEUDO),
+    Case("8.3.1 host in place of :authority", ANSWERED, _has(*_PSEUDO[:3], *_GRPC, ("host", "test"))),
+    Case("8.3.1 :path without characters", _MALFORMED, _changed(_path="")),
+    Case("8.3.1 :path of * with a method other than OPTIONS", _MALFORMED, _changed(_path="*")),
+    # CONNECT.
+    Case("8.5 CONNECT", "HTTP 405", _has(_CONNECT, _AUTHORITY)),
+    Case("8.5 CONNECT with :protocol", _MALFORMED, _has(_CONNECT, (":protocol", "websocket"), *_PSEUDO[1:])),
+    # The coding of fields.
+    Case("HPACK 2.3.3 indexed field beyond the tables", COMPRESSION, _block(b"\xff\x49")),
+    Case("HPACK 2.3.3 literal with an indexed name beyond the tables", COMPRESSION, _block(b"\x7f\x89\1\1x")),
+    Case("HPACK 4.1 entry larger than the table", ANSWERED, _block(_INDEXED + b"\x7f\xf1\x1f" + b"a" * 4208)),
+    Case("HPACK 4.2 table size update at the end of a field block", COMPRESSION, _block(b"\x20")),
+    Case("HPACK 4.2 table size updates to 0 and back", ANSWERED, _block(before=b"\x20\x3f\xe1\x1f")),
+    Case("HPACK 4.2 SETTINGS_HEADER_TABLE_SIZE of 0 for the server's table", ANSWERED, _without_a_table, stream=5),
+    Case("HPACK 5.1 integer that overflows", COMPRESSION, _block(b"\xff" * 11 + b"\x7f")),
+    Case("HPACK 5.1 integer without its end", COMPRESSION, _block(b"\xff\x80")),
+    Case("HPACK 5.2 string longer than the field block", COMPRESSION, _block(_NAME + b"\x7f\x10a")),
+    Case("HPACK 5.2 Huffman padding of more than 7 bits", COMPRESSION, _block(_NAME + b"\x82\x1f\xff")),
+    Case("HPACK 5.2 Huffman padding of zeros", COMPRESSION, _block(_NAME + b"\x81\x18")),
+    Case("HPACK 5.2 Huffman-coded EOS", COMPRESSION, _block(_NAME + b"\x84\xff\xff\xff\xff")),
+    Case("HPACK 6.1 indexed field of the static table", ANSWERED, _block(b"\x90")),
+    Case("HPACK 6.1 indexed field of the dynamic table", ANSWERED, _block(_INDEXED + b"\x011" + b"\xbe")),
+    Case("HPACK 6.1 index 0", COMPRESSION, _block(b"\x80")),
+    *(
+        Case(f"HPACK 6.2 user-agent {kind}", ANSWERED, _block(name + b"\x83\x18\xc6\x3f"))
+        for kind, name in _AGENT.items()
     ),
-    Case("8.1.1", "content-length of a request without DATA", _only_head(content_length="5"), _MALFORMED),
-    Case("8.1.1", "content-length that is no number", lambda c: [head(c, content_length="x"), body()], _MALFORMED),
-    # 8.2 Fields.
-    Case("8.2", "upper case in a name", _adds("X-Upper", "1"), _MALFORMED),
-    Case("8.2.1", "space in a name", _adds("x y", "1"), _MALFORMED),
-    Case("8.2.1", "NUL in a value", _adds("x-a", "a\0b"), _MALFORMED),
-    Case("8.2.1", "line break in a value", _adds("x-a", "a\r\nb"), _MALFORMED),
-    Case("8.2.1", "space before a value", _adds("x-a", " a"), _MALFORMED),
-    Case("8.2.1", "space after a value", _adds("x-a", "a\t"), _MALFORMED),
-    Case("8.2.1", "name without characters", _adds("", "a"), _MALFORMED),
-    Case("8.2.1", "value without characters", _adds("x-a", ""), ANSWERED),
-    Case("8.2.2", "connection", _adds("connection", "close"), _MALFORMED),
-    Case("8.2.2", "keep-alive", _adds("keep-alive", "timeout=5"), _MALFORMED),
-    Case("8.2.2", "proxy-connection", _adds("proxy-connection", "close"), _MALFORMED),
-    Case("8.2.2", "transfer-encoding", _adds("transfer-encoding", "chunked"), _MALFORMED),
-    Case("8.2.2", "upgrade", _adds("upgrade", "websocket"), _MALFORMED),
-    Case("8.2.2", "te other than trailers", lambda c: [head(c, te="gzip"), body()], _MALFORMED),
-    Case("8.2.3", "cookie in several fields", _has(*_PSEUDO, *_GRPC, ("cookie", "a=1"), ("cookie", "b=2")), ANSWERED),
-    # 8.3 Control data.
-    Case("8.3", "unknown pseudo-header field", _has(*_PSEUDO, (":test", "1"), *_GRPC), _MALFORMED),
-    Case("8.3", "pseudo-header field of responses", _has(*_PSEUDO, (":status", "200"), *_GRPC), _MALFORMED),
-    Case("8.3", "pseudo-header field after another field", _has(_METHOD, _SCHEME, *_GRPC, _PATH), _MALFORMED),
-    Case("8.3.1", "no :method", _without(_METHOD), _MALFORMED),
-    Case("8.3.1", "no :scheme", _without(_SCHEME), _MALFORMED),
-    Case("8.3.1", "no :path", _without(_PATH), _MALFORMED),
-    Case("8.3.1", "no :authority", _without(_AUTHORITY), _MALFORMED),
-    Case("8.3.1", "host in place of :authority", _has(*_PSEUDO[:3], *_GRPC, ("host", "test")), ANSWERED),
-    Case("8.3.1", ":method twice", _has(_METHOD, *_PSEUDO, *_GRPC), _MALFORMED),
-    Case("8.3.1", ":scheme twice", _has(_SCHEME, *_PSEUDO, *_GRPC), _MALFORMED),
-    Case("8.3.1", ":path twice", _has(_PATH, *_PSEUDO, *_GRPC), _MALFORMED),
-    Case("8.3.1", ":authority twice", _has(_AUTHORITY, *_PSEUDO, *_GRPC), _MALFORMED),
-    Case("8.3.1", ":path without characters", lambda c: [head(c, _path=""), body()], _MALFORMED),
-    Case("8.3.1", ":path without a slash", lambda c: [head(c, _path="x"), body()], _MALFORMED),
-    Case("8.3.1", ":path of * with a method other than OPTIONS", lambda c: [head(c, _path="*"), body()], _MALFORMED),
-    # 8.4 Server push, which is not for clients.
-    Case(
-        "8.4", "push", lambda c: [PushPromiseFrame(1, 2, head(c).data, flags=["END_HEADERS"])], GOAWAY("PROTOCOL_ERROR")
-    ),
-    # 8.5 CONNECT.
-    Case("8.5", "CONNECT", _has((":method", "CONNECT"), _AUTHORITY), "HTTP 405"),
-    Case("8.5", "CONNECT with :scheme and :path", _has((":method", "CONNECT"), *_PSEUDO[1:]), _MALFORMED),
-    Case(
-        "8.5",
-        "CONNECT with :protocol",
-        _has((":method", "CONNECT"), (":protocol", "websocket"), *_PSEUDO[1:]),
-        _MALFORMED,
-    ),
+    Case("HPACK 6.2.1 new name", ANSWERED, _block(_INDEXED + b"\x011")),
+    Case("HPACK 6.3 table size update above SETTINGS_HEADER_TABLE_SIZE", COMPRESSION, _block(before=b"\x3f\xe2\x1f")),
 ]

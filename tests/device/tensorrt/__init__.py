@@ -4,13 +4,9 @@
 above says what it models and what it cannot show.
 """
 
-from .builder import (
-    Builder,
-    IBuilderConfig,
-    IOptimizationProfile,
-    IProgressMonitor,
-    ITimingCache,
-)
+# ruff: noqa: F401
+
+from .builder import Builder, IBuilderConfig, IOptimizationProfile, IProgressMonitor, ITimingCache
 from .context import IExecutionContext
 from .engine import ICudaEngine, Runtime
 from .enums import (
@@ -43,45 +39,3 @@ int32 = DataType.INT32
 int64 = DataType.INT64
 int8 = DataType.INT8
 uint8 = DataType.UINT8
-
-__all__ = [
-    "Builder",
-    "BuilderFlag",
-    "DataType",
-    "Dims",
-    "ErrorCode",
-    "ExecutionContextAllocationStrategy",
-    "GatherMode",
-    "IBuilderConfig",
-    "ICudaEngine",
-    "IExecutionContext",
-    "IGatherLayer",
-    "IHostMemory",
-    "ILayer",
-    "ILogger",
-    "INetworkDefinition",
-    "IOptimizationProfile",
-    "IProgressMonitor",
-    "ITensor",
-    "ITimingCache",
-    "LayerType",
-    "MemoryPoolType",
-    "NetworkDefinitionCreationFlag",
-    "OnnxParser",
-    "OnnxParserFlag",
-    "ParserError",
-    "ProfilingVerbosity",
-    "Runtime",
-    "TensorIOMode",
-    "TensorLocation",
-    "__version__",
-    "bfloat16",
-    "bool",
-    "float16",
-    "float32",
-    "int8",
-    "int32",
-    "int64",
-    "nptype",
-    "uint8",
-]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import onnx
 
 from . import device, plan
 from .attention import fused_attention
-from .enums import (
-    BuilderFlag,
-    Dims,
-    LayerType,
-    MemoryPoolType,
-    ProfilingVerbosity,
-)
+from .enums import BuilderFlag, Dims, LayerType, MemoryPoolType, ProfilingVerbosity
 from .logger import Log, checked
 from .memory import IHostMemory
 from .network import INetworkDefinition, new_network
@@ -132,8 +127,7 @@ class IBuilderConfig(Native):
         return self._timing_cache
 
     def reset(self) -> None:
-        self._flags, self._pools, self._profiles, self._features = _DEFAULT_FLAGS, {}, [], {}
-        self._timing_cache = None
+        self._flags, self._pools, self._profiles, self._timing_cache = _DEFAULT_FLAGS, {}, [], None
 
 
 _DEFAULT_FLAGS = 1 << int(BuilderFlag.TF32)
@@ -234,11 +228,9 @@ class _Build:
             self.log.cuda("[defaultAllocator.cpp::allocate]", reason)
             self.fail("Could not find any implementation for the network.", "Internal Error", 10)
             return None
-        if data is None:
-            return None
-        if self.config._timing_cache is not None:
+        if data is not None and self.config._timing_cache is not None:
             self.config._timing_cache._entries.update(self.entries)
-        return IHostMemory(data)
+        return data and IHostMemory(data)
 
     def _phases(self) -> bytes | None:
         with _Phase(self, "Building engine", None, 4) as building:
@@ -284,12 +276,8 @@ class _Build:
 
     def _skip_tactics(self, layer: Any, shapes: dict[str, tuple[int, ...]]) -> None:
         tensors = [tensor for tensor in (*layer._inputs, *layer._outputs) if tensor is not None]
-        size = 0
-        for tensor in tensors:
-            volume = 1
-            for length in shapes.get(tensor.name, tuple(tensor.shape)):
-                volume *= abs(length)
-            size += volume * tensor.dtype.itemsize
+        lengths = [shapes.get(tensor.name, tuple(tensor.shape)) for tensor in tensors]
+        size = sum(abs(math.prod(one)) * tensor.dtype.itemsize for one, tensor in zip(lengths, tensors, strict=True))
         workspace = self.config.get_memory_pool_limit(MemoryPoolType.WORKSPACE)
         dram = self.config.get_memory_pool_limit(MemoryPoolType.TACTIC_DRAM)
         limit = max(min(workspace, dram - _BUILDER_BYTES, device.free_bytes()), 0)

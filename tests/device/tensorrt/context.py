@@ -78,7 +78,7 @@ class IExecutionContext(Native):
         return True
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        function, needed = "IExecutionContext::setDeviceMemoryV2", self._needed_bytes
+        function, needed = "IExecutionContext::setDeviceMemoryV2", self._engine.device_memory_size_v2
         if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
             self._refuse(function, "condition: the context was created with kUSER_MANAGED")
         elif integer(memory) % _ALIGNMENT:
@@ -132,8 +132,7 @@ class IExecutionContext(Native):
                 "cudaStreamSynchronize() by TensorRT to ensure correct synchronization. Please use non-default stream "
                 "instead."
             )
-        run = _Run(self, stream)
-        return self._enqueue(function, stream, run)
+        return self._enqueue(function, stream, _Run(self, stream))
 
     def _enqueue(self, function: str, stream: int, work: Any) -> bool:
         log = self._engine._log
@@ -295,14 +294,10 @@ def new_context(engine: Any, strategy: Any) -> Any:
         engine._log.cuda(function, "invalid device context")
         return None
     if strategy != ExecutionContextAllocationStrategy.USER_MANAGED and size:
-        try:
-            arena = (device.allocate(size), size)
-        except device.CudaError as error:
-            if error.code == device.OUT_OF_MEMORY:
-                engine._log.error(function, 2, "OutOfMemory", f"Requested size was {size} bytes.")
-            else:
-                engine._log.cuda(function, str(error))
+        memory = device.allocate_or_log(engine._log, function, size)
+        if memory is None:
             return None
+        arena = (memory, size)
     context = IExecutionContext._make(
         _engine=engine,  # pybind11 keeps the engine while its contexts live
         _strategy=strategy,
@@ -310,7 +305,6 @@ def new_context(engine: Any, strategy: Any) -> Any:
         _shapes=_static_shapes(engine),
         _profile=0,
         _arena=arena,
-        _needed_bytes=size,
         _switching=None,
         _enqueued=False,
         _captured=[],

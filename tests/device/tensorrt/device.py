@@ -98,23 +98,27 @@ def free_bytes() -> int:
 
 
 def allocate(size: int) -> int:
-    """Allocate device memory.
-
-    Raises:
-        CudaError: there is not enough, or this thread has no context.
-    """
+    """Allocate device memory."""
     pointer = c_uint64()
     _call("cuMemAlloc_v2", byref(pointer), max(size, 1))
     return pointer.value
 
 
+def allocate_or_log(log: Any, function: str, size: int) -> int | None:
+    """Allocate device memory for a function of TensorRT; None, with the reason in its log, if that fails."""
+    try:
+        return allocate(size)
+    except CudaError as error:
+        if error.code == OUT_OF_MEMORY:
+            log.error(function, 2, "OutOfMemory", f"Requested size was {size} bytes.")
+        else:
+            log.cuda(function, str(error))
+        return None
+
+
 @contextmanager
 def scratch(size: int) -> Iterator[None]:
-    """Hold device memory in the primary context, which TensorRT's builder takes where none is current.
-
-    Raises:
-        CudaError: there is not enough, or the context cannot be made.
-    """
+    """Hold device memory in the primary context, which TensorRT's builder takes where none is current."""
     context = c_void_p()
     _call("cuDevicePrimaryCtxRetain", byref(context), 0)
     try:
@@ -149,25 +153,14 @@ def view(pointer: int, size: int) -> Any | None:
 
 
 def capturing(stream: int) -> bool:
-    """Return whether a graph is captured from a stream.
-
-    Raises:
-        CudaError: there is no such stream.
-    """
+    """Return whether a graph is captured from a stream."""
     status = c_int()
     _call("cuStreamIsCapturing", c_void_p(stream), byref(status))
     return status.value != 0
 
 
 def launch(stream: int, kernel: Callable[[], None]) -> int:
-    """Enqueue a function. A stream that is captured runs it at every launch of the graph, until :func:`forget`.
-
-    Returns:
-        The number of the kernel.
-
-    Raises:
-        CudaError: there is no such stream, or it belongs to another context.
-    """
+    """Enqueue a function and return its number; a captured one runs at every launch of the graph."""
     captured = capturing(stream)
     number = next(_numbers)
     _kernels[number] = (kernel, captured)

@@ -137,21 +137,13 @@ class Runtime(Native):
             )
             self._log.error(function, 6, "API Usage Error", reason)
             return None
-        return self._load(data, description, onnx, function)
-
-    def _load(self, data: bytes, description: dict[str, Any], onnx: bytes, function: str) -> Any:
         if device.current_context() is None:
             self._log.cuda(function, "invalid device context")
             return None
         loaded = model(onnx)
         size = loaded.weights_bytes
-        try:
-            weights = device.allocate(size)
-        except device.CudaError as error:
-            if error.code == device.OUT_OF_MEMORY:
-                self._log.error(function, 2, "OutOfMemory", f"Requested size was {size} bytes.")
-            else:
-                self._log.cuda(function, str(error))
+        weights = device.allocate_or_log(self._log, function, size)
+        if weights is None:
             return None
         if size:
             device.view(weights, size)[:] = _WEIGHTS_PATTERN
@@ -160,10 +152,7 @@ class Runtime(Native):
         engine = ICudaEngine._make(
             _runtime=self,  # pybind11 keeps the runtime while its engines live
             _log=self._log,
-            _data=data,
             _description=description,
-            _inputs=description["inputs"],
-            _outputs=description["outputs"],
             _profiles=description["profiles"],
             _tensors=tensors,
             _model=loaded,

@@ -78,11 +78,7 @@ _NUMPY = {
 
 
 def nptype(trt_type: Any) -> Any:
-    """Return the NumPy type of a data type.
-
-    Raises:
-        TypeError: NumPy has none.
-    """
+    """Return the NumPy type of a data type."""
     if trt_type.name not in _NUMPY:
         raise TypeError("Could not resolve TensorRT datatype to an equivalent numpy datatype.")
     return _NUMPY[trt_type.name]

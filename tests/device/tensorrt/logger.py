@@ -26,11 +26,7 @@ class ILogger(Native):
 
 
 def checked(logger: Any) -> Any:
-    """Return the logger, if its class and its constructor are right.
-
-    Raises:
-        TypeError: it is no logger, or its ``__init__`` did not call ``ILogger.__init__``.
-    """
+    """Return the logger, if its class and its constructor are right."""
     instance(logger, ILogger)
     if not getattr(logger, "_constructed", False):
         raise TypeError("tensorrt.ILogger.__init__() must be called when overriding __init__")

@@ -138,10 +138,9 @@ class OnnxParser(Native):
                 ParserError._make(
                     _code=refused.code,
                     _desc=str(refused),
-                    _func=refused.function,
                     _node=index,
-                    _node_name=node.name if node is not None else "",
-                    _node_operator=node.op_type if node is not None else "",
+                    _node_name=node.name if node else "",
+                    _node_operator=node.op_type if node else "",
                 )
             )
             return False

@@ -5,17 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 MAGIC = b"ftrt"
 _HEADER = struct.Struct("<4sIII")
-
-
-class Plan(NamedTuple):
-    """The parts of an engine."""
-
-    description: dict[str, Any]
-    model: bytes
 
 
 class Unreadable(Exception):
@@ -35,12 +28,8 @@ def signed(data: bytes) -> bytes:
     return content + hashlib.sha256(content).digest()
 
 
-def read(data: bytes, version_tag: int) -> Plan:
-    """Return the parts of an engine.
-
-    Raises:
-        Unreadable: it is broken, or another version made it.
-    """
+def read(data: bytes, version_tag: int) -> tuple[dict[str, Any], bytes]:
+    """Return the description and the model of an engine."""
     if len(data) < _HEADER.size or data[:4] != MAGIC:
         raise Unreadable(
             "Serialization assertion plan->header.magicTag == rt::kPLAN_MAGIC_TAG failed.Trying to load an engine "
@@ -57,4 +46,4 @@ def read(data: bytes, version_tag: int) -> Plan:
     if len(data) != end + hashlib.sha256().digest_size or hashlib.sha256(data[:end]).digest() != data[end:]:
         raise Unreadable("Serialization assertion checksum == computedChecksum failed.Engine data is corrupt.")
     text = data[_HEADER.size : _HEADER.size + text_size]
-    return Plan(json.loads(text), data[_HEADER.size + text_size : end])
+    return json.loads(text), data[_HEADER.size + text_size : end]

@@ -23,11 +23,7 @@ _KEPT = 16  # a test loads the same engine many times
 
 
 class Model:
-    """A model that ONNX Runtime can compute, on the CPU and in one thread: many engines share few cores in tests.
-
-    Raises:
-        Exception: ONNX Runtime cannot run it.
-    """
+    """A model that ONNX Runtime can compute, on the CPU and in one thread: many engines share few cores in tests."""
 
     def __init__(self, content: bytes) -> None:
         import onnxruntime  # late: the real TensorRT does not import it
@@ -42,11 +38,7 @@ class Model:
         self.output_shapes = lru_cache(self._output_shapes)
 
     def _output_shapes(self, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the outputs for those of the inputs.
-
-        Raises:
-            Exception: those of the inputs contradict each other.
-        """
+        """Return the shapes of the outputs for those of the inputs."""
         # ONNX's inference cannot follow every computation of a shape. Zeros do, as no shape here depends on values.
         dtypes = {tensor.name: _NUMPY[tensor.type] for tensor in self.session.get_inputs()}
         values = self.session.run(None, {name: np.zeros(shape, dtypes[name]) for name, shape in inputs})
@@ -55,9 +47,5 @@ class Model:
 
 @lru_cache(maxsize=_KEPT)
 def model(content: bytes) -> Model:
-    """Return a model from its bytes.
-
-    Raises:
-        Exception: ONNX Runtime cannot run it.
-    """
+    """Return a model from its bytes."""
     return Model(content)

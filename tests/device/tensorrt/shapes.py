@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import onnx
@@ -50,7 +51,4 @@ def _inferred(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> 
 def _size(elem_type: int, shape: tuple[int, ...]) -> int:
     if elem_type == TensorProto.STRING:
         return 0
-    size: int = onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize
-    for length in shape:
-        size *= length
-    return size
+    return math.prod(shape, start=onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)

@@ -69,22 +69,14 @@ class setting:
 
 
 def integer(value: Any) -> int:
-    """Convert as pybind11 does for an integer parameter: floats are refused, ``__int__`` is accepted.
-
-    Raises:
-        TypeError: the value is no integer.
-    """
+    """Convert as pybind11 does for an integer parameter: floats are refused, ``__int__`` is accepted."""
     if isinstance(value, (float, str, bytes)) or not hasattr(value, "__int__"):
         raise TypeError(f"incompatible function arguments: {type(value).__name__}")
     return int(value)
 
 
 def instance(value: Any, kind: type | tuple[type, ...]) -> Any:
-    """Check the class of a parameter as pybind11 does.
-
-    Raises:
-        TypeError: the value has another class, or is a Python subclass whose ``__init__`` did not call the base's.
-    """
+    """Check the class of a parameter as pybind11 does."""
     if not isinstance(value, kind):
         raise TypeError(f"incompatible function arguments: {type(value).__name__}, expected {kind}")
     return value

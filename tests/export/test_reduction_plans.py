@@ -1,0 +1,220 @@
+import sys
+from itertools import product
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge.errors import UsageError
+from edge.profiling.table import Comparison, LatencyTable, Shape
+from export.errors import PlanError
+from export.reduction.latency import feeds_of, machine_key, measure_layers, measure_times
+from export.reduction.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
+from export.reduction.plot import draw
+from export.reduction.reduce import LayerReport
+from export.reduction.run import Reduced
+from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, grid_of, least_loss
+from export.reduction.states import embedded
+from export.runs import RunMetrics
+from export.transformer import Layer, LayerShape, TransformerConfig
+from tests.support.reduction_data import batches, config, mac_times, model
+
+BERT = LayerShape(12, 64, 3072)
+
+
+@pytest.mark.parametrize("shape", [LayerShape(3, 4, 48), LayerShape(0, 0, 8), LayerShape(2, 6, 0)])
+def test_the_formula_counts_the_computed_multiplications(shape):
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        Layer(config(dim=24), shape).eval()(torch.randn(1, 7, 24), None)
+    assert 7 * macs_per_token(24, shape, 7) == counter.get_total_flops() // 2
+
+
+def test_half_of_everything_is_twice_as_fast():
+    settings = msgspec.structs.replace(config(), dim=768, layers=(BERT,) * 2)
+    plan = plan_of(settings, [LayerShape(6, 64, 1536)] * 2)
+    assert plan.removed_share(384) == 0.5
+    assert check_speedup(plan, 384, 1.99) == amdahl_bound(0.5) == 2.0
+    assert check_speedup(plan, 384, 2.15) == 2.0  # within the tolerance
+    assert check_speedup(plan_of(config(), [LayerShape(0, 0, 0)] * 2), 8, 1e6) == float("inf")
+
+
+def test_speedups_above_the_bound_are_rejected():
+    """Paper 002's figure: 1.76 times faster by fewer dimensions of queries and keys alone, here all of the logits."""
+    settings = msgspec.structs.replace(config(), dim=768, layers=(BERT,))
+    plan = plan_of(settings, [LayerShape(9, 64, 3072)])
+    with pytest.raises(PlanError, match=r"got 1.76, expected at most 1.096 \+ 10%, because 8.8% of the .* at 128"):
+        check_speedup(plan, 128, 1.76)
+    with pytest.raises(PlanError, match="got nan"):
+        check_speedup(plan, 128, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 99}, "the plan of another model"),
+        ({"layers": ()}, "got 0 layers, expected 2 layers"),
+        ({"shape": LayerShape(5, 8, 48)}, "layer 0 field num_heads: got 5, expected 0 to 4"),
+        ({"shape": LayerShape(4, 0, 48)}, "layer 0 field head_dim: got 0, expected 1 to 8"),
+        ({"shape": LayerShape(4, 8, 49)}, "layer 0 field ffn_dim: got 49, expected 0 to 48"),
+        ({"heads": (0, 1, 2)}, r"layer 0 field heads: got \(0, 1, 2\), expected 4 distinct numbers below 4"),
+        ({"heads": (1, 0, 2, 3)}, "layer 0 field heads"),
+        ({"neurons": (0,) * 48}, "layer 0 field neurons"),
+    ],
+)
+def test_plans_that_do_not_fit(change, message):
+    plan = plan_of(config(), config().layers)
+    if change.keys() & {"shape", "heads", "neurons"}:
+        change = {"layers": (msgspec.structs.replace(plan.layers[0], **change), plan.layers[1])}
+    with pytest.raises(PlanError, match=message):
+        check_plan(msgspec.structs.replace(plan, **change), config(), "plan")
+
+
+DENSE = LayerShape(4, 8, 48)
+GRID = Grid(((4, 8), (2, 8), (2, 4), (0, 0)), (48, 24, 0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_least_loss_is_that_of_brute_force(seed):
+    random = np.random.default_rng(seed)
+    losses, times = random.random((4, 5)), random.integers(1, 9, size=5)
+    for budget in (4 * times.min(), 2 * (times.min() + times.max()), 4 * times.max()):
+        found = least_loss(losses, times, budget, bins=int(budget))
+        every = {
+            choice: sum(losses[layer, option] for layer, option in enumerate(choice))
+            for choice in product(range(5), repeat=4)
+            if sum(times[list(choice)]) <= budget
+        }
+        assert tuple(found) == min(every, key=every.__getitem__)
+
+
+def test_the_fastest_plan_is_found_though_bins_are_too_wide_for_it():
+    assert least_loss(np.zeros((3, 2)), np.array([1.0, 0.34]), 1.02, bins=10) == [1, 1, 1]
+
+
+def test_options_of_bert_base():
+    grid = grid_of(LayerShape(12, 64, 3072))
+    assert grid.attention[:4] == ((12, 64), (12, 32), (12, 16), (10, 64))
+    assert grid.attention[-1] == (0, 0)
+    assert len(grid.attention) == 19
+    assert grid.feed_forward == tuple(range(3072, -1, -256))
+    assert grid_of(DENSE) == Grid(((4, 8), (3, 8), (2, 8), (1, 8), (0, 0)), (48, 0))
+
+
+def test_target_within_reach_is_met():
+    settings = config(layers=3)
+    losses = [Costs([0, 1, 2, 9], [0, 1, 9]), Costs([0, 0.1, 0.2, 0.3], [0, 5, 9]), Costs([0, 5, 9, 9], [0, 0.1, 0.2])]
+    times = mac_times(settings, GRID, 8)
+    assert times.attention[0] + times.feed_forward[0] == pytest.approx(1)
+    shapes, speedup = choose_shapes(DENSE, GRID, losses, times, 0.5, 1.5)
+    assert 1.5 <= speedup < 2
+    assert shapes[1].num_heads == 0  # where it costs least
+    assert shapes[2].ffn_dim == 0
+    assert choose_shapes(DENSE, GRID, losses, times, 0.5, 0.99) == ([DENSE] * 3, 1.0)
+
+
+def test_a_target_out_of_reach_is_rejected_with_the_fastest_plan():
+    losses = [Costs([0] * 4, [0] * 3)] * 3
+    message = "target speed-up: got 8x, expected at most 6.60x, with 3 layers of 0 heads of 0 and 0 hidden units"
+    with pytest.raises(PlanError, match=message):
+        choose_shapes(DENSE, GRID, losses, mac_times(config(layers=3), GRID, 8), 0.5, 8)
+
+
+def test_losses_are_those_of_the_model_with_that_layer_reduced():
+    classifier, data = model(), batches()
+    meter = LossMeter(classifier, data, embedded(classifier.transformer, data), GRID)
+    first, second = meter.measure(0), meter.measure(1)
+    for losses in (first, second):
+        assert losses.attention[0] == losses.feed_forward[0] == 0
+        assert 0 < losses.attention[1] < losses.attention[3]
+        assert 0 < losses.feed_forward[1] < losses.feed_forward[2]
+    again = LossMeter(classifier, data, embedded(classifier.transformer, data), GRID)
+    again.skip(0)
+    assert again.measure(1) == second
+    # Without hidden units, the second layer adds a constant: try it on the model itself.
+    layer = classifier.transformer.layers[1]
+    mask = torch.cat([batch.mask.flatten() for batch in data]).bool()
+    with torch.no_grad():
+        wanted = [classifier(*batch[:3]).log_softmax(dim=-1) for batch in data]
+        outputs = []
+        handle = layer.feed_forward.register_forward_hook(lambda _, read, output: outputs.append(output.flatten(0, 1)))
+        _ = [classifier(*batch[:3]) for batch in data]
+        handle.remove()
+        mean = torch.cat(outputs)[mask].mean(dim=0)
+        handle = layer.feed_forward.register_forward_hook(lambda _, read, output: mean.expand_as(output))
+        found = [classifier(*batch[:3]).log_softmax(dim=-1) for batch in data]
+        handle.remove()
+    wanted, found = torch.cat(wanted), torch.cat(found)
+    divergence = (wanted.exp() * (wanted - found)).sum(dim=1).mean()
+    assert second.feed_forward[2] == pytest.approx(float(divergence), rel=1e-3)
+
+
+WIDE, QUARTER = LayerShape(4, 32, 1024), LayerShape(1, 32, 256)
+SETTINGS = TransformerConfig(architecture="bert", dim=256, layers=(WIDE,), vocab_size=9)
+
+
+def test_smaller_layers_are_faster_and_kept_in_a_cache_of_this_machine(tmp_path):
+    cache = tmp_path / "latency" / "table.json"
+    seen = []
+    options = {"cache": cache, "calls": 20, "on_shape": lambda *n: seen.append(n)}
+    table = measure_layers(SETTINGS, [WIDE, QUARTER], [16, 64], **options)
+    assert seen == [(1, 2), (2, 2)]
+    for tokens in (16, 64):
+        quarter = table.find(QUARTER, tokens)
+        assert quarter.calls == 20
+        assert quarter.milliseconds < quarter.dense_milliseconds
+    assert table.find(QUARTER, 17) is None
+    assert measure_layers(SETTINGS, [QUARTER], [64], cache=cache) == table
+    for broken in (LatencyTable(key={**machine_key(SETTINGS), "device": "another"}), None):
+        broken.write(cache) if broken else cache.write_text("{")
+        table = measure_layers(SETTINGS, [QUARTER], [8], cache=cache, calls=3)
+        assert [timing.shape for timing in table.timings] == [Shape.of(QUARTER)]
+        assert LatencyTable.read(cache) == table
+
+
+def test_times_add_up_to_those_of_a_model():
+    classifier = model()
+    grid = Grid(((4, 8), (0, 0)), (48, 0))
+    times, rest = measure_times(classifier, grid, 16, calls=20)
+    assert times.attention[0] + times.feed_forward[0] == pytest.approx(1, abs=0.3)
+    assert times.attention[1] < times.attention[0]
+    assert rest > 0
+
+
+def test_images_have_no_mask():
+    settings = msgspec.structs.replace(SETTINGS, architecture="vit", image_size=8, patch_size=2, channels=3)
+    table = measure_layers(settings, [QUARTER], [17], calls=3)
+    assert table.find(QUARTER, 17)
+    assert feeds_of(settings, 17)["inputs"].shape == (1, 3, 8, 8)
+
+
+@pytest.fixture
+def reduced():
+    """What a reduction of two layers returns, the second without attention."""
+    pytest.importorskip("matplotlib")
+    shapes, dense = (LayerShape(9, 16, 1152), LayerShape(0, 0, 64)), LayerShape(12, 32, 1536)
+    layers = tuple(LayerReport(LayerPlan(shape), 0.01, 0.1, 0.12, 0.2, 0.22) for shape in shapes)
+    metrics, measured = RunMetrics(1000, 0, 0, 1.0, ()), Comparison(1.0, 1.9, 1.9, 60)
+    return Reduced("runs/half", 32, 2.0, measured, 2.3, dense, layers, metrics, {"device": "here"}, "measured")
+
+
+def test_the_figure_shows_sizes_and_errors(reduced, tmp_path):
+    draw(reduced, tmp_path / "half.svg")
+    # Text is drawn as outlines, with itself in a comment.
+    drawn = (tmp_path / "half.svg").read_text()
+    for text in ("heads of 12", "width of 32", "units of 1536", "1152", "16", "9", "64", "attention's output"):
+        assert f"<!-- {text} -->" in drawn, text
+    assert "half: 1.90 times faster at 32 tokens, 2.30 at most" in drawn
+
+
+def test_figures_that_cannot_be_written_are_rejected(reduced, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"expected a file to write\. Choose another place"):
+        draw(reduced, tmp_path / "half.nonsense")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"half\.png: got .*expected a file to write"):
+        draw(reduced, tmp_path / "file" / "half.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"got no matplotlib, expected matplotlib.*fewheads\[plot\]"):
+        draw(reduced, tmp_path / "half.png")
