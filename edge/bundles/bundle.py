@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ class Bundle:
     path: Path
     manifest: Manifest  # upgraded to version 2
     goldens: dict[str, Golden]  # of each tier, by name
+    parts: dict[str, Golden] = field(default_factory=dict)  # of each file with a golden set of its own, by its name
 
     @property
     def golden(self) -> Golden:
@@ -50,15 +51,21 @@ class Bundle:
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
         sets = {tier.name: tier.golden or manifest.golden for tier in manifest.tiers}
         later = set() if models else {artifact.file for tier in manifest.tiers for artifact in tier.artifacts}
+        parts = {one.golden: one for tier in manifest.tiers for one in tier.artifacts if one.golden}
         decoded = {}
         for name, record in manifest.files.items():
             if name in later:
                 check_size(path / name, record.size_bytes)
                 continue
             data = read_recorded(path / name, record.size_bytes, record.sha256)
-            if name in (manifest.golden, *sets.values()):
-                decoded[name] = golden_set.decode(data, manifest, str(path / name))
-        return cls(path, manifest, {tier: decoded[name] for tier, name in sets.items()})
+            if name in (manifest.golden, *sets.values(), *parts):
+                decoded[name] = golden_set.decode(data, manifest, str(path / name), parts.get(name))
+        goldens = {tier: decoded[name] for tier, name in sets.items()}
+        return cls(path, manifest, goldens, {one.file: decoded[name] for name, one in parts.items()})
+
+    def golden_of(self, tier: Tier, artifact: Artifact) -> Golden:
+        """Return the golden set that a file must reproduce: its own, else the tier's."""
+        return self.parts.get(artifact.file) or self.goldens[tier.name]
 
     def artifact(self, runtime: str, tier: str | None = None, role: Role = "model") -> Artifact:
         """Return the ONNX file of a role and tier for a runtime or for ``any``; raise a BundleError without one."""

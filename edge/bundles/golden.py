@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from edge.bundles.manifest import Manifest, Tolerance
+from edge.bundles.manifest import Artifact, Manifest, Tolerance
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import BundleError, GoldenError, Literally
 from edge.runner import Runner
@@ -72,8 +72,13 @@ class GoldenReport(msgspec.Struct, frozen=True):
         return max(diff.max_abs_diff for diff in self.outputs)
 
 
-def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
-    """Return the golden set in ``data``; raise a BundleError unless it is a safe ``.npz`` that fits the manifest."""
+def decode(data: bytes, manifest: Manifest, subject: str, part: Artifact | None = None) -> Golden:
+    """Return the golden set in ``data`` of the model, or of a part of it.
+
+    Raise a BundleError unless it is a safe ``.npz`` that fits the manifest.
+    """
+    tensors = manifest.tensors(part) if part else manifest
+    step = None if part else manifest.preprocess
     arrays = _read(data, subject)
     kinds: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
     for key, array in arrays.items():
@@ -81,9 +86,9 @@ def decode(data: bytes, manifest: Manifest, subject: str) -> Golden:
         if kind not in kinds:
             raise BundleError(f"{subject} array {key!r}", given=key, expected="input/…, output/… or raw/…", fix=_FIX)
         kinds[kind][name] = array
-    _check(kinds["input"], manifest.inputs, f"{subject} input")
-    _check(kinds["output"], manifest.outputs, f"{subject} output")
-    raw = {text.name for text in manifest.preprocess.inputs} if manifest.preprocess else set()
+    _check(kinds["input"], tensors.inputs, f"{subject} input")
+    _check(kinds["output"], tensors.outputs, f"{subject} output")
+    raw = {text.name for text in step.inputs} if step else set()
     if set(kinds["raw"]) != raw:
         raise BundleError(f"{subject} raw", given=sorted(kinds["raw"]), expected=str(sorted(raw)), fix=_FIX)
     if manifest.max_batch_size and len({len(array) for array in arrays.values()}) != 1:

@@ -72,12 +72,13 @@ class ArtifactV1(Struct, frozen=True):
 
 
 class Artifact(ArtifactV1, frozen=True):
-    """One ONNX file of a tier. Without inputs or outputs of its own, it has the manifest's."""
+    """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's."""
 
     role: Role = "model"
     inputs: TensorSpecs | None = None
     outputs: TensorSpecs | None = None
     profile: dict[TensorName, Profile] = msgspec.field(default_factory=dict)
+    golden: FileName | None = None
 
 
 class Tensors(NamedTuple):
@@ -230,6 +231,54 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
         require(has_labels and has_batch, subject, "cascade logits", self.logits, expected)
 
 
+class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
+    """A step that is repeated on its own output until the state settles, for each row on its own.
+
+    The file of the role ``embed`` computes the first ``state`` and the ``prompt``, [-1, tokens, width] each, from the
+    manifest's inputs. That of the role ``step`` reads both and ``last``, the index of each row's last token (INT64,
+    [-1, 1]), and computes ``next_state``, and for each row the ``prediction`` (FP32, [-1, 1]) and the ``residual`` (FP32,
+    [-1, 1]), the change of the state. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
+
+    A row ends when its residual is at most ``tolerance``, or after ``max_loops``; requests may set both, the loops up to
+    ``most_loops``.
+    """
+
+    roles: ClassVar[tuple[Role, ...]] = ("embed", "step")
+
+    state: TensorName
+    prompt: TensorName
+    last: TensorName
+    next_state: TensorName
+    prediction: TensorName
+    residual: TensorName
+    loops: TensorName
+    max_loops: Positive
+    most_loops: Positive
+    tolerance: Annotated[float, msgspec.Meta(gt=0)]
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""
+        column = (-1, 1)
+        outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
+        expected = {self.prediction: ("FP32", column), self.residual: ("FP32", column), self.loops: ("INT32", column)}
+        require(outputs == expected, subject, "loop outputs", sorted(outputs), f"{expected}")
+        require(manifest.max_batch_size, subject, "loop max_batch_size", manifest.max_batch_size, "a model with batches")
+        expected_loops = f"at most most_loops ({self.most_loops})"
+        require(self.max_loops <= self.most_loops, subject, "loop max_loops", self.max_loops, expected_loops)
+        for tier in manifest.tiers:
+            files = {artifact.role: manifest.tensors(artifact) for artifact in tier.artifacts}
+            embed = {spec.name: spec for spec in files["embed"].outputs}
+            reads, gives = ({spec.name: spec for spec in specs} for specs in files["step"][:2])
+            field = f"loop files of tier {tier.name!r}"
+            given, wanted = sorted(embed), f"{self.state!r} and {self.prompt!r}, as the step reads them"
+            holds = embed == {name: reads.get(name) for name in (self.state, self.prompt)}
+            require(holds and files["embed"].inputs == manifest.inputs, subject, field, given, wanted)
+            given, wanted = sorted(reads), f"{self.state!r}, {self.prompt!r} and {self.last!r}"
+            require(reads.keys() == {self.state, self.prompt, self.last}, subject, field, given, wanted)
+            given, wanted = sorted(gives), f"{self.next_state!r}, {self.prediction!r} and {self.residual!r}"
+            require(gives.keys() == {self.next_state, self.prediction, self.residual}, subject, field, given, wanted)
+
+
 class Serving(Struct, frozen=True):
     """Serving defaults of the model; a server's options override them.
 
@@ -280,7 +329,6 @@ class Common(Struct, frozen=True):
     provenance: Provenance
     preprocess: Preprocess | None = None
     postprocess: LabelPostprocess | ScorePostprocess | None = None
-    program: CascadeProgram | None = None
     serving: Serving | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
@@ -305,6 +353,12 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     """``manifest.json`` of version 2, which every manifest in memory is."""
 
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
+    program: CascadeProgram | LoopProgram | None = None
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles of the files that compute a response together."""
+        return self.program.roles if self.program else ("model",)
 
     def tensors(self, artifact: Artifact) -> Tensors:
         """Return the tensors that the ONNX graph of an artifact must have: its own, else the manifest's."""

@@ -12,7 +12,8 @@ def check(manifest: Manifest, subject: str) -> None:
     _check_tensors(Tensors(manifest.inputs, manifest.outputs, manifest.profile), manifest.max_batch_size, subject)
     _unique(subject, "tier name", [tier.name for tier in manifest.tiers])
     artifacts = [artifact for tier in manifest.tiers for artifact in tier.artifacts]
-    goldens = sorted({manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)})
+    own = [*(tier.golden for tier in manifest.tiers), *(artifact.golden for artifact in artifacts)]
+    goldens = sorted({manifest.golden, *filter(None, own)})
     files = [*(artifact.file for artifact in artifacts), *goldens]
     for name in files:
         field, expected = f"files entry for {name!r}", "its size_bytes and sha256"
@@ -53,10 +54,12 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
-    own = [name for name in ("inputs", "outputs", "profile") if getattr(artifact, name)]
-    if not own:
-        return
+    own = [name for name in ("inputs", "outputs", "profile", "golden") if getattr(artifact, name)]
     subject = f"{subject} artifact {artifact.file!r}"
+    if not own:
+        given, expected = Literally("none of its own"), "a golden set of its own, because it is a part of the model"
+        require(artifact.role == "model", subject, "golden", given, expected)
+        return
     given, expected = Literally(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
     require(artifact.role != "model", subject, "role 'model'", given, expected)
     expected = "none, because its inputs are the manifest's"

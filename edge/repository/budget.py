@@ -83,7 +83,8 @@ def _key(bundle: Bundle) -> str:
 
 def _estimate(bundle: Bundle, runtime: Runtime, instances: int, known: int | None) -> int:
     manifest = bundle.manifest
-    files = [manifest.files[runtime.artifact(bundle, tier.name).file].size_bytes for tier in manifest.tiers]
+    artifacts = [runtime.artifact(bundle, tier.name, role) for tier in manifest.tiers for role in manifest.roles]
+    files = [manifest.files[artifact.file].size_bytes for artifact in artifacts]
     tensors = sum(_largest(spec, manifest.profile.get(spec.name)) for spec in (*manifest.inputs, *manifest.outputs))
     resident = known if known is not None else sum(files) * _RESIDENT_PER_BYTE
     return math.ceil(resident + max(files) * _LOADING_PER_BYTE + instances * tensors)

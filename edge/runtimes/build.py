@@ -15,7 +15,7 @@ import msgspec
 from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import GoldenReport, check_runner
-from edge.bundles.manifest import Artifact
+from edge.bundles.manifest import Artifact, Role
 from edge.bundles.preprocess import preprocessor
 from edge.datatypes import TensorSpec
 from edge.errors import BackendError, BundleError, Literally
@@ -64,6 +64,7 @@ def build(
     cache_dir: Path | None = None,
     *,
     tier: str | None = None,
+    role: Role = "model",
     options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
     replace: bool = False,
     progress: Progress | None = None,
@@ -80,7 +81,7 @@ def build(
         GoldenError: the build does not reproduce the golden outputs. It is not kept.
     """
     bundle.tier(tier)  # an unknown tier is no reason to try another runtime
-    given = (bundle, cache_dir, tier, options, replace, progress)
+    given = (bundle, cache_dir, tier, role, options, replace, progress)
     return first_that_works(target, str(bundle.path), lambda runtime: build_with(runtime, *given))
 
 
@@ -89,6 +90,7 @@ def build_with(
     bundle: Bundle,
     cache_dir: Path | None,
     tier: str | None,
+    role: Role = "model",
     options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
     replace: bool = False,
     progress: Progress | None = None,
@@ -98,7 +100,7 @@ def build_with(
 
     Another thread can end a build in a child process by setting ``stop``, which raises LoadFailed.
     """
-    source = Source.of(bundle, runtime, tier)
+    source = Source.of(bundle, runtime, tier, role)
     key = cache.key_of(source, runtime)
     directory = cache.entry(cache_dir, key)
     found = None if replace else cache.find(directory, key)
@@ -175,14 +177,20 @@ def find_build(runtime: Runtime, source: Source, cache_dir: Path | None) -> Cach
 
 
 def is_built(runtime: Runtime, bundle: Bundle, cache_dir: Path | None) -> bool:
-    """Return whether the cache has a build, which may be broken, of every tier of a bundle for a runtime."""
-    sources = [Source.of(bundle, runtime, tier.name) for tier in bundle.manifest.tiers]
+    """Return whether the cache has a build, which may be broken, of every file of a bundle for a runtime."""
+    files = [(tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles]
+    sources = [Source.of(bundle, runtime, tier, role) for tier, role in files]
     directories = [cache.entry(cache_dir, cache.key_of(source, runtime)) for source in sources]
     return all((directory / cache.RECORD_NAME).is_file() for directory in directories)
 
 
 def load_runner(
-    bundle: Bundle, target: str = "auto", cache_dir: Path | None = None, *, tier: str | None = None
+    bundle: Bundle,
+    target: str = "auto",
+    cache_dir: Path | None = None,
+    *,
+    tier: str | None = None,
+    role: Role = "model",
 ) -> Loaded:
     """Load a model to serve it: the build in the cache, or else the bundle's own ONNX file.
 
@@ -195,12 +203,14 @@ def load_runner(
         GoldenError: the model does not reproduce the golden outputs.
     """
     bundle.tier(tier)
-    return first_that_works(target, str(bundle.path), lambda runtime: load_with(runtime, bundle, cache_dir, tier=tier))
+    return first_that_works(target, str(bundle.path), lambda runtime: load_with(runtime, bundle, cache_dir, tier, role))
 
 
-def load_with(runtime: Runtime, bundle: Bundle, cache_dir: Path | None, *, tier: str | None = None) -> Loaded:
+def load_with(
+    runtime: Runtime, bundle: Bundle, cache_dir: Path | None, tier: str | None = None, role: Role = "model"
+) -> Loaded:
     """Load a model with one runtime; see :func:`load_runner`."""
-    source = Source.of(bundle, runtime, tier)
+    source = Source.of(bundle, runtime, tier, role)
     found = find_build(runtime, source, cache_dir)
     if runtime.isolated_build and not found:
         raise _not_built(runtime, source, cache_dir)
@@ -241,7 +251,7 @@ def _load_checked(runtime: Runtime, source: Source, built: Product | None) -> tu
     try:
         _check_tensors(f"{source.subject} inputs", runner.inputs, source.tensors.inputs)
         _check_tensors(f"{source.subject} outputs", runner.outputs, source.tensors.outputs)
-        golden, max_rows = source.bundle.goldens[source.tier.name], source.bundle.manifest.max_batch_size
+        golden, max_rows = source.bundle.golden_of(source.tier, source.artifact), source.bundle.manifest.max_batch_size
         return runner, check_runner(runner, golden, source.artifact.tolerance, source.subject, max_rows)
     except BaseException:
         runner.close()

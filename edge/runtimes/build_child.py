@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from edge.bundles.manifest import Role
 from edge.errors import (
     BackendError,
     BundleError,
@@ -49,6 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     bundle: str
     tier: str
+    role: Role
     cache: str
     runtime: str
     parameter: str
@@ -123,6 +125,7 @@ def build_in_child(
     request = Request(
         bundle=str(source.bundle.path),
         tier=source.tier.name,
+        role=source.artifact.role,
         cache=str(cache.cache_directory(cache_dir)),
         runtime=runtime.name,
         parameter=runtime.given_parameter,

@@ -65,7 +65,7 @@ def main() -> None:
     try:
         runtime = RUNTIMES[request.runtime](request.parameter)
         runtime.reason = request.reason
-        source = Source.of(Bundle.open(request.bundle, models=False), runtime, request.tier)
+        source = Source.of(Bundle.open(request.bundle, models=False), runtime, request.tier, request.role)
         build_here(runtime, source, Path(request.cache), request.options, lambda made: channel.send(Advanced(made)))
     except (FewheadsError, MemoryError) as error:
         if isinstance(error, MemoryError):

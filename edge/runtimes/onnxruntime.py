@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Artifact, Profile
+from edge.bundles.manifest import Artifact, Profile, Role
 from edge.errors import BackendError, BundleError
 from edge.files import reserve
 from edge.runner import Runner
@@ -88,7 +88,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
             return Suitability(False, f"This ONNX Runtime has no {needed}.")
         return Suitability(True, f"ONNX Runtime {cls.version()} has its {needed}.")
 
-    def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
+    def artifact(self, bundle: Bundle, tier: str | None = None, role: Role = "model") -> Artifact:
         """Return the file for ONNX Runtime unless it is INT8, else the file for TensorRT.
 
         INT8 files for ONNX Runtime compute their scales at run time, which is slow on a GPU.
@@ -96,7 +96,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         name, files = bundle.tier(tier).name, bundle.tier(tier).artifacts
         for runtime in (self.artifact_runtime, _OTHER_FILES):
             with suppress(BundleError):
-                found = bundle.artifact(runtime, tier)
+                found = bundle.artifact(runtime, tier, role)
                 if found.precision != "int8" or found.runtime == _OTHER_FILES:
                     return found
         subject, given = f"bundle {bundle.path} tier {name!r}", [f"{one.precision} for {one.runtime}" for one in files]
@@ -120,8 +120,8 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
     isolated_build = True
     _providers = ((TENSORRT_PROVIDER, {}), *CUDA)
 
-    def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
-        return Runtime.artifact(self, bundle, tier)
+    def artifact(self, bundle: Bundle, tier: str | None = None, role: Role = "model") -> Artifact:
+        return Runtime.artifact(self, bundle, tier, role)
 
     def cache_key(self) -> dict[str, str]:
         """Return everything that the engines depend on; without pycuda or TensorRT's package a part is ``unknown``."""

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Artifact, Tensors, Tier
+from edge.bundles.manifest import Artifact, Role, Tensors, Tier
 from edge.errors import UsageError
 from edge.runner import Runner
 
@@ -104,9 +104,9 @@ class Source:
     artifact: Artifact
 
     @classmethod
-    def of(cls, bundle: Bundle, runtime: Runtime, tier: str | None = None) -> Source:
-        """Return the file of a tier for a runtime; see :meth:`Runtime.artifact`."""
-        return cls(bundle, bundle.tier(tier), runtime.artifact(bundle, tier))
+    def of(cls, bundle: Bundle, runtime: Runtime, tier: str | None = None, role: Role = "model") -> Source:
+        """Return the file of a tier and role for a runtime; see :meth:`Runtime.artifact`."""
+        return cls(bundle, bundle.tier(tier), runtime.artifact(bundle, tier, role))
 
     @property
     def subject(self) -> str:
@@ -186,9 +186,9 @@ class Runtime(ABC):
         expected, fix = "a target that this program can run", "Its engines only prove that a model compiles; take auto."
         return UsageError("--target", given=self._given_target, expected=expected, fix=fix)
 
-    def artifact(self, bundle: Bundle, tier: str | None = None) -> Artifact:
+    def artifact(self, bundle: Bundle, tier: str | None = None, role: Role = "model") -> Artifact:
         """Return the file of a tier, None for the full one; raise a BundleError if there is none for this runtime."""
-        return bundle.artifact(self.artifact_runtime, tier)
+        return bundle.artifact(self.artifact_runtime, tier, role)
 
     def build_memory(self, source: Source, options: BuildOptions) -> BuildMemory | None:
         """Return the estimated peak memory of a build; None if it needs no check."""

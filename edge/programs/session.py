@@ -1,0 +1,42 @@
+"""Interface of programs that compute requests step by step, with others that join and leave between two steps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from edge.datatypes import Array
+from edge.programs.program import Computed, Options, Program
+
+
+class Finished(NamedTuple):
+    """A request whose last row has ended: its key, and its result."""
+
+    key: object
+    computed: Computed
+
+
+class Session(Protocol):
+    """The requests in progress on one runner. One thread uses it."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in progress."""
+
+    def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
+        """Add the rows of a request, under a key; raise as :meth:`edge.runner.Runner.infer`, and then add none."""
+
+    def step(self) -> list[Finished]:
+        """Compute one step of all rows, and return the requests that it finished; raise as :meth:`add`."""
+
+    def drop(self, key: object) -> None:
+        """Drop the rows of a request, if it is in progress."""
+
+
+class IterativeProgram(Program):
+    """A program of sessions, in which requests are batched continuously."""
+
+    @abstractmethod
+    def session(self, options: Options) -> Session:
+        """Return a session without rows."""
