@@ -291,6 +291,7 @@ class ManifestV1(Common, frozen=True, tag=1, tag_field="format_version"):
     This schema never changes; ``tests/data/version_1/manifest.schema.json`` pins it.
     """
 
+    preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None  # a further step is one of version 2
     program: CascadeProgram | None = msgspec.field(default=None, name="router")
 
     def upgraded(self) -> Manifest:

@@ -43,8 +43,10 @@ class UseCount:
     def take(self) -> bool:
         """Become a user. Returns False, and counts no user, after :meth:`end`."""
         with self._lock:
-            self.users += not self._ended
-            return not self._ended
+            if self._ended:
+                return False
+            self.users += 1
+            return True
 
     def give_back(self) -> None:
         """Stop being a user."""
