@@ -217,7 +217,7 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
     default: bool = False
 
     def check(self, manifest: Manifest, subject: str) -> None:
-        """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is no output with labels."""
+        """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is not an output with labels."""
         tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
         holds = self.lean in tiers and self.full in tiers and self.lean != self.full and "auto" not in tiers
         expected = f"two of {tiers}, none of which is called auto"

@@ -227,7 +227,7 @@ def interval_of(seconds: float) -> float:
 
 
 def timeline(columns: Columns, seconds: float) -> tuple[Point, ...]:
-    """Return the points of a run of that length."""
+    """Return the points of a run of ``seconds``, one for each interval; see :func:`interval_of`."""
     step = interval_of(seconds)
     count = max(math.ceil(seconds / step), 1)
     place = np.minimum(columns.due // step, count - 1).astype(int)

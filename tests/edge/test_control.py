@@ -34,7 +34,7 @@ from tests.support.models import DATA, write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
 from tests.support.traffic import Traffic, traffic
 
-#: Growth that is no leak: allocator pools and arenas.
+#: Growth that is not a leak: allocator pools and arenas.
 ALLOWED_GROWTH_BYTES = 6 * 2**20
 
 
