@@ -14,7 +14,7 @@ TESTS ?= tests/device
 
 .PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
 
-# Train, export, build and serve the calculators, and ask them with a stock client.
+# Train, export, build and serve the calculators, and query them with a stock client.
 demo: .venv/installed
 	$(BIN)/python deploy/demo.py
 
@@ -50,7 +50,7 @@ coverage-report:
 # JetPack 6 has the oldest Python: every test of the device's code, but fuzzing, faults and the transport that is not the
 # default there. JetPack 7: those that start no process, and those of a server with its stock clients.
 QUICKER := --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
-SERVERS := $(addprefix tests/edge/test_,server.py cli_server.py tritonclient.py rest_client.py)
+SERVERS := $(addprefix tests/edge/test_,server.py cli.py control.py rest_client.py)
 
 test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
 	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")
@@ -88,11 +88,11 @@ bench: .venv/installed
 	$(BIN)/fewheads bench .demo/repository/*
 	$(BIN)/python deploy/peers/compare.py $(PEERS)
 
-# The same questions to a real Triton, which deploy/peers/install.sh has to install before.
+# The same requests to a real Triton; `deploy/peers/install.sh triton` installs it.
 conformance: .venv/installed
 	$(BIN)/python -m pytest -m triton tests/conformance
 
-# Random small changes of the code, and whether the modules' own tests notice them: `make mutation MODULES=edge/scheduling`.
+# Changes the code at random and counts the changes that its own tests notice: `make mutation MODULES=edge/scheduling`.
 MODULES ?= edge
 mutation: .venv/installed .venv-mutation/installed
 	.venv-mutation/bin/python tests/mutation.py $(MODULES)
@@ -102,7 +102,7 @@ mutation: .venv/installed .venv-mutation/installed
 	$(@D)/bin/pip install -q 'cosmic-ray>=8.7'
 	touch $@
 
-# The service with a Jetson's wheels on an emulated aarch64, asked from here. About a minute; downloads are kept.
+# The service with a Jetson's wheels on an emulated aarch64, queried from here. About a minute; downloads are kept.
 aarch64: .venv/installed
 	$(BIN)/python deploy/aarch64/emulate.py
 

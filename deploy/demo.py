@@ -1,4 +1,4 @@
-"""The main job, end to end: train, export, build, serve, and ask with the stock client of Triton.
+"""The main job, end to end: train, export, build, serve, and query with the stock client of Triton.
 
     make demo
 

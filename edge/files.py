@@ -88,7 +88,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def check_parent(option: str, path: Path) -> None:
     """Raise a UsageError if there is no directory for a result."""
     if not path.parent.is_dir():
-        given = Literally(f"{path.parent}, which is no directory")
+        given = Literally(f"{path.parent}, which is not a directory")
         raise UsageError(option, given=given, expected="an existing directory", fix="Make it.")
 
 

@@ -162,7 +162,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the tokens that are no padding, [N, w] of [N, T, w].
+    """Return the mean over the tokens that are not padding, [N, w] of [N, T, w].
 
     A sum, because autocast would round the product in :mod:`export.heads` to bfloat16.
     """

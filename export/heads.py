@@ -17,7 +17,7 @@ class SequenceClassifier(nn.Module):
     """A linear layer over one vector for the whole sequence.
 
     Args:
-        pooling: ``mean`` over the tokens that are no padding, or ``summary``, the first token.
+        pooling: ``mean`` over the tokens that are not padding, or ``summary``, the first token.
         regression: the one logit is a value, and its loss the squared error.
 
     Raises:
@@ -77,7 +77,7 @@ class SpanClassifier(nn.Module):
 
 
 def _mean(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the tokens that are no padding, [N, d]."""
+    """Return the mean over the tokens that are not padding, [N, d]."""
     if mask is None:
         return hidden.mean(dim=1)
     weights = mask.to(hidden.dtype)

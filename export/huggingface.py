@@ -125,7 +125,7 @@ def _tensors_of(path: Path) -> Iterator[_Stored]:
         raise _broken(str(path), Literally("nothing there"), "a file")
     try:
         with safe_open(path, "pt") as file:  # reads the header only
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+            for name in file.keys():  # noqa: SIM118 - it is not a dictionary
                 part = file.get_slice(name)
                 yield _Stored(path, name, part.get_dtype(), part.get_shape())
     except (SafetensorError, OSError) as error:

@@ -128,7 +128,7 @@ def _check_writable(option: str, path: Path, way_out: str) -> None:
     nearest = next(parent for parent in path.resolve().parents if os.path.exists(parent))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
-    given = Literally(f"{nearest}, which is {'not writable' if nearest.is_dir() else 'no directory'}")
+    given = Literally(f"{nearest}, which is {'not writable' if nearest.is_dir() else 'not a directory'}")
     raise UsageError(f"{option} {path}", given=given, expected="a directory to write in", fix=f"Give {way_out}.")
 
 

@@ -103,9 +103,9 @@ def emulate(bundles: tuple[Path, ...], requests: int, directory: Path, sources: 
     python = ["env", path, "PYTHONSAFEPATH=1", str(qemu), "-L", str(root.absolute()), str(interpreter)]
     with _step(seconds, "fewheads doctor"):
         doctor = _doctor(python, directory)
-    asked = {bundle: _requests(bundle, requests) for bundle in opened}
+    sent = {bundle: _requests(bundle, requests) for bundle in opened}
     with _step(seconds, "the answers of this machine"), _serve(opened, directory / "native") as ready:
-        native = {bundle: _ask_grpc(ready, bundle, asked[bundle]) for bundle in opened}
+        native = {bundle: _ask_grpc(ready, bundle, sent[bundle]) for bundle in opened}
     comparisons = []
     for transport in _TRANSPORTS:
         arguments = [f"--transport={transport}", "--http-port=0"]
@@ -114,10 +114,10 @@ def emulate(bundles: tuple[Path, ...], requests: int, directory: Path, sources: 
             _serve(opened, directory / "emulated", python, arguments) as ready,
         ):
             for bundle in opened:
-                answers = _ask_grpc(ready, bundle, asked[bundle])
+                answers = _ask_grpc(ready, bundle, sent[bundle])
                 comparisons.append(_compare(bundle, transport, answers, native[bundle]))
                 if transport == _TRANSPORTS[0]:
-                    answers = _ask_http(ready, bundle, asked[bundle][: max(requests // 10, 1)])
+                    answers = _ask_http(ready, bundle, sent[bundle][: max(requests // 10, 1)])
                     comparisons.append(_compare(bundle, "http", answers, native[bundle]))
     versions = {name: wheel.version for name, wheel in sorted(resolved.items())}
     report = Report("aarch64", target.python, versions, doctor, tuple(comparisons), seconds)
@@ -136,7 +136,7 @@ def check_machine(machine: str) -> None:
     """Check that this machine can emulate aarch64.
 
     Raises:
-        UsageError: the machine is no x86-64.
+        UsageError: the machine is not an x86-64.
     """
     if machine != "x86_64":
         fix = "On an aarch64 machine, run the tests themselves: make test."

@@ -100,7 +100,7 @@ check_cache() {
     rm -f "$probe"
     mounts=$root/proc/self/mountinfo
     if [ -r "$mounts" ] && ! grep -q " $cache " "$mounts"; then
-        echo "fewheads: the cache $cache is no volume, and the next container builds its engines again." \
+        echo "fewheads: the cache $cache is not a volume, and the next container builds its engines again." \
             "-v fewheads-cache:$cache keeps them." >&2
     fi
 }

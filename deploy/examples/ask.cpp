@@ -29,7 +29,7 @@ std::string bytes_tensor(const std::string& text) {
   return raw + text;
 }
 
-// How long a full server asks to be left alone; 0 where it does not say.
+// The time after which a full server suggests to retry, in ms; 0 if it suggests none.
 long retry_after_ms(const grpc::ClientContext& context) {
   const auto& trailer = context.GetServerTrailingMetadata();
   const auto found = trailer.find("retry-after-ms");

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install peers to compare with, each into an environment of its own: deploy/peers/install.sh [PEER...]
-# They lie in $FEWHEADS_PEERS, ~/.cache/fewheads-peers unless it says otherwise; nothing of them enters the tree.
+# They are in $FEWHEADS_PEERS, ~/.cache/fewheads-peers unless it says otherwise; nothing of them enters the tree.
 # h2load, the client in C, comes from the system: apt-get install nghttp2-client
 set -eu
 home=${FEWHEADS_PEERS:-$HOME/.cache/fewheads-peers}

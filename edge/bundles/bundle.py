@@ -35,7 +35,7 @@ class Bundle:
     def open(cls, path: str | Path, *, models: bool = True) -> Bundle:
         """Read a bundle; raise a BundleError for the first rule that it breaks, before any model is executed.
 
-        Without ``models``, only :meth:`read` hashes a model, when it is used.
+        With ``models`` False, only the sizes of ONNX files are checked here, and :meth:`read` hashes a file later.
         """
         path = Path(path)
         if not path.is_dir():

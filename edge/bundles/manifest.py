@@ -218,7 +218,7 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
     default: bool = False
 
     def check(self, manifest: Manifest, subject: str) -> None:
-        """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is no output with labels."""
+        """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is not an output with labels."""
         tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
         holds = self.lean in tiers and self.full in tiers and self.lean != self.full and "auto" not in tiers
         expected = f"two of {tiers}, none of which is called auto"
@@ -339,6 +339,7 @@ class ManifestV1(Common, frozen=True, tag=1, tag_field="format_version"):
     This schema never changes; ``tests/data/version_1/manifest.schema.json`` pins it.
     """
 
+    preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None  # a further step is one of version 2
     program: CascadeProgram | None = msgspec.field(default=None, name="router")
 
     def upgraded(self) -> Manifest:

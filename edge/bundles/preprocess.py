@@ -52,8 +52,9 @@ class ExpressionPreprocessor:
 class TokenizerPreprocessor:
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
 
-    ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Raise a BundleError if it is no tokenizer
-    or leaves no room for text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
+    ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Raise a BundleError if it is not a
+    tokenizer or leaves no room for text in the manifest's ``max_length``, a BackendError without the package
+    ``tokenizers``.
     """
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str) -> None:

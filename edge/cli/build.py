@@ -24,7 +24,7 @@ _MIB = 1024**2
 @click.command()
 @bundles_argument
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
-@click.option("--tier", help="The size of the model.  [default: the full one]")
+@click.option("--tier", help="Tier to build.  [default: the full one]")
 @cache_option
 @click.option(
     "--workspace-mib",

@@ -20,13 +20,15 @@ _FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_
 @click.option("--factor", type=click.FloatRange(0.1), default=2.0, help="Load, in capacities of the full tier.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, help="Length of each burst.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, help="Bursts of each policy.")
-@click.option("--deadline-ms", type=click.FloatRange(1), help="[default: 20 times a request's latency, at least 50]")
+@click.option(
+    "--deadline-ms", type=click.FloatRange(1), help="Of each request.  [default: 20 times its latency, at least 50]"
+)
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), default=(PINNED, LOAD, DEADLINE))
 @target_option
 @cache_option
 @json_option
 def goodput(bundle: Path, factor: float, rounds: int, policies: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Load a BUNDLE with tiers beyond the capacity of its full tier, and count the responses in time by policy."""
+    """Send more requests than the full tier of BUNDLE can answer, and count the responses in time by policy."""
     from edge.load import goodput as measurement
 
     with progress() as bar:

@@ -82,14 +82,16 @@ class _TextCommand(click.Command):
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
 @click.option("--tier", default="", help="Tier to compute on.  [default: the server's choice]")
 @click.option("--policy", default="", help="Choice of the tier: pinned, router, deadline or load.")
-@click.option("--deadline-ms", type=click.FloatRange(0, min_open=True), help="Of the request.  [default: --timeout]")
+@click.option(
+    "--deadline-ms", type=click.FloatRange(0, min_open=True), help="Limit for the request.  [default: --timeout]"
+)
 @click.option(
     "--url",
     "urls",
     multiple=True,
     default=("127.0.0.1:8001",),
     show_default="127.0.0.1:8001",
-    help="The server's gRPC address; several take turns, and replace each other.",
+    help="The server's gRPC address; several take turns, and take over from one that fails.",
 )
 @click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait for each call.")
 @connection_options

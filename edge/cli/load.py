@@ -28,25 +28,30 @@ _option = section_option(OPEN_LOOP)
 #: Their arguments have the names of :class:`edge.load.plan.Plan`, except for those of :func:`run_load`.
 LOAD_OPTIONS = (
     _option("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
-    _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON),
+    _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, help="Pattern of the arrivals."),
     _option("--trace", type=PATH, help="In place of --rate: a file of times in seconds, one to a line."),
     _option("--seconds", type=click.FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
     _option(
         "--warm-up", "warm_up_seconds", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
     ),
-    _option("--seed", type=click.IntRange(min=0), default=0),
+    _option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds send equal requests."),
     _option("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
-    _option("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="From when a request is due."),
+    _option("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="Deadline, from when a request is due."),
     _option(
-        "--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="Who ends late requests."
+        "--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="What ends late requests."
     ),
-    _option("--priority", "priorities", metavar="LEVEL[=PARTS],...", help="[default: the server's]"),
+    _option(
+        "--priority",
+        "priorities",
+        metavar="LEVEL[=PARTS],...",
+        help="Priorities, 1 (the highest) to 10.  [default: the server's]",
+    ),
     _option("--policy", "policies", metavar="NAME[=PARTS],...", help="Policies or tiers.  [default: the server's]"),
     _option(
         "--texts", type=PATH, help="File of texts, one to a line, to send; also without --rate, for a name at --url."
     ),
     _option("--channels", type=click.IntRange(min=1, max=64), default=4, help="Connections."),
-    _option("--max-outstanding", type=click.IntRange(min=1), default=10_000),
+    _option("--max-outstanding", type=click.IntRange(min=1), default=10_000, help="Limit of requests in flight."),
     _option("--plot", type=PATH, help="Also draw the report, as .png, .svg or .pdf; needs matplotlib."),
 )
 

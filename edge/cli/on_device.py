@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 ON_DEVICE = "On a board, with --on-device"
 _option = section_option(ON_DEVICE)
 DEVICE_OPTIONS = (
-    _option("--out", type=PATH, help="Write the record, from which tables are made, to FILE."),
+    _option("--out", type=PATH, help="Write the record to this file; deploy/device_table.py makes tables of it."),
     _option("--rounds", type=click.IntRange(min=2, max=1000), default=10, help="Turns of all tiers and batch sizes."),
     _option("--idle-gaps", metavar="SECONDS,...", default="0.1,1,5", help="Pauses before single requests."),
-    _option("--idle-requests", type=click.IntRange(min=1), default=20, help="For each pause."),
+    _option("--idle-requests", type=click.IntRange(min=1), default=20, help="Requests for each pause."),
     _option("--keep-throttled", is_flag=True, help="Write the record with the reasons if it must not be published."),
 )
 _LATENCY = ("latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latency.count")

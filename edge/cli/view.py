@@ -62,12 +62,15 @@ def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
     overview = [[name, model.state, *_rates(model), model.rows_per_run] for name, model in models]
     if len(overview) > 1:
         overview.append(["all", "", *_rates(window), None])
-    tiers, energy, drops, metrics = (list[list[Any]]() for _ in range(4))
+    tiers: list[list[Any]] = []
+    energy: list[list[Any]] = []
+    drops: list[list[Any]] = []
+    metrics: list[list[Any]] = []
     for name, model in models:
-        for tier in model.tiers:
-            tiers.append(
-                [name, tier.tier, f"{tier.share:.1%}", tier.reasons, *_percentiles(tier.stages.get("request"))]
-            )
+        tiers += [
+            [name, tier.tier, f"{tier.share:.1%}", tier.reasons, *_percentiles(tier.stages.get("request"))]
+            for tier in model.tiers
+        ]
         for of in model.energy:
             joules = (of.joules_per_request, of.joules_per_token)
             millijoules = (None if each is None else each * 1e3 for each in joules)

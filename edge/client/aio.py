@@ -23,7 +23,10 @@ R = TypeVar("R")
 
 
 def _awaited(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    return rpcs.method_of(rpc)
+    async def method(self: AsyncClient, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return await self._call(partial(rpc, *arguments, **options))
+
+    return rpcs.as_method_of(rpc, method)
 
 
 class AsyncClient(BaseClient):

@@ -148,7 +148,7 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
 
 
 def checked_timeout(seconds: float) -> float:
-    """Return ``seconds``, or raise a UsageError if that is no time limit."""
+    """Return ``seconds``, or raise a UsageError if that is not a time limit."""
     if not 0 < seconds < 1e9:
         fix = "Give the seconds to wait."
         raise UsageError("timeout_seconds", given=seconds, expected="a finite number above 0", fix=fix)

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from edge.client.failures import malformed
@@ -49,12 +48,8 @@ class Rpc(Generic[R]):
     changes_server: bool = False
 
 
-def method_of(rpc: Callable[..., Rpc[Any]]) -> Callable[..., Any]:
-    """Return a client's method that makes a call; it has the name, signature and docstring of the RPC."""
-
-    def method(self: Any, /, *arguments: Any, **options: Any) -> Any:
-        return self._call(partial(rpc, *arguments, **options))
-
+def as_method_of(rpc: Callable[..., Rpc[Any]], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a client's method with the name, signature and docstring of the RPC that it calls."""
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.Signature([this, *inspect.signature(rpc).parameters.values()])
     vars(method).update(__signature__=signature)

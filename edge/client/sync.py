@@ -26,7 +26,10 @@ R = TypeVar("R")
 
 
 def _blocking(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[Client, P], R]:
-    return rpcs.method_of(rpc)
+    def method(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return self._call(partial(rpc, *arguments, **options))
+
+    return rpcs.as_method_of(rpc, method)
 
 
 class Client(BaseClient):

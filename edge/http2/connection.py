@@ -29,7 +29,7 @@ _MAX_HEADERS: Final = 256
 #: A call with too large header fields is refused; if they exceed the limit this many times, the connection ends.
 _HEADER_TOLERANCE: Final = 4
 #: The limits for resets at once and per second. They are above nghttp2's defaults, because a client that cancels calls
-#: of a slow server is no attacker.
+#: of a slow server is not an attacker.
 _MAX_RESETS: Final = (2_000, 500)
 _CHUNK_BYTES: Final = 256 * 1024
 #: The queued bytes of a stream above which its handler waits for the client.
@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
             waiting.set_result(None)
 
     def _break(self, reason: str) -> None:
-        log.debug("a connection is closed: %s", reason)
+        log.debug("closed a connection: %s", reason)
         self._open = False
         self._transport.abort()
 

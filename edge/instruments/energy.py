@@ -149,7 +149,11 @@ class EnergyMeter:
         self.idle_watts = median(self._idle)
 
     def _divide(self, *, last: bool) -> None:
-        """Divide the pool among the runs since the last division; after the ``last`` of them the rest is noise."""
+        """Divide the pool among the runs since the last division, and empty it.
+
+        Without such runs, or while it is not positive, the pool is kept, unless this is the ``last`` division of a
+        busy period.
+        """
         runs = self._work.runs()
         before = {key: self._counted.get(key, TierRuns()) for key in runs}
         for key, then in before.items():

@@ -126,10 +126,8 @@ def _burst(url: str, sender: Sender, rate: float, seconds: float) -> None:
     columns = sender.record.columns()
     other = columns.where(~np.isin(columns.outcome, (IN_TIME, LATE, REFUSED, EXPIRED)))
     if len(other):
-        given, expected = (
-            Literally(f"{other.outcome[0]}, {other.cause[0]}"),
-            "an answer, a refusal or a missed deadline",
-        )
+        given = Literally(f"{other.outcome[0]}, {other.cause[0]}")
+        expected = "an answer, a refusal or a missed deadline"
         raise ServerError(f"server at {url}", given=given, expected=expected, fix="Look into the server's log.")
 
 

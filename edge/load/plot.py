@@ -24,7 +24,7 @@ _LOG_RATIO: Final = 30.0
 
 
 def check_plot(path: Path) -> None:
-    """Raise a UsageError if matplotlib is missing, the suffix is no format, or the directory does not exist."""
+    """Raise a UsageError if matplotlib is missing, the suffix is not a format, or the directory does not exist."""
     if path.suffix not in _SUFFIXES:
         expected = f"a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         raise UsageError("--plot", given=str(path), expected=expected, fix="Rename it.")

@@ -227,7 +227,7 @@ def interval_of(seconds: float) -> float:
 
 
 def timeline(columns: Columns, seconds: float) -> tuple[Point, ...]:
-    """Return the points of a run of that length."""
+    """Return the points of a run of ``seconds``, one for each interval; see :func:`interval_of`."""
     step = interval_of(seconds)
     count = max(math.ceil(seconds / step), 1)
     place = np.minimum(columns.due // step, count - 1).astype(int)
@@ -254,13 +254,13 @@ def curve(latency: Array) -> tuple[tuple[float, float], ...]:
 
 def doubts(columns: Columns, lag: Percentiles, bound_ms: float) -> tuple[str, ...]:
     """Return reasons not to trust the numbers."""
-    late = (
-        f"the generator itself was late: {lag.p99_ms:.3g} ms at p99, of {bound_ms:.3g} ms that are allowed. Lower the "
-        "rate, or give the generator a processor of its own."
-    )
-    count = columns.counts().get(UNSENT, 0)
-    unsent = f"{count} requests were not sent, because too many were in flight. Raise --max-outstanding."
-    return (late,) * (lag.p99_ms > bound_ms) + (unsent,) * (count > 0)
+    found = []
+    if lag.p99_ms > bound_ms:
+        late = f"the generator itself was late: {lag.p99_ms:.3g} ms at p99, of {bound_ms:.3g} ms that are allowed."
+        found.append(f"{late} Lower the rate, or give the generator a processor of its own.")
+    if unsent := columns.counts().get(UNSENT, 0):
+        found.append(f"{unsent} requests were not sent, because too many were in flight. Raise --max-outstanding.")
+    return tuple(found)
 
 
 def lag_bound_ms(deadlines_ms: Iterable[float]) -> float:

@@ -140,21 +140,21 @@ class GRPCInferenceServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ServerLive(self, request, context):
-        """The process answers.
+        """Whether the process answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Every bundle of the repository can be asked.
+        """Whether every bundle of the repository accepts requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """This model can be asked. An unknown model is not an error, it is not ready.
+        """Whether a model accepts requests. An unknown model is not ready, which is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,7 +179,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ModelStreamInfer(self, request_iterator, context):
-        """Many requests on one connection, answered in their order. What is wrong with one of them is told in its answer.
+        """Many requests on one stream, answered in order. The error of a request is in its response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,7 +238,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryStatus(self, request, context):
-        """A Jetson has no CUDA IPC: there are no such regions, and none can be registered.
+        """A Jetson has no CUDA IPC: there are no CUDA regions, and none can be registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

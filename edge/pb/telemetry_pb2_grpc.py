@@ -57,7 +57,7 @@ class TelemetryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """A reading at once and then every interval, until the client goes.
+        """A reading at once and then after every interval, until the client disconnects.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,7 @@ def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], call
 
 
 def turns(keys: Sequence[K], number: int) -> Sequence[K]:
-    """Return the keys rotated by a number: the first of them finds the caches cold."""
+    """Return the keys rotated by ``number``, so that each takes its turn as the first, which finds cold caches."""
     first = number % len(keys)
     return [*keys[first:], *keys[:first]]
 

@@ -30,7 +30,7 @@ _VERSION_DIGITS = 18
 class Directory:
     """Finds bundles on disk. Call its methods on a thread beside the event loop, because they read files.
 
-    It is a bundle itself, or every subdirectory whose name does not start with a dot is one.
+    ``path`` is either a bundle, or the parent of bundles; subdirectories whose names start with a dot are skipped.
     """
 
     def __init__(self, path: Path) -> None:

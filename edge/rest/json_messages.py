@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 #: More JSON than this would block the event loop for a large part of a second.
 MAX_JSON_BYTES: Final = 4 * 1024**2
-#: Names of the types of JSON. A bool is no number here, although it is an int in Python.
+#: Names of the types of JSON. A bool is not a number here, although it is an int in Python.
 _KINDS: Final[dict[type, str]] = {
     dict: "an object",
     list: "a list",

@@ -20,7 +20,7 @@ from edge.serving.statuses import STATUSES
 log = logging.getLogger(__name__)
 
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
-    kind: getattr(grpc.StatusCode, name) for kind, (name, _) in STATUSES.items()
+    kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
 UNPARSEABLE = (
     "request message: got bytes that do not parse, expected the protobuf of this method. "

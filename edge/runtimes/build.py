@@ -80,7 +80,7 @@ def build(
         BackendError: the runtime is missing, or cannot build the model, or not as the options require.
         GoldenError: the build does not reproduce the golden outputs. It is not kept.
     """
-    bundle.tier(tier)  # an unknown tier is no reason to try another runtime
+    bundle.tier(tier)  # an unknown tier is not a reason to try another runtime
     given = (bundle, cache_dir, tier, role, options, replace, progress)
     return first_that_works(target, str(bundle.path), lambda runtime: build_with(runtime, *given))
 

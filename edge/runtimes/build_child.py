@@ -191,7 +191,7 @@ def _follow(
         try:
             message = decode(line)
         except msgspec.DecodeError:
-            log.warning("the build process wrote a line that is no message: %r", line[:200])
+            log.warning("the build process wrote a line that is not a message: %r", line[:200])
             continue
         if isinstance(message, Advanced):
             if progress:

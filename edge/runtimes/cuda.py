@@ -126,7 +126,7 @@ class Device:
         self._driver.memcpy_htod_async(address, array, stream)
 
     def copy_out(self, array: Array, address: int, stream: Any) -> None:
-        """Enqueue a copy to the host. The array must be page-locked, and has the data once the copy is done."""
+        """Enqueue a copy to the host. The array must be page-locked, and holds the data once the copy is done."""
         self._driver.memcpy_dtoh_async(array, address, stream)
 
     def upload(self, address: int, array: Array) -> None:

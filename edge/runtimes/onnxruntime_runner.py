@@ -51,7 +51,7 @@ class OnnxRuntimeRunner:
     ``optimized_path`` gets the optimized graph, with TensorRT's provider as a model that contains the engines.
 
     Raises:
-        BundleError: the bytes are no ONNX model that this ONNX Runtime can run, or its weights are in other files.
+        BundleError: the bytes are not an ONNX model that this ONNX Runtime can run, or its weights are in other files.
         BackendError: ONNX Runtime or the first provider is missing, or the model has dynamic INT8 and runs on a GPU.
     """
 

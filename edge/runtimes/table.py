@@ -64,8 +64,8 @@ def _candidates(target: str) -> Iterator[Runtime]:
 def first_that_works(target: str, subject: str, attempt: Callable[[Runtime], T]) -> T:
     """Return the result of the first runtime of a target with which an attempt succeeds.
 
-    Each failure is logged with ``subject``, and becomes part of the next runtime's reason. A target with a runtime's
-    name has no other. The error of the last runtime is raised.
+    Each failure is logged with ``subject``, and becomes part of the next runtime's reason. A target that
+    names a runtime has no alternative. The error of the last runtime is raised.
     """
     runtimes = _candidates(target)
     runtime = next(runtimes)

@@ -79,8 +79,9 @@ class TensorRt(_Engines):
             version = cls.version()
         except BackendError as error:
             return Suitability(False, f"TensorRT cannot be used here ({error.subject}: {error.given}).")
-        name, capability, *_ = cuda.facts()
-        return Suitability(True, f"TensorRT {version} runs on {name} of compute capability {capability}.")
+        gpu = cuda.facts()
+        reason = f"TensorRT {version} runs on {gpu.name} of compute capability {gpu.compute_capability}."
+        return Suitability(True, reason)
 
     def cache_key(self) -> dict[str, str]:
         return super().cache_key() | device_key(cuda.facts())

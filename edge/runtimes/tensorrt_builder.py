@@ -74,7 +74,7 @@ def compile_onnx(
         precision: of the file: ``fp32``, ``fp16`` or ``int8``.
 
     Raises:
-        BundleError: the model is no ONNX, or its weights are in other files.
+        BundleError: the model is not ONNX, or its weights are in other files.
         BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
     """
     check_self_contained(model, subject)

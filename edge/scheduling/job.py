@@ -27,7 +27,7 @@ DEFAULT_PRIORITY: Final = 5
 
 
 class UseCount:
-    """Counts the users of a model on any threads, so that it is closed only after the last one has left.
+    """Counts the users of a model, on any thread, so that it is closed only after the last one has left.
 
     To close it, call :meth:`end`, await :meth:`wait_unused`, and then close it on the thread that owns it.
     """
@@ -43,8 +43,10 @@ class UseCount:
     def take(self) -> bool:
         """Become a user. Returns False, and counts no user, after :meth:`end`."""
         with self._lock:
-            self.users += not self._ended
-            return not self._ended
+            if self._ended:
+                return False
+            self.users += 1
+            return True
 
     def give_back(self) -> None:
         """Stop being a user."""
@@ -68,7 +70,7 @@ class UseCount:
 
 
 class Answer(NamedTuple):
-    """The rows of one job of the outputs of the graph and of the program's facts, by name."""
+    """One job's rows of the graph's outputs and of the program's facts, by name."""
 
     outputs: dict[str, Array]
     facts: Mapping[str, Array]  # [rows] each
@@ -136,9 +138,10 @@ class Job:
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
 
     def take_error(self) -> BaseException | None:
-        """Return the error, and drop the reference: with the traceback, whose frames refer to the job, it is a cycle.
+        """Return the error and drop the reference to it.
 
-        The cycle would keep the request's tensors until Python's collector runs.
+        The frames of its traceback refer to the job. The cycle would keep the request's tensors until Python's
+        collector runs.
         """
         error, self.error = self.error, None
         return error

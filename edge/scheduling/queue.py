@@ -57,7 +57,7 @@ class _Group:
 
 
 class JobQueue:
-    """The waiting requests of a server; ``size_bytes`` of their tensors, and the most of both so far."""
+    """The waiting requests of a server, the bytes of their tensors, and the maxima of both since the start."""
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
         self.max_jobs = max_jobs

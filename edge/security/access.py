@@ -18,7 +18,7 @@ _FIX: Final = "Send `authorization: Bearer TOKEN`; `fewheads token` makes tokens
 
 
 class Access(Watched[tuple[Token, ...]]):
-    """The tokens of a file."""
+    """Authorizes calls by the tokens in a file."""
 
     def __init__(self, path: Path, check_seconds: float = 1.0) -> None:
         super().__init__(f"--tokens {path}", (path,), lambda: read_tokens(path), check_seconds)

@@ -17,7 +17,7 @@ _MAX_RATE = 1e6
 
 @dataclass(frozen=True)
 class Rate:
-    """Limit of the requests of one client: a long-term rate, and the requests at once after a pause."""
+    """Limit of the requests of one client: a long-term rate, and a burst after a pause."""
 
     per_second: float
     burst: int
@@ -51,7 +51,7 @@ def client_of(address: str) -> str:
 
 
 class RateLimit:
-    """Token bucket for each client, in the event loop alone; the first ``max_buckets`` have one of their own."""
+    """A token bucket for each of ``max_buckets`` clients; further clients share one. Only the event loop uses it."""
 
     def __init__(
         self, rate: Rate, *, clock: Callable[[], float] = time.monotonic, max_buckets: int = MAX_BUCKETS

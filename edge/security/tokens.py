@@ -84,10 +84,8 @@ def _check(subject: str, token: Token) -> None:
         raise UsageError(f"{subject} name", given=given, expected=expected, fix="Choose another name.")
     if not token.scopes or not set(token.scopes) <= set(SCOPES):
         unknown = [scope for scope in token.scopes if scope not in SCOPES]
-        given, fix = (
-            Literally(f"{len(unknown)} unknown" if unknown else "none"),
-            "List the scopes that the token grants.",
-        )
+        given = Literally(f"{len(unknown)} unknown" if unknown else "none")
+        fix = "List the scopes that the token grants."
         raise UsageError(f"{subject} scopes", given=given, expected=f"some of {', '.join(SCOPES)}", fix=fix)
     if not _DIGEST.fullmatch(token.sha256):
         given = Literally(f"{len(token.sha256)} characters of another form")

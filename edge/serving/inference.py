@@ -242,7 +242,7 @@ class InferenceService:
                 try:
                     self._finish(call)
                 except Exception:  # must not affect other calls
-                    log.exception("a reply failed")
+                    log.exception("a response cannot be built or sent")
         if call and call.computed_ns:  # the last call waited longest
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 

@@ -16,7 +16,7 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedu
 
 
 class Metadata:
-    """Answers the RPCs that describe the server and its models; a model that is not ready raises RequestError.
+    """Answers the RPCs that describe the server and its models; to describe one that is not ready is a RequestError.
 
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.

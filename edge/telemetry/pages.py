@@ -54,7 +54,7 @@ class LiveReading:
         self._json = b""
 
     def json(self) -> bytes:
-        """Return the newest reading, or one that is less than a second old."""
+        """Return the last reading if it is fresh (:data:`_FRESH_SECONDS`), otherwise a new one."""
         with self._lock:
             age = time.monotonic() - self._taken
             if age >= _FRESH_SECONDS:

@@ -14,9 +14,9 @@ from export.calculator.models import Transformer4
 from export.intervals import mean, middle, resampled
 
 #: Paper 000, section "Findings", table of regression models, by model and (metric, split). The figures for long
-#: expressions are no errors of a network: the paper's code subtracts the predictions for the in-range split from |y| of
-#: the long one, without a second absolute value. A model that is perfect in range gets 6.17 there, and five of the six
-#: columns have 6.07 to 6.29.
+#: expressions are not errors of a network: the paper's code subtracts the predictions for the in-range split from |y|
+#: of the long one, without a second absolute value. A model that is perfect in range gets 6.17 there, and five of the
+#: six columns have 6.07 to 6.29.
 PAPER: dict[str, dict[tuple[str, str], float]] = {
     "calculator-fnn2": {
         ("mae", "in_range"): 0.0389406,

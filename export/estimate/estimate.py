@@ -78,7 +78,7 @@ class MeasuredTable(NamedTuple):
         """Read a table.
 
         Raises:
-            UsageError: it is no table, a prediction itself, or of another runtime, board or power mode.
+            UsageError: it is not a table, is a prediction itself, or of another runtime, board or power mode.
         """
         table = LatencyTable.read(path)
         board = table.key.get("device", "")
@@ -126,7 +126,7 @@ class MeasuredTable(NamedTuple):
 
 
 def _is(board: str, device: str) -> bool:
-    """Return whether a name such as "NVIDIA Jetson Orin Nano Super Developer Kit" means a device."""
+    """Return whether a name such as "NVIDIA Jetson Orin Nano Super Developer Kit" names a device."""
     words = board.lower().split()
     return {"orin", "nano"} <= set(words) and ("super" in words) == device.endswith("super")
 
@@ -220,7 +220,7 @@ def _sizes(manifest: Manifest, lengths: tuple[int, ...], batches: tuple[int, ...
 
 
 def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the fastest tier, or the first if none is :data:`_WORTH` times as fast, and the reason."""
+    """Return the fastest tier and the reason; the first tier if no other is :data:`_WORTH` times as fast as it."""
     first = rows[0]
     speeds: dict[str, list[float]] = {}
     for row in rows:

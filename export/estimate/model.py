@@ -96,7 +96,7 @@ class TierModel:
         self.launches = len(names) if names else None
 
     def halves(self, shapes: Mapping[str, tuple[int, ...]], dim: int) -> Halves:
-        """Return the halves of the layers."""
+        """Return the halves of the transformer layers, for inputs of these shapes; ``dim`` is the model's width."""
         return halves_of(self._data, shapes, dim, self._subject)
 
     def predict(self, shapes: Mapping[str, tuple[int, ...]], mode: Mode) -> Prediction:
@@ -111,7 +111,7 @@ def input_shapes(
     """Return the shapes of the inputs of a run.
 
     Args:
-        max_batch_size: of its bundle; 0 where the first dimension is no batch.
+        max_batch_size: of its bundle; 0 where the first dimension is not a batch.
         tokens: of each row; None where the inputs have no other dimension to choose.
     """
     shapes = {}

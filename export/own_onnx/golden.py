@@ -112,7 +112,7 @@ def golden_outputs(
     for name, output in outputs.items():
         subject = f"output {name!r} of {path} on the golden inputs"
         if max_batch_size and len(output) != rows:
-            fix = "Give --max-batch-size 0, because its first dimension is no batch."
+            fix = "Give --max-batch-size 0, because it has no batch dimension."
             raise UsageError(subject, given=Literally(f"{len(output)} rows"), expected=f"{rows}, as sent", fix=fix)
         if output.size == 0 or (output.dtype.kind == "f" and not np.isfinite(output).all()):
             given = Literally("nothing" if output.size == 0 else "NaN or Inf")
@@ -169,7 +169,7 @@ def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance:
                 f"output {diff.name!r} of {path} for a row alone and beside another one",
                 given=Literally(f"a difference of {diff.max_abs_diff:.3g}"),
                 expected=f"at most {diff.allowed:.3g}, because a server joins the requests of several clients",
-                fix="Export the model in evaluation mode; if its first dimension is no batch, give --max-batch-size 0.",
+                fix="Export the model in evaluation mode, or give --max-batch-size 0 if it has no batch dimension.",
             )
 
 

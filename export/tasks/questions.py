@@ -75,12 +75,12 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
         train, holdout = split_articles(learning, _HOLDOUT_SHARE)
         chosen = drawn([question.id for question in train], limit)
 
-        def asked(questions: Sequence[Question]) -> QuestionRows:
+        def rows_of(questions: Sequence[Question]) -> QuestionRows:
             return QuestionRows(
                 tuple(questions), encode_windows(reader, questions, max_length=max_length, stride=stride)
             )
 
-        return Data((), asked([train[index] for index in chosen]), asked(holdout), {"dev": asked(dev)})
+        return Data((), rows_of([train[index] for index in chosen]), rows_of(holdout), {"dev": rows_of(dev)})
 
     def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
         """Return a model with two logits for each token."""

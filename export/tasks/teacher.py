@@ -39,8 +39,8 @@ class Teacher:
     """A model whose outputs on a training set are imitated.
 
     Args:
-        layers: whose hidden states are imitated, too.
-        most_kept_bytes: of hidden states, which are kept as bfloat16.
+        layers: indices of the layers whose hidden states are imitated, too.
+        most_kept_bytes: limit for the hidden states kept in bfloat16; above it, each batch is computed again.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Teacher:
 
 
 def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[TeacherOutputs]:
-    """Return the outputs for each row alone: [labels] or two of [T], and states [T, d]."""
+    """Return the outputs for each row, without padding: [labels] or two of [T], and states [T, d] of each layer."""
     kept: list[TeacherOutputs | None] = [None] * len(rows.targets)
     lengths, device = rows.lengths, next(model.parameters()).device
     for indices in sorted_batches(lengths, _BATCH):

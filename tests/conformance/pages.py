@@ -1,4 +1,4 @@
-"""The pages of differences, which hold what is expected where two servers, or a server and an RFC, differ."""
+"""The pages of differences: the expected outcomes where two servers, or a server and an RFC, differ."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Peer:
 
 
 class Outcome(str):
-    """What a call came to, and its error messages."""
+    """The outcome of a call, and its error messages."""
 
     details = ""
 
@@ -75,7 +75,7 @@ Action = Callable[[Peer], str]
 
 
 class Case(NamedTuple):
-    """Something to do with both servers; without an outcome, DIFFERENCES.md has both servers' outcomes.
+    """An action on both servers; without an outcome, DIFFERENCES.md has both servers' outcomes.
 
     ``action`` leaves the server as it was, and ``text`` is part of this server's error message.
     """

@@ -236,7 +236,7 @@ def test_read_only_cache_is_rejected(board: Path, arguments: tuple[str, ...]) ->
 
 def test_cache_outside_a_volume_is_warned_of(board: Path) -> None:
     (board / "proc/self/mountinfo").write_text("700 600 0:50 / / rw - overlay overlay rw\n")
-    warning = "the cache /cache is no volume, and the next container builds its engines again."
+    warning = "the cache /cache is not a volume, and the next container builds its engines again."
     message = f"fewheads: {warning} -v fewheads-cache:/cache keeps them.\n"
     assert enter(board) == (0, "started: serve /repository\n", message)
 

@@ -1,4 +1,4 @@
-"""Joined requests: the same answers as alone, whatever their sizes and lengths, and failures of one harm no other."""
+"""Joined requests: the same answers as alone, whatever their sizes and lengths, and failures stay alone."""
 
 from __future__ import annotations
 

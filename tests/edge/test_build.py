@@ -182,7 +182,7 @@ def test_build_in_a_child_equals_one_in_this_process(
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
     found = built(runtime, oracle, tmp_path / "child", progress=progress)
     monkeypatch.setattr(type(runtime), "isolated_build", False)
-    assert "that is no message" not in caplog.text  # stdout has nothing else
+    assert "that is not a message" not in caplog.text  # stdout has nothing else
     assert (len(started), scores) == (1, {"800"})
     assert not children()
     assert found.record.reason == runtime.reason

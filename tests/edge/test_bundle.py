@@ -7,7 +7,10 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,6 +29,8 @@ from edge.errors import BundleError
 from edge.runtimes.build import load_runner
 from tests.data.make_broken_bundles import BROKEN_BUNDLES, CORPORA
 from tests.support.models import ORACLE_BUNDLE, oracle_manifest, oracle_onnx, write_bundle_of_roles, write_oracle_bundle
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_committed_bundle_is_what_the_code_writes(tmp_path: Path):
@@ -124,6 +129,24 @@ def test_full_disk_leaves_what_was_there(tmp_path: Path, before: int | None):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(BundleError, match=r"Not a directory|File exists"):
         write_oracle_bundle(tmp_path / "file" / "oracle")
+
+
+def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path: Path):
+    target = tmp_path / "oracle"
+    code = (
+        "from pathlib import Path; from tests.support.models import write_oracle_bundle; print(flush=True)\n"
+        f"for version in range(1, 10**6): write_oracle_bundle(Path({str(target)!r}), version=version, replace=True)"
+    )
+    for delay_s in (0.0, 0.02, 0.1):
+        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(delay_s)
+            writer.kill()
+        if target.exists():
+            assert Bundle.open(target).manifest.version >= 1
+        # The name of a half-written bundle starts with a dot, and servers ignore it.
+        assert all(name == "oracle" or name.startswith(".oracle.") for name in os.listdir(tmp_path))
 
 
 def test_readers_never_see_a_mixture(tmp_path: Path):

@@ -309,6 +309,7 @@ def test_both_clients_have_the_same_methods() -> None:
         assert parameters(one) == parameters(other)
         assert parameters(one)[0][0] == "self"
         assert one.__name__ == method
+        assert inspect.iscoroutinefunction(other) == (method not in ("infer_stream", "watch"))
         assert one.__doc__
         assert one.__doc__ == other.__doc__ or f":meth:`edge.client.Client.{method}`" in (other.__doc__ or "")
     assert all(getattr(edge.client, name) for name in edge.client.__all__)

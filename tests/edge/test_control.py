@@ -34,7 +34,7 @@ from tests.support.models import DATA, write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
 from tests.support.traffic import Traffic, traffic
 
-#: Growth that is no leak: allocator pools and arenas.
+#: Growth that is not a leak: allocator pools and arenas.
 ALLOWED_GROWTH_BYTES = 6 * 2**20
 
 
@@ -135,6 +135,23 @@ def test_unreadable_bundle_is_loaded_by_the_name_of_its_directory(shared: Shared
     assert (shared.states("unread"), shared.states("actual")) == ({}, {"1": (READY, "")})
     shared.client.unload_model("unread")
     assert ask(shared.client, "actual") == "1"
+
+
+def test_concurrent_loads_and_unloads_wait_for_each_other(shared: Shared) -> None:
+    for name in ("one", "two"):
+        write_oracle_bundle(shared.repository / name, name, 1)
+
+    def work(number: int) -> None:
+        name = ("one", "two")[number % 2]
+        with triton.InferenceServerClient(f"127.0.0.1:{shared.ready.grpc_port}") as client:
+            for step in range(6):
+                (client.load_model if (number + step) % 3 else client.unload_model)(name)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    for name in ("one", "two"):
+        shared.client.load_model(name)
+        assert ask(shared.client, name) == "1"
 
 
 def test_load_goes_on_when_the_client_disconnects(shared: Shared) -> None:

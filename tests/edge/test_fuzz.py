@@ -35,7 +35,7 @@ ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 #: Examples for each RPC, for ModelInfer, and for each kind of the extensions.
 EXAMPLES, INFER_EXAMPLES, EXTENSION_EXAMPLES = 25, 2000, 150
-#: Growth that is no leak: allocator pools, and counters of error kinds.
+#: Growth that is not a leak: allocator pools, and counters of error kinds.
 ALLOWED_GROWTH_BYTES = 24 * 2**20
 ALLOWED = {
     grpc.StatusCode.OK,

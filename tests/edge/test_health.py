@@ -24,7 +24,7 @@ from edge.scheduling.runs import Run
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.faulty_runners import ILLEGAL, Faulty
-from tests.support.in_process import write_failing_bundle
+from tests.support.in_process import write_oracle_and_failing_bundle
 from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
@@ -201,7 +201,7 @@ def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(reposi
 
 def test_bad_requests_leave_the_model_ready(tmp_path: Path) -> None:
     """An index beyond the table makes the runtime fail, but the model is fine."""
-    write_failing_bundle(tmp_path)
+    write_oracle_and_failing_bundle(tmp_path)
     wrong = pb.ModelInferRequest(model_name="failing")
     wrong.inputs.add(name="index", datatype="INT64", shape=[1])
     wrong.raw_input_contents.append(np.int64(4).tobytes())

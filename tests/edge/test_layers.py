@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -15,6 +17,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 from tritonclient.grpc import service_pb2  # noqa: F401 (it adds its messages to the default pool)
 
 from edge.pb import inference_pb2
+from edge.runtimes import tensorrt_package
 from tests.support.imports import (
     EDGE,
     EXPORT,
@@ -26,8 +29,11 @@ from tests.support.imports import (
     graph_of,
     imports,
     module_of,
+    name_of,
     part_of,
     reached,
+    sources,
+    tree_of,
 )
 
 HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib")
@@ -74,6 +80,37 @@ def test_packages_are_imported_by_their_owners_only() -> None:
     assert not eager
 
 
+def test_imports_by_name() -> None:
+    """TensorRT is imported by a string, and nothing else is but commands and the client's names."""
+    ways = {"import_module", "__import__", "load", "spec_from_file_location", "exec", "eval", "run_module", "run_path"}
+    found = set()
+    for path in EDGE:
+        for call in ast.walk(tree_of(path)):
+            if isinstance(call, ast.Call):
+                name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+                # Arrays and models are no modules.
+                if name in ways and not ast.unparse(call).startswith(("np.load(", "runtime.load(", "super().load(")):
+                    found.add((name_of(path), ast.unparse(call)))
+    assert found == {
+        ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
+        ("edge/__main__.py", "point.load()"),  # the commands' entry points
+        ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
+    }
+    assert set(get_args(tensorrt_package.Flavor)) == {"tensorrt", "tensorrt_rtx"}
+
+
+def test_few_files_read_the_environment() -> None:
+    names = {"environ", "environb", "getenv", "putenv"}
+    readers = {
+        name_of(path)
+        for path in [*EDGE, *EXPORT]
+        for node in ast.walk(tree_of(path))
+        if getattr(node, "attr", "") in names
+        or (isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & names)
+    }
+    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py"}
+
+
 def test_no_part_of_edge_imports_a_later_one() -> None:
     assert {part_of(module_of(path)) for path in EDGE} - {""} == set(ORDER)
 
@@ -108,6 +145,8 @@ def test_export_reaches_no_part_of_the_server() -> None:
         modules = {found.module} | reached(graph, found.module)
         wrong = {module for module in modules if module.startswith("edge.") and part_of(module) not in FOR_EXPORT}
         assert not wrong, f"{found.file}:{found.line} by {found.module}"
+    for package, other in (("tasks", "calculator"), ("calculator", "tasks")):
+        assert not [found for found in imports(sources(f"export/{package}")) if found.is_of(f"export.{other}")]
 
 
 def imported_by(*modules: str) -> set[str]:
@@ -123,6 +162,12 @@ def test_imports_load_no_runtime() -> None:
     loaded = imported_by(*modules)
     assert set(modules) <= loaded
     assert not set(HEAVY) & loaded
+
+
+def test_models_and_commands_load_without_grpc() -> None:
+    wanted = ["runtimes.build", "repository.model", "serving.inference", "__main__", "client.inference"]
+    commands = [module_of(path) for path in EDGE if path.parent.name == "cli"]
+    assert "grpc" not in imported_by(*(f"edge.{module}" for module in wanted), *commands)
 
 
 OURS = inference_pb2.DESCRIPTOR

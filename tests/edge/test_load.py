@@ -227,7 +227,10 @@ def test_contradictory_options_are_rejected() -> None:
         (["--rate", "10", "--concurrency", "2"], "--concurrency: got it with --rate, expected no clients"),
         (["--rate", "10", "--trace", "x"], "arrivals: got both --rate and --trace, expected one of them"),
         (["--rate", "10", "--plot", "x.html"], "--plot: got 'x.html', expected a name that ends in .png, .svg or .pdf"),
-        (["--rate=10", "--plot", "no/x.pdf"], "--plot: got no, which is no directory, expected an existing directory"),
+        (
+            ["--rate=10", "--plot", "no/x.pdf"],
+            "--plot: got no, which is not a directory, expected an existing directory",
+        ),
         (["--rate", "10", "--weights", "1,2"], "--weights: got '1,2', expected 1 numbers above 0"),
         (["--rate", "10", "--priority", "1.5"], "--priority: got '1.5', expected a whole number, 1 to 10. Write"),
         (["--rate", "10", "--deadline-ms", "0.5"], "--deadline-ms: got '0.5', expected 1 or more"),

@@ -1,4 +1,4 @@
-"""Manifests: the schema of both versions, the rules that span fields, and bytes that are no manifest."""
+"""Manifests: the schema of both versions, the rules that span fields, and bytes that are not a manifest."""
 
 from __future__ import annotations
 

@@ -207,6 +207,6 @@ def test_options_of_other_modes_are_rejected() -> None:
         (("--on-device", "--rows=2"), "--rows: got it with --on-device, expected it alone. Leave it out"),
         (("--rounds=3",), "--rounds: got it alone, expected --on-device beside it"),
         (("--on-device", "--idle-gaps=1,x"), "--idle-gaps: got '1,x', expected seconds above 0, at most 600"),
-        (("--on-device", "--out=/no/x"), "--out: got /no, which is no directory, expected an existing directory"),
+        (("--on-device", "--out=/no/x"), "--out: got /no, which is not a directory, expected an existing directory"),
     ):
         assert message in mistake("bench", ORACLE_BUNDLE, *options)

@@ -109,7 +109,7 @@ def test_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int) 
     stream.cancel()
     sender.queue.put(None)
     assert wait_until(lambda: is_at_rest(server))
-    # Requests that were answered before the cancellation are no failures.
+    # Requests that were answered before the cancellation are not failures.
     assert most - 4 <= failures(stub) - before <= count
 
 

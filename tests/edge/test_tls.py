@@ -87,7 +87,7 @@ def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_pat
     for client in (None, stranger.issue("other")):
         with pytest.raises(OSError):
             metrics_page(secured, client)
-    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:  # a certificate is no token
+    with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:  # a certificate is not a token
         inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent import futures
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def test_spans_of_requests(bundles: list[Path]) -> None:
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(received, server)
     endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
+    begun_ns = time.time_ns()
     with running_server(bundles[-1:], arguments=["--trace-endpoint", endpoint, "--trace-ratio", "0"]) as ready:
         name, _, _ = ready.ready[0].partition(":")
         with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
@@ -62,6 +64,7 @@ def test_spans_of_requests(bundles: list[Path]) -> None:
     )
     for span in (answered, refused):
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+        assert begun_ns < span.start_time_unix_nano < span.end_time_unix_nano < time.time_ns()
     attributes = {a.key: a.value.string_value or a.value.int_value for a in answered.attributes}
     assert attributes["fewheads.model"] == name
     assert attributes["fewheads.request_id"] == "7" * 256

@@ -179,7 +179,7 @@ def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> No
         assert same(from_raw(raw, tensor.datatype, tuple(tensor.shape), "t"), outputs[tensor.name])
 
 
-def test_outputs_are_all_or_those_asked_for() -> None:
+def test_outputs_are_all_or_the_requested_ones() -> None:
     specs = {name: TensorSpec(name, "FP32", (-1,)) for name in ("a", "b", "c")}
     request = pb.ModelInferRequest()
     assert requested_outputs(request, specs) == ["a", "b", "c"]

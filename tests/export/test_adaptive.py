@@ -111,7 +111,7 @@ def test_full_rank_reproduces_every_output(architecture):
 
 
 def test_the_first_coordinates_are_the_best(original, rotated):
-    """Half of the coordinates in calibrated order answer more alike than half as they come."""
+    """Half of the coordinates in calibrated order change the outputs less than half in the original order."""
     rows = inputs(seed=2)
     wanted = predict(original, rows).logits
     half = {

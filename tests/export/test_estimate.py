@@ -128,7 +128,7 @@ def test_predictions_are_labelled_as_predictions(layer_shapes, tmp_path):
 
 
 def test_a_measured_table_replaces_predictions(layer_shapes, tmp_path):
-    """Of the bundle of a single layer: the table's dense layer, and what it has of embeddings and head."""
+    """A bundle of one dense layer takes the time of the table's dense layer, plus its embeddings and head."""
     dense = Shape(2, 16, 64)
     bundle, out = layer_shapes / dense.name, tmp_path / "measured.json"
     predicted = tmp_path / "predicted.json"

@@ -38,7 +38,7 @@ from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 
 ALL = MECHANISMS | ABLATIONS
-#: What changes nothing until it is trained.
+#: Mechanisms that change nothing until they are trained.
 EXACT = {"full", "skip", "literal", "fixed", "budget", *ABLATIONS} | {"global"}
 
 
@@ -165,7 +165,7 @@ def test_the_command_compares_resumes_and_draws(place):
     assert int8["bounds"] == {}
     records = sorted((place / "out" / "seed0").glob("*/record.json"))
     times = [path.stat().st_mtime_ns for path in records]
-    # One more: what is finished stays, and the pictures are drawn.
+    # One more mechanism: finished ones are kept, and the figures are drawn.
     table = invoke(command, *options_of(place, "uniform", "fixed", "bigbird"))
     assert "bigbird" in table
     assert [path.stat().st_mtime_ns for path in records] == times
@@ -209,7 +209,7 @@ def test_wrong_arguments_are_rejected(place, tmp_path):
         (options_of(place, "magic"), r"got 'magic', expected one of full, linformer"),
         ((place / "model", "--data-dir", place, "--out", tmp_path / "new"), "without a task"),
         ((*options_of(place, "full"), "--beside", tmp_path), "has finished"),
-        ((*options_of(place, "full")[:-1], tmp_path / "file" / "below"), "which is no directory"),
+        ((*options_of(place, "full")[:-1], tmp_path / "file" / "below"), "which is not a directory"),
     ):
         with pytest.raises(UsageError, match=message):
             invoke(command, *arguments)

@@ -99,7 +99,7 @@ def test_missing_and_malformed_files(file, data, message, bert):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Return what saves a randomly initialised model of the package transformers, and gives it with its directory."""
+    """Return a function that saves a random model of the package transformers and returns it with its directory."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

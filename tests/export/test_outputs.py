@@ -65,7 +65,7 @@ REFUSED = [
     (finetune, ("sst-2", *MODEL, "full", "--name", "link", *HERE), "the path of --model" + APART),
     (finetune, ("sst-2", *MODEL, "full", "--name", "glue", "--out", "data"), "a directory that holds the data" + APART),
     (finetune, ("sst-2", *MODEL, "model", "--name", "photos", *HERE), "something that is not a run"),
-    (finetune, ("sst-2", *MODEL, "model", "--out", "file/below"), "which is no directory"),
+    (finetune, ("sst-2", *MODEL, "model", "--out", "file/below"), "which is not a directory"),
     (reduce, ("link", "--out", "full"), "the path of RUN" + APART),
     (reduce, ("full", "--data-dir", "data", "--out", "data/glue/SST-2/x"), "a path inside of the data in" + APART),
     (reduce, ("full", "--out", "new", "--plot", "link/plot.png"), "a path inside of RUN" + APART),

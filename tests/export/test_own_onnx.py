@@ -212,7 +212,7 @@ def test_runs_and_own_files_do_not_mix(tmp_path):
 
 
 def test_text_in_and_out(tmp_path):
-    number = node("Cast", ["x"], ["number"], to=TensorProto.INT64)  # fails on what is no number
+    number = node("Cast", ["x"], ["number"], to=TensorProto.INT64)  # fails on text that is not a number
     text = node("Cast", ["number"], ["y"], to=TensorProto.STRING)
     data = graph(number, text, x=("batch", 1), y=("batch", 1), datatype=TensorProto.STRING)
     model = write(tmp_path / "text.onnx", data)

@@ -73,9 +73,9 @@ def test_a_perfect_router_reaches_the_oracle_and_is_recommended():
     best = judged_best(items, perfect)
     assert best.accuracy == np.maximum(items.lean_right, items.full_right).mean()
     assert best.accuracy == at_cost(items, policies.oracle(items), best.mean_cost).right.mean()
-    told = diagnose([best])
-    assert (told.adaptive, told.recommendation) == (True, "linear")
-    assert "above 0" in told.reason
+    diagnosis = diagnose([best])
+    assert (diagnosis.adaptive, diagnosis.recommendation) == (True, "linear")
+    assert "above 0" in diagnosis.reason
     assert area(items, perfect) > 0.03
 
 
@@ -101,9 +101,9 @@ def test_gains_are_over_the_static_mix_and_shuffled_scores_have_none():
 
 def test_a_cascade_that_costs_more_than_the_full_tier_is_compared_with_it():
     items = make_items()
-    told = judge(items, [(Policy("cascade", np.zeros(len(items.lean_right)), cascade=True), 1.0)])[0]
-    assert told.mean_cost == pytest.approx(1 + RATIO)
-    assert told.over_static.value == pytest.approx(0)
+    judged = judge(items, [(Policy("cascade", np.zeros(len(items.lean_right)), cascade=True), 1.0)])[0]
+    assert judged.mean_cost == pytest.approx(1 + RATIO)
+    assert judged.over_static.value == pytest.approx(0)
 
 
 def test_auc_is_the_share_of_pairs_in_order():

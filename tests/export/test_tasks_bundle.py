@@ -27,7 +27,7 @@ OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
 @contextmanager
 def serving(bundle, *texts):
-    """Serve a bundle, and give what asks it about rows of texts and returns the outputs."""
+    """Serve a bundle; yield a function that sends rows of texts and returns the outputs."""
     tensors = []
     for name, column in zip(("text", "text_pair"), texts, strict=False):
         tensors.append(triton.InferInput(name, [len(column), 1], "BYTES"))

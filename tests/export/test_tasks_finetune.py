@@ -54,7 +54,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(stop, train, holdout, tmp_pa
     assert seen[-1] == 30
     assert same(resumed, whole)
     assert (tuned.scores, tuned.losses) == (expected.scores, expected.losses)
-    # What is over is not trained again.
+    # A finished run is not trained again.
     assert tune(make_classifier(), train, holdout, state=state).scores == expected.scores
 
 
@@ -174,17 +174,17 @@ def make_vit():
 
 
 def lessons(model, rows):
-    """Return what the teacher kept, and what it says when it may keep nothing, of the same rows."""
+    """Return the outputs that a teacher kept for some rows, those that it computes again, and the batch of the rows."""
     batch = rows.batch(ROWS)
-    kept, asked = (Teacher(model, rows, [0, 1], most_kept_bytes=most) for most in (1 << 20, 0))
-    return kept.outputs_for(ROWS, batch), asked.outputs_for(ROWS, batch), batch
+    kept, recomputed = (Teacher(model, rows, [0, 1], most_kept_bytes=most) for most in (1 << 20, 0))
+    return kept.outputs_for(ROWS, batch), recomputed.outputs_for(ROWS, batch), batch
 
 
 @pytest.mark.parametrize(("make", "rows"), [(make_classifier, text_rows()), (make_vit, IMAGES)])
 def test_kept_outputs_of_a_teacher_are_those_of_a_new_run(make, rows):
-    kept, asked, batch = lessons(make(), rows)
-    assert torch.allclose(kept.outputs, asked.outputs, atol=1e-5)
-    for ours, theirs in zip(kept.states, asked.states, strict=True):
+    kept, recomputed, batch = lessons(make(), rows)
+    assert torch.allclose(kept.outputs, recomputed.outputs, atol=1e-5)
+    for ours, theirs in zip(kept.states, recomputed.states, strict=True):
         tokens = torch.ones(theirs.shape[:2], dtype=torch.bool) if batch.mask is None else batch.mask.bool()
         assert ours.shape == theirs.shape
         assert torch.allclose(ours[tokens].float(), theirs[tokens], rtol=KEPT, atol=1e-5)
@@ -193,9 +193,9 @@ def test_kept_outputs_of_a_teacher_are_those_of_a_new_run(make, rows):
 
 def test_a_kept_span_is_the_same_on_tokens_and_impossible_on_padding():
     rows = text_rows()
-    kept, asked, batch = lessons(SpanClassifier(make_transformer()), rows)
+    kept, recomputed, batch = lessons(SpanClassifier(make_transformer()), rows)
     tokens = batch.mask.bool()
-    for ours, theirs in zip(kept.outputs, asked.outputs, strict=True):
+    for ours, theirs in zip(kept.outputs, recomputed.outputs, strict=True):
         assert torch.allclose(ours[tokens], theirs[tokens], atol=1e-5)
         assert torch.softmax(ours, dim=1)[~tokens].sum() == 0
 

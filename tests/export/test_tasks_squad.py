@@ -210,8 +210,8 @@ def test_the_official_files_are_preferred(tmp_path):
 def test_a_teacher_is_imitated(place, tmp_path):
     run = place / "SQuAD"
     options = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, "--seeds", 2, "--precision", "bf16", *OPTIONS)
-    told = json.loads(invoke(finetune, "SQuAD", "--model", run, "--teacher", run, *options, "--json"))
-    assert [measure["seeds"] for measure in told["metrics"]["measures"]] == [2] * 4
+    result = json.loads(invoke(finetune, "SQuAD", "--model", run, "--teacher", run, *options, "--json"))
+    assert [measure["seeds"] for measure in result["metrics"]["measures"]] == [2] * 4
 
 
 def test_data_that_are_no_questions(place, tmp_path):
@@ -247,5 +247,5 @@ def test_models_that_cannot_answer(place, sst2, tmp_path):
 @pytest.mark.slow
 def test_a_run_is_reduced_and_taught(place, tmp_path):
     calibration = ("--calibration", 40, "--tokens", 16, "--target-speedup", 1.05)
-    told = reduce_and_teach("SQuAD", place, tmp_path, *OPTIONS, calibration=calibration)
-    assert {(m["split"], m["metric"]) for m in told["metrics"]["measures"]} >= {("dev", "f1")}
+    result = reduce_and_teach("SQuAD", place, tmp_path, *OPTIONS, calibration=calibration)
+    assert {(m["split"], m["metric"]) for m in result["metrics"]["measures"]} >= {("dev", "f1")}

@@ -151,7 +151,7 @@ def manifest_of(
     trainer: str = "none",
     **fields: Any,
 ) -> Manifest:
-    """Return a manifest without files: version 1, exact, and without batches if ``fields`` do not say otherwise."""
+    """Return a manifest without files: version 1, exact, and without batches unless ``fields`` set them."""
     defaults = {"version": 1, "description": "for tests", "max_batch_size": 0, "golden": "golden.npz"}
     return Manifest(
         name=name,

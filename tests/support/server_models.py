@@ -27,7 +27,7 @@ def echo_output(datatype: str) -> str:
 
 
 def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
-    """``echo-<datatype>``: out equals in, one dynamic dimension that is no batch."""
+    """``echo-<datatype>``: out equals in, one dynamic dimension that is not a batch."""
     name, result = echo_input(datatype), echo_output(datatype)
     element = TensorProto.DataType.Name(_ELEMENTS[datatype]).lower()
     graph = graph_of(f"echo ({element}[n] {name}) => ({element}[n] {result}) {{ {result} = Identity({name}) }}")

@@ -80,8 +80,8 @@ def test_an_emulated_jetson_gives_the_answers_of_this_machine(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert {check["name"]: check["found"] for check in report["doctor"]["checks"]}["python"].endswith("on aarch64")
-    asked = {(one["model"], one["over"]): (one["requests"], one["identical"]) for one in report["comparisons"]}
+    compared = {(one["model"], one["over"]): (one["requests"], one["identical"]) for one in report["comparisons"]}
     for over in ("nghttp2", "grpcio"):
-        assert asked["calculator-oracle", over] == (1500, 1500)
-        assert asked[text.manifest.name, over] == (text.golden.rows, text.golden.rows)
-    assert asked["calculator-oracle", "http"] == (150, 150)
+        assert compared["calculator-oracle", over] == (1500, 1500)
+        assert compared[text.manifest.name, over] == (text.golden.rows, text.golden.rows)
+    assert compared["calculator-oracle", "http"] == (150, 150)

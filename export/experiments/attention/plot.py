@@ -42,7 +42,7 @@ def draw(result: Result, directory: Path, beside: Sequence[Result] = ()) -> list
 
 
 def _accuracy_by_speed(result: Result) -> Figure:
-    """Draw the difference on dev over the speed at the natural length; hollow without smaller matrices."""
+    """Draw the difference on dev over the speed at the natural length; variants without smaller matrices are hollow."""
     split = next(name for name in result.rows[0].values if name != "holdout")
     figure = new_figure(7, 5, without=_WITHOUT)
     axes = figure.subplots()

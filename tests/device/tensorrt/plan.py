@@ -12,7 +12,7 @@ _HEADER = struct.Struct("<4sIII")
 
 
 class Unreadable(Exception):
-    """The bytes are no engine of this version; the text is what TensorRT asserts."""
+    """The bytes are not an engine of this version; the text is what TensorRT asserts."""
 
 
 def write(version_tag: int, description: dict[str, Any], model: bytes) -> bytes:
