@@ -176,6 +176,7 @@ def export(
     targets = targets_of(runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, replace=replace)
     with loading_torch():
         from export.calculator.bundle import export_run
+        from export.looped.bundle import export_looped
         from export.tasks.bundle import export_classifier
     results = []
     for target in targets:
@@ -193,7 +194,8 @@ def export(
                     replace=replace,
                 )
             else:
-                exported = export_run(target.runs[0], repository, version=version, replace=replace)
+                export_one = export_looped if target.name in LOOPED else export_run
+                exported = export_one(target.runs[0], repository, version=version, replace=replace)
         results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
     if as_json:
         print_json(results)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import Literally, UsageError
+from export import looped
 from export.calculator import NAMES as CALCULATORS
 from export.exported import FULL
 from export.outputs import check_bundle, check_name
@@ -21,7 +22,7 @@ class Target(NamedTuple):
     """A bundle to make.
 
     Attributes:
-        tiers: their names; empty for a calculator, which has one tier.
+        tiers: their names; empty for a run of ``fewheads train``, which has one tier.
         data_dir: data directory of fine-tuned runs.
     """
 
@@ -55,7 +56,7 @@ def targets_of(
     found = data_dir_of(configs[0], data_dir)
     if name is None:
         pairs = zip(runs, configs, strict=True)
-        targets = [_calculator(run, config, repository, version, tiers, found) for run, config in pairs]
+        targets = [_trained(run, config, repository, version, tiers, found) for run, config in pairs]
     else:
         targets = [_classifier(runs, configs, repository / f"{name}-{version}", name, tiers, found)]
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
@@ -80,26 +81,34 @@ def _config(run: Path) -> RunConfig:
     raise UsageError(f"run {run}", given=given, expected=expected, fix="Train or fine-tune a model first.")
 
 
-def _calculator(
+def _own_name(config: RunConfig) -> str | None:
+    """Return the name of the bundle of a run of 'fewheads train'; None for a fine-tuned run."""
+    if config.model == looped.MODEL:
+        return f"{looped.PREFIX}{config.arguments.get('function')}"
+    return config.model if config.model in CALCULATORS else None
+
+
+def _trained(
     run: Path, config: RunConfig, repository: Path, version: int, tiers: Sequence[str], data_dir: Path
 ) -> Target:
-    if config.model not in CALCULATORS:
+    name = _own_name(config)
+    if name is None:
         example = str(config.arguments.get("task", "my-model")).lower()
         fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
         given, expected = Literally("a fine-tuned run without --name"), "--name, the name of its bundle"
         raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
     if tiers:
         fix = "Leave --tier-name out."
-        raise UsageError("--tier-name", given=tiers[0], expected="no name: a calculator has one tier", fix=fix)
-    return Target(repository / f"{config.model}-{version}", config.model, (run,), (), data_dir)
+        raise UsageError("--tier-name", given=tiers[0], expected=f"no name: {name} has one tier", fix=fix)
+    return Target(repository / f"{name}-{version}", name, (run,), (), data_dir)
 
 
 def _classifier(
     runs: Sequence[Path], configs: Sequence[RunConfig], directory: Path, name: str, tiers: Sequence[str], data_dir: Path
 ) -> Target:
     for run, config in zip(runs, configs, strict=True):
-        if config.model in CALCULATORS:
-            expected = f"no name for run {run}, because the bundle of a calculator is named {config.model}"
+        if own := _own_name(config):
+            expected = f"no name for run {run}, because its bundle is named {own}"
             raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")
     check_name("--name", name)
     for tier in tiers:

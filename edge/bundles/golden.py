@@ -158,7 +158,12 @@ def compute(runner: Runner, inputs: Mapping[str, Array], max_rows: int) -> dict[
 
 def check_runner(runner: Runner, golden: Golden, tolerance: Tolerance, subject: str, max_rows: int) -> GoldenReport:
     """Compute the golden inputs and compare; raise a GoldenError about ``subject`` if an output differs too much."""
-    report = compare(compute(runner, golden.inputs, max_rows), golden, tolerance)
+    return check_outputs(compute(runner, golden.inputs, max_rows), golden, tolerance, subject)
+
+
+def check_outputs(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance, subject: str) -> GoldenReport:
+    """Compare outputs with the golden ones; raise as :func:`check_runner`."""
+    report = compare(got, golden, tolerance)
     for diff in report.outputs:
         if not diff.passed:
             found = f"a largest difference of {diff.max_abs_diff:.3g}"

@@ -236,10 +236,10 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
 
     The file of the role ``embed`` computes the first ``state`` and the ``prompt``, [-1, tokens, width] each, from the
     manifest's inputs. That of the role ``step`` reads both and ``last``, the index of each row's last token (INT64,
-    [-1, 1]), and computes ``next_state``, and for each row the ``prediction`` (FP32, [-1, 1]) and the ``residual`` (FP32,
-    [-1, 1]), the change of the state. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
+    [-1, 1]). It computes ``next_state``, and of each row the ``prediction`` and the ``residual``, the change of the
+    state, both FP32 [-1, 1]. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
 
-    A row ends when its residual is at most ``tolerance``, or after ``max_loops``; requests may set both, the loops up to
+    A row ends when its residual is at most ``tolerance``, or after ``max_loops``. Requests may set both, with at most
     ``most_loops``.
     """
 
@@ -262,7 +262,7 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
         outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
         expected = {self.prediction: ("FP32", column), self.residual: ("FP32", column), self.loops: ("INT32", column)}
         require(outputs == expected, subject, "loop outputs", sorted(outputs), f"{expected}")
-        require(manifest.max_batch_size, subject, "loop max_batch_size", manifest.max_batch_size, "a model with batches")
+        require(manifest.max_batch_size, subject, "loop max_batch_size", 0, "a model with batches")
         expected_loops = f"at most most_loops ({self.most_loops})"
         require(self.max_loops <= self.most_loops, subject, "loop max_loops", self.max_loops, expected_loops)
         for tier in manifest.tiers:

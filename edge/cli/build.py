@@ -68,7 +68,9 @@ def build(
             def show(position: BuildProgress, task: TaskID = task) -> None:
                 bar.update(task, completed=round(position.fraction * 100), total=100, note=note_of(position))
 
-            done.append(build_bundle(bundle, target, cache, tier=tier, options=options, replace=replace, progress=show))
+            for role in bundle.manifest.roles:
+                given = {"tier": tier, "role": role, "options": options, "replace": replace}
+                done.append(build_bundle(bundle, target, cache, **given, progress=show))
             bar.update(task, completed=100, total=100, note="done")
     if as_json:
         print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for one in done])

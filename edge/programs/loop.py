@@ -13,20 +13,13 @@ import numpy as np
 
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
-from edge.programs.program import Computed, Options, Program
+from edge.programs.program import Computed, LoopLimits, Options
 from edge.programs.session import Finished, IterativeProgram, Session
 from edge.runner import Runner
 
 #: The facts of each row: the loops that it took, and why it stopped.
 LOOPS, STOPPED = "loops", "stopped"
 BY_TOLERANCE, BY_BUDGET = "tolerance", "budget"
-
-
-class LoopLimits(NamedTuple):
-    """When a request's rows stop: after ``max_loops``, or where the residual is at most ``tolerance``."""
-
-    max_loops: int
-    tolerance: float
 
 
 class LoopRunners(NamedTuple):
@@ -83,9 +76,7 @@ class LoopSession(Session):
         limits = options.limits or LoopLimits(self._config.max_loops, self._config.tolerance)
         request = self._requests[key] = _Request(key, rows)
         self._owners += [(request, place) for place in range(rows)]
-        self._state, self._prompt = (
-            _stacked(old, new) for old, new in ((self._state, state), (self._prompt, prompt))
-        )
+        self._state, self._prompt = (_stacked(old, new) for old, new in ((self._state, state), (self._prompt, prompt)))
         self._last = np.concatenate([self._last, np.full((rows, 1), tokens - 1, np.int64)])
         self._loops = np.concatenate([self._loops, np.zeros(rows, np.int32)])
         self._max_loops = np.concatenate([self._max_loops, np.full(rows, limits.max_loops, np.int32)])
@@ -99,7 +90,7 @@ class LoopSession(Session):
         self._state = outputs[config.next_state]
         predictions, residuals = outputs[config.prediction], outputs[config.residual]
         self._loops += 1
-        settled = residuals[:, 0] <= self._tolerance  # False for NaN: a loop that diverges runs to the end of its budget
+        settled = residuals[:, 0] <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
         ended = settled | (self._loops >= self._max_loops)
         if not ended.any():
             return []

@@ -14,10 +14,18 @@ from edge.runner import OverlappingRunner, Runner
 TIER: Final = "tier"
 
 
+class LoopLimits(NamedTuple):
+    """When a row of a loop ends: after ``max_loops``, or when its residual is at most ``tolerance``."""
+
+    max_loops: int
+    tolerance: float
+
+
 class Options(NamedTuple):
-    """How to compute one request. Requests share a run only if their options are equal."""
+    """How to compute one request. Requests share a run only if they are for the same tier."""
 
     tier: str  # its name, or that of the program's own choice of tiers
+    limits: LoopLimits | None = None  # of a loop; None takes the manifest's
 
 
 class Computed(NamedTuple):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import Role
 from edge.errors import BackendError, BundleError, FewheadsError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
@@ -99,19 +100,21 @@ class Loader:
     def _load_with(self, runtime: Runtime, bundle: Bundle, progress: Progress, stop: threading.Event) -> Model:
         if self._build and runtime.isolated_build:
             for tier in bundle.manifest.tiers:
-                self._build_tier(runtime, bundle, tier.name, progress, stop)
+                for role in bundle.manifest.roles:
+                    self._build_file(runtime, bundle, tier.name, role, progress, stop)
         with self._budget.reserved(bundle, runtime) if self._budget else nullcontext():
             model = self._load(runtime, bundle)
         if self._budget and model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
 
-    def _build_tier(
-        self, runtime: Runtime, bundle: Bundle, tier: str, progress: Progress, stop: threading.Event
+    def _build_file(
+        self, runtime: Runtime, bundle: Bundle, tier: str, role: Role, progress: Progress, stop: threading.Event
     ) -> None:
-        if find_build(runtime, Source.of(bundle, runtime, tier), self._cache):
+        if find_build(runtime, Source.of(bundle, runtime, tier, role), self._cache):
             return  # without waiting for the build of another model
         of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
+        of += f" ({role})" if len(bundle.manifest.roles) > 1 else ""
         logged = -_LOG_SECONDS
 
         def report(position: BuildProgress) -> None:
@@ -126,22 +129,24 @@ class Loader:
             if stop.is_set():
                 raise stopped(f"bundle {bundle.path}")
         try:
-            build_with(runtime, bundle, self._cache, tier, progress=report, stop=stop)
+            build_with(runtime, bundle, self._cache, tier, role, progress=report, stop=stop)
         finally:
             self._building.release()
 
     def _load(self, runtime: Runtime, bundle: Bundle) -> Model:
         memory = MemorySampler()
         before = memory.process_rss_bytes()
-        tiers: dict[str, Loaded] = {}
+        files: dict[tuple[str, Role], Loaded] = {}
         try:
-            for tier in bundle.manifest.tiers:
-                tiers[tier.name] = self._device.call(partial(load_with, runtime, bundle, self._cache, tier=tier.name))
+            for tier, role in ((tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles):
+                load = partial(load_with, runtime, bundle, self._cache, tier, role)
+                files[tier, role] = self._device.call(load)
             grown = max(memory.process_rss_bytes() - before, 0)
-            model = Model(bundle, tiers, grown, options=self._options)
+            model = Model(bundle, files, grown, options=self._options)
+            self._device.call(model.check_loops)
             self._device.call(model.measure)
         except FewheadsError:
-            for loaded in tiers.values():
+            for loaded in files.values():
                 self._device.call(loaded.runner.close)
             raise
         _trim_memory()  # the memory of the file and of its optimisation

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Serving
+from edge.bundles.golden import check_outputs
+from edge.bundles.manifest import CascadeProgram, LoopProgram, Role, Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
-from edge.programs.program import Program, SingleRun
+from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import LoopLimits, Options, Program, SingleRun
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import UseCount
@@ -34,7 +39,7 @@ class Model:
     """One loaded bundle.
 
     Attributes:
-        tiers: the runner and golden report of each tier by name, the full one first.
+        tiers: the runner and golden report of each tier by name, the full one first; of a loop, those of its step.
         executors: the tiers, and the router under ``auto``, as the scheduler sees them.
         inputs: the tensors that a client may send, by name: the graph's inputs and the text that replaces some of them.
         outputs: the tensors that a client may request, by name.
@@ -46,7 +51,7 @@ class Model:
     def __init__(
         self,
         bundle: Bundle,
-        tiers: Mapping[str, Loaded],
+        files: Mapping[tuple[str, Role], Loaded],
         load_memory_bytes: int,
         *,
         options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
@@ -54,11 +59,13 @@ class Model:
         self.manifest = bundle.manifest
         self.name = bundle.manifest.name
         self.version = str(bundle.manifest.version)
-        self.tiers = dict(tiers)
+        self._files = dict(files)
+        roles = bundle.manifest.roles
+        self.tiers = {tier: loaded for (tier, role), loaded in files.items() if role == roles[-1]}
         self.full_tier = bundle.manifest.tiers[0].name
         full = self.tiers[self.full_tier]
         self.runner, self.runtime, self.file = full.runner, full.runtime, full.artifact.file
-        self.golden_max_abs_diff = max(loaded.golden_report.max_abs_diff for loaded in self.tiers.values())
+        self.golden_max_abs_diff = max(loaded.golden_report.max_abs_diff for loaded in files.values())
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
@@ -69,13 +76,32 @@ class Model:
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.optional = {*(spec.name for spec in texts), *computed}
-        runners = {name: loaded.runner for name, loaded in self.tiers.items()}
-        program, self._serving = bundle.manifest.program, bundle.manifest.serving or Serving()
-        self.program: Program = Cascade(program, runners) if program else SingleRun(runners)
+        self._serving = bundle.manifest.serving or Serving()
+        program = bundle.manifest.program
+        self._cascade = program if isinstance(program, CascadeProgram) else None
+        self.program = self._program()
         self.executors = self._executors(options)
-        default_policy = self._serving.policy or (ROUTER if program and program.default else PINNED)
+        default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
         self._golden = bundle.goldens
+
+    def _program(self) -> Program:
+        runners = {name: loaded.runner for name, loaded in self.tiers.items()}
+        program = self.manifest.program
+        if isinstance(program, LoopProgram):
+            embeds = {tier: self._files[tier, "embed"].runner for tier in runners}
+            return Loop(program, {tier: LoopRunners(embeds[tier], step) for tier, step in runners.items()})
+        return Cascade(program, runners) if program else SingleRun(runners)
+
+    def check_loops(self) -> None:
+        """Raise a GoldenError if a loop of a fixed number of steps does not reproduce the golden set."""
+        program = self.manifest.program
+        if not isinstance(program, LoopProgram):
+            return
+        for tier, loaded in self.tiers.items():
+            limits, golden = LoopLimits(program.max_loops, -1.0), self._golden[tier]  # no residual is below 0
+            outputs = self.program.compute(golden.inputs, Options(tier, limits)).outputs
+            check_outputs(outputs, golden, loaded.artifact.tolerance, f"{self.name} tier {tier}")
 
     def measure(self) -> None:
         """Measure the latency of each tier for one golden row, or the whole golden set where it has no rows."""
@@ -97,17 +123,17 @@ class Model:
         self.use.end()
         if self.use.users:
             raise RuntimeError(f"{self.name}:{self.version} cannot be closed: {self.use.users} runs still use it")
-        for loaded in self.tiers.values():
+        for loaded in self._files.values():
             loaded.runner.close()
 
     def _executors(self, options: ServingOptions) -> dict[str, TierExecutor]:
         assembler = BatchAssembler.of(self.manifest, few_shapes=self.runtime.few_shapes)
-        delay_us, program = options.max_queue_delay_us, self.manifest.program
+        delay_us, cascade = options.max_queue_delay_us, self._cascade
         if delay_us is None:
             delay_us = self._serving.max_queue_delay_us
         executors = {}
-        for name in [*self.tiers, *([AUTO] if program else [])]:
-            own = (program.lean, program.full) if name == AUTO and program else (name,)
+        for name in [*self.tiers, *([AUTO] if cascade else [])]:
+            own = (cascade.lean, cascade.full) if name == AUTO and cascade else (name,)
             # A tier whose rows depend on one another gives every request its own run.
             joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
             executors[name] = TierExecutor(
@@ -153,7 +179,38 @@ class Model:
                 expected = f"between {list(profile.min)} and {list(profile.max)}"
                 what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
                 raise self._invalid(what, list(shape), expected, fix)
+        if isinstance(self.manifest.program, LoopProgram):
+            self._check_finite(inputs)
         return Feeds(inputs, rows)
+
+    def _check_finite(self, inputs: Mapping[str, Array]) -> None:
+        for name, array in inputs.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                fix = "A loop would never settle; replace the values that are missing."
+                raise self._invalid(f"input {name!r}", Literally("NaN or Inf"), "finite numbers", fix)
+
+    def limits(self, max_loops: int | None, tolerance: float | None) -> LoopLimits | None:
+        """Return when a request's rows stop, by the parameters that it sets; None for the manifest's limits.
+
+        Raises:
+            InvalidRequest: the model is not a loop, or a limit is out of range.
+        """
+        given = {"max_loops": max_loops, "tolerance": tolerance}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return None
+        loop = self.manifest.program
+        if not isinstance(loop, LoopProgram):
+            name, value = next(iter(given.items()))
+            raise self._invalid(f"parameter {name!r}", value, "none: the model is not a loop", "Leave it out.")
+        limits = LoopLimits(max_loops or loop.max_loops, loop.tolerance if tolerance is None else tolerance)
+        if max_loops is not None and not 1 <= max_loops <= loop.most_loops:
+            expected, fix = f"1 to {loop.most_loops}", "Ask for fewer loops, or leave it out."
+            raise self._invalid("parameter 'max_loops'", max_loops, expected, fix)
+        if not 0 < limits.tolerance < math.inf:
+            fix = f"{loop.tolerance:g} is the default; a smaller number runs more loops."
+            raise self._invalid("parameter 'tolerance'", limits.tolerance, "a finite number above 0", fix)
+        return limits
 
     def _rows(self, arrays: Mapping[str, Array]) -> int:
         limit = self.manifest.max_batch_size

@@ -125,7 +125,7 @@ class Job:
     @property
     def key(self) -> Hashable:
         """Jobs with equal keys may share a run."""
-        return (self.executor, self.options, self.shapes if self.executor.max_rows else None)
+        return (self.executor, self.options.tier, self.shapes if self.executor.max_rows else None)
 
     @property
     def ended(self) -> bool:

@@ -6,10 +6,11 @@ It takes no locks; the scheduler's lock guards it.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from operator import attrgetter
+from types import MappingProxyType
 
 from edge.scheduling.job import Job
 from edge.scheduling.tier_executor import TierExecutor
@@ -30,8 +31,14 @@ class _Group:
             return 0.0
         return min(job.ready_at for job in self.jobs)
 
-    def next_run(self) -> list[Job]:
-        """Return the requests of the next run: as many as fit, or the most that make up a preferred size."""
+    def next_run(self, room: int | None) -> list[Job]:
+        """Return the requests of the next run: as many as fit, or the most that make up a preferred size.
+
+        A continuous run has ``room`` for so many rows.
+        """
+        if room is not None:
+            totals = accumulate(job.rows for job in self.jobs)
+            return self.jobs[: sum(1 for _ in takewhile(lambda rows: rows <= room, totals))]
         if not self.executor.max_rows:
             return self.jobs[:1]
         fitting, preferred = self._fitting()
@@ -108,13 +115,23 @@ class JobQueue:
         self._remove(self._jobs[job], [job])
         return True
 
-    def take(self, now: float) -> list[Job]:
-        """Remove and return the next run: of the groups that may run by now, the one whose first job is first."""
-        ready = [key for key, group in self._groups.items() if group.ready_at() <= now]
+    def take(self, now: float, rooms: Mapping[TierExecutor, int] = MappingProxyType({})) -> list[Job]:
+        """Remove and return the next run: of the groups that may run by now, the one whose first job is first.
+
+        ``rooms`` has the rows that may join the continuous runs of the calling worker.
+        """
+        ready = {}
+        for key, group in self._groups.items():
+            room = rooms.get(group.executor)
+            if room is not None:
+                if group.jobs[0].rows <= room:
+                    ready[key] = room
+            elif group.ready_at() <= now:
+                ready[key] = None
         if not ready:
             return []
         key = min(ready, key=lambda key: self._groups[key].jobs[0].order)
-        jobs = self._groups[key].next_run()
+        jobs = self._groups[key].next_run(ready[key])
         self._remove(key, jobs)
         return jobs
 

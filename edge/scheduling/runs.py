@@ -172,6 +172,10 @@ class Runs:
             jobs[0].statistics.executed(total, infer_ns, tier=executor.tier, requests=len(jobs), size=flight.size)
         return True
 
+    def fail(self, error: BaseException, job: Job) -> None:
+        """End a job by an error of its own run."""
+        self._failed(error, [job])
+
     def _failed(self, error: BaseException, jobs: list[Job]) -> None:
         """Set the error of the only job of a run. That of several is ignored: each of them is tried alone."""
         executor = jobs[0].executor

@@ -11,12 +11,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import TypeVar
 
+from edge.programs.session import IterativeProgram
 from edge.scheduling.admission import Admission
+from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Flight, Run, Runs
@@ -238,9 +241,44 @@ class Scheduler:
             if callable(item):
                 item()
             elif item:
-                self._compute(item, worker)
+                self._run(item, worker)
             del item  # it would keep the last requests' tensors alive until the next ones come
             wait = self._next(worker)
+
+    def _run(self, jobs: list[Job], worker: _Worker) -> None:
+        """Compute jobs; those of iterative programs go on step by step, and leave room for others in between."""
+        continuous: dict[TierExecutor, ContinuousRun] = {}
+        while True:
+            if jobs:
+                executor = jobs[0].executor
+                if isinstance(executor.program, IterativeProgram):
+                    if executor not in continuous:
+                        continuous[executor] = ContinuousRun(executor, self.runs, worker.index)
+                    self._end(continuous[executor].admit(jobs), worker)
+                else:
+                    self._compute(jobs, worker)
+            for executor, run in list(continuous.items()):
+                self._end(run.step(), worker)
+                if not run.jobs:
+                    del continuous[executor]
+            if not continuous:
+                return
+            worker.jobs = [job for run in continuous.values() for job in run.jobs]
+            self._do_own_work(worker)
+            jobs = self._take(worker, rooms={executor: run.room for executor, run in continuous.items()})
+
+    def _do_own_work(self, worker: _Worker) -> None:
+        """Do the server's own work, such as loading a model, between two steps."""
+        while not worker.inbox.empty():
+            item = worker.inbox.get()
+            assert not isinstance(item, list) or not item, "a worker that is busy gets no run"
+            if callable(item):
+                item()
+
+    def _end(self, ended: list[Job], worker: _Worker) -> None:
+        if ended:
+            deliver([job for job in ended if job.ended])
+            self._settle(ended, worker)
 
     def _compute(self, jobs: list[Job], worker: _Worker) -> None:
         """Compute jobs, and those that follow them without a pause of the device."""
@@ -281,11 +319,13 @@ class Scheduler:
             time.sleep(left)
         return self._take(worker, begun + seconds - time.perf_counter())
 
-    def _take(self, worker: _Worker, seconds: float = 0.0) -> list[Job]:
+    def _take(
+        self, worker: _Worker, seconds: float = 0.0, rooms: Mapping[TierExecutor, int] = MappingProxyType({})
+    ) -> list[Job]:
         """Take the next run, which begins in ``seconds``; the server's own work comes first."""
         now = time.monotonic()
         with self._lock:
-            jobs = self.queue.take(now) if worker.inbox.empty() else []
+            jobs = self.queue.take(now, rooms) if worker.inbox.empty() else []
             if jobs:
                 worker.run = Run(now + max(seconds, 0.0), jobs[0].executor, sum(job.size for job in jobs))
             return jobs

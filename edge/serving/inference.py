@@ -13,6 +13,7 @@ from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
+from edge.programs.loop import BY_BUDGET, BY_TOLERANCE, STOPPED
 from edge.programs.program import TIER as TIER_FACT
 from edge.repository.entry import Entry
 from edge.repository.repository import Repository
@@ -164,6 +165,8 @@ class InferenceService:
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
         call.tier_reason, call.timer = PINNED, None
+        if form.limits:
+            call.options = call.options._replace(limits=form.limits)
         call.trace_context = CARRIER.get() if self._traces else None
         return call
 
@@ -183,7 +186,8 @@ class InferenceService:
             tensors = tensors_of(request, contents, inputs) if key and not windows else None
             assembler = model.executors[model.full_tier].assembler
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
-            form = Form(entry, model, tensors or (), parameters, names, *known)
+            limits = model.limits(parameters.max_loops, parameters.tolerance)
+            form = Form(entry, model, tensors or (), parameters, names, *known, limits)
         except BaseException as error:
             model.use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
@@ -208,7 +212,8 @@ class InferenceService:
         model, parameters = call.form.model, call.form.parameters
         if len(model.executors) > 1 or parameters.tier or parameters.policy:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
-            call.executor, call.options, call.tier_reason = choice.executor, choice.executor.options, choice.reason
+            call.executor, call.tier_reason = choice.executor, choice.reason
+            call.options = choice.executor.options._replace(limits=call.form.limits)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
@@ -271,6 +276,9 @@ class InferenceService:
                 if tier:
                     response.parameters[TIER].string_param = tier
                     response.parameters[TIER_REASON].string_param = call.tier_reason
+                if STOPPED in answer.facts:
+                    used_up = BY_BUDGET in answer.facts[STOPPED].tolist()
+                    response.parameters[STOPPED].string_param = BY_BUDGET if used_up else BY_TOLERANCE
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)

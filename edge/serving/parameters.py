@@ -11,6 +11,8 @@ from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
 TIER, TIER_REASON = "tier", "tier_reason"
+#: Parameters of a loop.
+MAX_LOOPS, TOLERANCE = "max_loops", "tolerance"
 _INTEGERS = ("int64_param", "uint64_param")
 #: Parameters that the server reads, and the kinds of value that each accepts. Clients may add others.
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -24,6 +26,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "timings": ("bool_param",),
     TIER: ("string_param",),
     "policy": ("string_param",),
+    MAX_LOOPS: _INTEGERS,
+    TOLERANCE: ("double_param",),
 }
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.
@@ -35,13 +39,15 @@ _MAX_COMPARED_LENGTH = 32
 
 
 class Parameters(NamedTuple):
-    """The values that a request sets; ``timeout_seconds``, ``tier`` and ``policy`` are None if it does not."""
+    """The values that a request sets; those that it does not set are None or the default."""
 
     timeout_seconds: float | None = None
     timings: bool = False
     tier: str | None = None
     policy: str | None = None
     priority: int = DEFAULT_PRIORITY
+    max_loops: int | None = None
+    tolerance: float | None = None
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
@@ -77,6 +83,8 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         tier=values.get(TIER),
         policy=values.get("policy"),
         priority=priority,
+        max_loops=values.get(MAX_LOOPS),
+        tolerance=values.get(TOLERANCE),
     )
 
 

@@ -12,3 +12,5 @@ from __future__ import annotations
 #: Models of ``fewheads train``, by the function class that they learn.
 NAMES = ("looped-linear", "looped-sparse", "looped-tree", "looped-relu")
 PREFIX = "looped-"
+#: Name of the models in runs.
+MODEL = "prompt-transformer"

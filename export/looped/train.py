@@ -12,6 +12,7 @@ import torch
 from edge.bundles.manifest import Measure
 from export.checkpoint import save
 from export.intervals import interval, mean
+from export.looped import MODEL
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.objective import PromptObjective
@@ -24,8 +25,6 @@ from export.training.device import DeviceName, device_of
 from export.training.run_files import RunFiles
 from export.training.trainer import Epoch, Step, train
 
-#: Name of the model in runs.
-MODEL = "prompt-transformer"
 #: Prompts of an evaluation, as in the paper, and their seed, which no training uses.
 PROMPTS, EVALUATION_SEED = 1280, 2**41
 #: Loops after which a looped model is measured.
