@@ -12,18 +12,15 @@ PYTHON_HEADER = $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconf
 COMPILERS = $(and $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(shell command -v cc),$(shell command -v c++),$(PYTHON_HEADER))
 TESTS ?= tests/device
 
-.PHONY: demo quick quick-a-h quick-i-z test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
+.PHONY: demo quick test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
 
 # Train, export, build and serve the calculators, and query them with a stock client.
 demo: .venv/installed
 	$(BIN)/python deploy/demo.py
 
-# The device's half without a server or another process, in under a minute: two halves of the files side by side.
+# The tests of the device's half that start no server and no other process, in under a minute.
 quick: .venv/installed
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync quick-a-h quick-i-z
-
-quick-a-h quick-i-z: quick-%: .venv/installed
-	$(BIN)/python -m pytest -q -rfE --no-processes tests/test_[$*]*.py tests/edge/test_[$*]*.py
+	$(BIN)/python -m pytest -q -rfE --numprocesses=2 --dist=loadfile --no-processes tests/test_*.py tests/edge
 
 # Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons, and
 # what needs a GPU on a software device.

@@ -66,7 +66,11 @@ def test_blocking_stock_client(url: str, server: Ready) -> None:
     assert wait_until(lambda: is_at_rest(server))
 
 
-def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -> None:
+#: A client that grants the server no more than 64 KiB ahead of what it reads.
+FIXED_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
+
+
+def test_client_that_does_not_read_stops_the_stream(server: Ready, url: str) -> None:
     data = np.zeros(ECHO_MAX).tobytes()  # 32 KiB
     sent: list[int] = []
     bounded = threading.Event()
@@ -79,7 +83,8 @@ def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -
             sent.append(len(sent))
             yield request
 
-    stream = stub.ModelStreamInfer(requests())
+    channel = grpc.insecure_channel(url, FIXED_WINDOW)
+    stream = Stub(channel).ModelStreamInfer(requests())
     try:
         assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
         before = -1
@@ -92,6 +97,7 @@ def test_client_that_does_not_read_stops_the_stream(stub: Stub, server: Ready) -
     finally:
         bounded.set()
         stream.cancel()
+        channel.close()
     assert [response.infer_response.id for response in received] == [str(number) for number in sent]
     assert all(response.infer_response.raw_output_contents == [data] for response in received)
     assert wait_until(lambda: is_at_rest(server))
