@@ -69,8 +69,8 @@ def build(
                 bar.update(task, completed=round(position.fraction * 100), total=100, note=note_of(position))
 
             for role in bundle.manifest.roles:
-                given = {"tier": tier, "role": role, "options": options, "replace": replace}
-                done.append(build_bundle(bundle, target, cache, **given, progress=show))
+                given = (bundle, target, cache)
+                done.append(build_bundle(*given, tier=tier, role=role, options=options, replace=replace, progress=show))
             bar.update(task, completed=100, total=100, note="done")
     if as_json:
         print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for one in done])

@@ -57,11 +57,12 @@ class LoopSession(Session):
         self._runners = runners
         self._requests: dict[object, _Request] = {}
         self._owners: list[tuple[_Request, int]] = []  # of each row: its request, and its place there
-        self._state = self._prompt = np.zeros((0, 0, 0), np.float32)
-        self._last = np.zeros((0, 1), np.int64)
-        self._loops = np.zeros(0, np.int32)
-        self._max_loops = np.zeros(0, np.int32)
-        self._tolerance = np.zeros(0, np.float32)
+        self._state: Array = np.zeros((0, 0, 0), np.float32)
+        self._prompt = self._state
+        self._last: Array = np.zeros((0, 1), np.int64)
+        self._loops: Array = np.zeros(0, np.int32)
+        self._max_loops: Array = np.zeros(0, np.int32)
+        self._tolerance: Array = np.zeros(0, np.float32)
 
     @property
     def rows(self) -> int:

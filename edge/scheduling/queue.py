@@ -120,7 +120,7 @@ class JobQueue:
 
         ``rooms`` has the rows that may join the continuous runs of the calling worker.
         """
-        ready = {}
+        ready: dict[Hashable, int | None] = {}
         for key, group in self._groups.items():
             room = rooms.get(group.executor)
             if room is not None:
