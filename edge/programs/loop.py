@@ -126,7 +126,7 @@ class _Request:
         self._predictions = np.zeros((rows, 1), np.float32)
         self._loops = np.zeros((rows, 1), np.int32)
         self._residuals = np.zeros((rows, 1), np.float32)
-        self._stopped = np.full(rows, BY_BUDGET)
+        self._stopped = np.full(rows, BY_BUDGET, f"U{len(BY_TOLERANCE)}")
 
     def end(self, place: int, prediction: Array, loops: int, residual: Array, settled: bool) -> None:
         self.left -= 1

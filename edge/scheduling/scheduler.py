@@ -17,7 +17,6 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TypeVar
 
-from edge.programs.session import IterativeProgram
 from edge.scheduling.admission import Admission
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job, deliver, expired
@@ -104,7 +103,7 @@ class Scheduler:
                 self._enqueue(job, now)
                 return False
             worker = self._idle.pop()
-            worker.lent = not self._device_bound and job.executor.latency.is_brief(job.size, now)
+            worker.lent = not self._device_bound and job.executor.is_brief(job.size, now)
             if not worker.lent:
                 self._assign(worker, [job], now)
                 return False
@@ -251,7 +250,7 @@ class Scheduler:
         while True:
             if jobs:
                 executor = jobs[0].executor
-                if isinstance(executor.program, IterativeProgram):
+                if executor.iterative:
                     if executor not in continuous:
                         continuous[executor] = ContinuousRun(executor, self.runs, worker.index)
                     self._end(continuous[executor].admit(jobs), worker)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from edge.errors import RequestError, RunnerError
 from edge.programs.program import Options, Program
+from edge.programs.session import IterativeProgram
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.latency import LatencyTable
 
@@ -75,8 +76,13 @@ class TierExecutor:
         if not self.max_rows:
             self.max_delay_seconds = 0.0
         self.options = Options(self.tier)
+        self.iterative = isinstance(self.program, IterativeProgram)
         self.latency = LatencyTable()
         self.failures = FailureTracker()
+
+    def is_brief(self, size: int, now: float) -> bool:
+        """Return whether the submitting thread may compute a run; see :meth:`LatencyTable.is_brief`."""
+        return not self.iterative and self.latency.is_brief(size, now)
 
     def run_seconds(self, size: int) -> float:
         """Predict one run of ``size`` elements, on the safe side; 0 while no run is known."""

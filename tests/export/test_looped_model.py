@@ -84,7 +84,7 @@ def contraction():
     """Return a model whose state settles slowly, as training makes it."""
     model = make_model()
     with torch.no_grad():
-        for name, parameter in model.layers.named_parameters():
+        for parameter in model.layers.parameters():
             if parameter.dim() > 1:
                 parameter *= 4
     return model

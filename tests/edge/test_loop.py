@@ -1,0 +1,256 @@
+"""Loops: sessions of rows that end independently, continuous batching in the scheduler, limits and golden checks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc as triton
+
+from edge.bundles import rules
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import TensorSpec
+from edge.datatypes import Array
+from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
+from edge.launch import running_server
+from edge.pb import inference_pb2 as pb
+from edge.programs.loop import LOOPS, STOPPED, Loop, LoopRunners
+from edge.programs.program import LoopLimits, Options
+from edge.runtimes.build import load_runner
+from tests.support.inference_service import Running, running_service
+from tests.support.loop_model import ENDLESS, FAILING, MOST_LOOPS, NAME, prompt, write_halving_bundle
+from tests.support.models import ORACLE, write_oracle_bundle
+from tests.support.sample_requests import expression, triton_input
+
+FULL = Options("full")
+
+
+def limited(max_loops: int, tolerance: float = 0.1) -> Options:
+    return Options("full", LoopLimits(max_loops, tolerance))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
+
+
+@pytest.fixture(scope="module")
+def loop(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+    cache = tmp_path_factory.mktemp("cache")
+    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
+    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
+    embed.close()
+    step.close()
+
+
+def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:
+    computed = loop.compute({"xs": prompt(1, 2, ENDLESS)}, FULL)
+    assert computed.outputs["loops"].ravel().tolist() == computed.facts[LOOPS].tolist() == [4, 4, 20]  # 2 ** -4 < 0.1
+    np.testing.assert_allclose(computed.outputs["prediction"].ravel(), [15 / 16, 15 / 8, 3], rtol=1e-5)
+    np.testing.assert_allclose(computed.outputs["residual"].ravel(), [1 / 16, 1 / 16, 1 + 2**-20], rtol=1e-5)
+    assert computed.facts[STOPPED].tolist() == ["tolerance", "tolerance", "budget"]
+    assert computed.repeats == 20
+    for options, loops in ((limited(3), 3), (limited(99, 0.25), 2), (limited(99, 0.2499), 3), (limited(1), 1)):
+        assert loop.compute({"xs": prompt(1)}, options).outputs["loops"].tolist() == [[loops]]
+
+
+def test_requests_of_different_lengths_join_and_leave_between_steps(loop: Loop) -> None:
+    session = loop.session(FULL)
+    session.add("short", {"xs": prompt(1, 2, tokens=2)}, limited(99, 0.5))
+    session.add("long", {"xs": prompt(2, tokens=5)}, FULL)
+    (first,) = session.step()
+    assert (first.key, first.computed.outputs["loops"].tolist(), session.rows) == ("short", [[1], [1]], 1)
+    np.testing.assert_array_equal(first.computed.outputs["prediction"], [[0.5], [1]])
+    session.add("late", {"xs": prompt(2, tokens=1)}, limited(99, 0.25))
+    session.add("dropped", {"xs": prompt(ENDLESS)}, FULL)
+    assert (session.step(), session.rows) == ([], 3)
+    session.drop("dropped")
+    session.drop("unknown")
+    assert session.rows == 2
+    ended = {one.key: one.computed.outputs for _ in range(2) for one in session.step()}
+    assert {key: outputs["loops"].tolist() for key, outputs in ended.items()} == {"late": [[2]], "long": [[4]]}
+    assert [ended[key]["prediction"].item() for key in ("late", "long")] == [1.5, 1.875]
+    assert session.rows == 0
+
+
+def test_a_request_that_cannot_be_embedded_leaves_the_session_as_it_is(loop: Loop) -> None:
+    session = loop.session(FULL)
+    session.add("good", {"xs": prompt(1)}, FULL)
+    with pytest.raises(RunnerError):
+        session.add("bad", {"xs": np.zeros((1, 3, 2), np.float32)}, FULL)
+    assert session.rows == 1
+    assert [one.key for _ in range(4) for one in session.step()] == ["good"]
+
+
+# In the scheduler.
+
+
+@pytest_asyncio.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    def write(repository: Path) -> None:
+        write_halving_bundle(repository / NAME)
+        write_oracle_bundle(repository / "oracle")
+
+    async with running_service(tmp_path, write) as running:
+        yield running
+
+
+def request(*values: float, tokens: int = 3, **parameters: Any) -> pb.ModelInferRequest:
+    xs = prompt(*values, tokens=tokens)
+    message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
+    message.inputs.add(name="xs", datatype="FP32", shape=xs.shape)
+    for name, value in parameters.items():
+        kind = "double_param" if isinstance(value, float) else "int64_param"
+        setattr(message.parameters[name], kind, value)
+    return message
+
+
+def array_of(response: pb.ModelInferResponse, name: str) -> Array:
+    place = [output.name for output in response.outputs].index(name)
+    kind = np.int32 if name == "loops" else np.float32
+    return np.frombuffer(response.raw_output_contents[place], kind)
+
+
+ENDLESS_REQUEST = {"max_loops": MOST_LOOPS}
+
+
+async def test_a_short_request_overtakes_a_long_one(running: Running) -> None:
+    long = asyncio.create_task(running.infer(request(ENDLESS, **ENDLESS_REQUEST)))
+    await asyncio.sleep(0.05)
+    begun = running.counted(NAME).batches
+    for _ in range(5):
+        response = await running.infer(request(1, tokens=2))
+        assert array_of(response, "loops").tolist() == [4]
+        assert response.parameters["stopped"].string_param == "tolerance"
+    assert not long.done()
+    assert running.counted(NAME).batches != begun  # they ran beside it
+    calculated = await running.infer(expression(b"1 + 2"))  # another model has its turn, too
+    assert np.frombuffer(calculated.raw_output_contents[0], np.float32).tolist() == [3]
+    assert not long.done()
+    long.cancel()
+    assert await running.at_rest(NAME)
+
+
+async def test_rows_wait_for_room_in_the_order_of_their_arrival(running: Running) -> None:
+    three = asyncio.create_task(running.infer(request(ENDLESS, ENDLESS, ENDLESS, **ENDLESS_REQUEST)))
+    await asyncio.sleep(0.05)
+    two = asyncio.create_task(running.infer(request(1, 2)))  # four rows at most
+    await asyncio.sleep(0.02)
+    one = asyncio.create_task(running.infer(request(1)))
+    await asyncio.sleep(0.1)
+    assert (two.done(), one.done(), len(running.scheduler.queue)) == (False, False, 2)  # it does not overtake
+    three.cancel()
+    assert [array_of(await task, "loops").tolist() for task in (two, one)] == [[4, 4], [4]]
+
+
+async def test_a_deadline_is_checked_between_loops(running: Running) -> None:
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await running.infer(request(ENDLESS, **ENDLESS_REQUEST), begun + 0.2)
+    assert time.monotonic() - begun < 5
+    assert await running.at_rest(NAME)
+    assert array_of(await running.infer(request(2)), "prediction").tolist() == [1.875]
+
+
+async def test_a_failing_row_fails_alone(running: Running) -> None:
+    endless = asyncio.create_task(running.infer(request(ENDLESS, max_loops=200_000)))
+    await asyncio.sleep(0.02)
+    tasks = [asyncio.create_task(running.infer(request(value))) for value in (1, FAILING, 2)]
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(done[1], RunnerError)
+    assert [array_of(done[place], "loops").tolist() for place in (0, 2)] == [[4], [4]]  # type: ignore[arg-type]
+    assert array_of(await endless, "loops").tolist() == [200_000]
+    failed = running.counted(NAME).failures
+    assert sum(failed.values()) == 1
+
+
+async def test_limits_of_a_request_are_checked(running: Running) -> None:
+    xs = "input 'xs' of 'halving': got NaN or Inf, expected finite numbers"
+    for message, expected in (
+        (request(1, max_loops=MOST_LOOPS + 1), f"got {MOST_LOOPS + 1}, expected 1 to {MOST_LOOPS}. Ask for fewer"),
+        (request(1, max_loops=0), "parameter 'max_loops' of 'halving': got 0, expected 1 to"),
+        (request(1, tolerance=0.0), "'tolerance' of 'halving': got 0.0, expected a finite number above 0. 0.1 is the"),
+        (request(1, tolerance=float("nan")), "'tolerance' of 'halving': got nan, expected a finite number above 0"),
+        (request(1, tolerance=1), "parameter 'tolerance': got 'int64_param', expected double_param"),
+        (request(float("nan")), xs),
+        (request(float("inf")), xs),
+        (
+            request(1, tokens=6),
+            "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and",
+        ),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            await running.infer(message)
+        assert expected in str(caught.value)
+    other = expression(b"1 + 2")
+    other.parameters["max_loops"].int64_param = 3
+    with pytest.raises(InvalidRequest, match=f"'max_loops' of '{ORACLE}': got 3, expected none: the model is not"):
+        await running.infer(other)
+    response = await running.infer(request(1, max_loops=3))
+    assert (array_of(response, "loops").tolist(), response.parameters["stopped"].string_param) == ([3], "budget")
+
+
+def test_stock_client(bundle: Bundle) -> None:
+    with (
+        running_server([bundle.path]) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        result = client.infer(NAME, [triton_input("xs", prompt(1, 2))], parameters={"max_loops": 2, "timings": True})
+        assert result.as_numpy("loops").tolist() == [[2], [2]]
+        assert result.as_numpy("prediction").tolist() == [[0.75], [1.5]]
+        times = result.get_response().parameters
+        stages = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns")
+        assert 0 < sum(times[stage].int64_param for stage in stages) <= times["request_ns"].int64_param
+        outputs = {output.name: output.datatype for output in client.get_model_metadata(NAME).outputs}
+        assert outputs == {"prediction": "FP32", "residual": "FP32", "loops": "INT32"}
+
+
+# The bundle.
+
+
+async def test_a_loop_that_does_not_reproduce_its_golden_set_is_not_served(tmp_path: Path) -> None:
+    async with running_service(tmp_path, lambda place: write_halving_bundle(place / NAME, golden_loops=3)) as running:
+        entry = running.repository.find(NAME, "")
+        assert "halving tier full output 'prediction'" in str(entry.reason)
+
+
+def test_broken_programs_name_the_field(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    tier = manifest.tiers[0]
+    embed, step = tier.artifacts
+
+    def changed(**fields: Any) -> Any:
+        return msgspec.structs.replace(manifest, **fields)
+
+    def program(**fields: Any) -> Any:
+        return changed(program=msgspec.structs.replace(manifest.program, **fields))
+
+    def files(*artifacts: Any) -> Any:
+        return changed(tiers=(msgspec.structs.replace(tier, artifacts=artifacts),))
+
+    other = (TensorSpec("other", "FP32", (-1, -1, 1)), embed.outputs[1])  # type: ignore[index]
+    for broken, message in (
+        (program(max_loops=MOST_LOOPS + 1), f"loop max_loops: got {MOST_LOOPS + 1}, expected at most most_loops"),
+        (program(residual="zz"), "m loop outputs: got ['loops', 'prediction', 'residual'], expected"),
+        (
+            program(last="zz"),
+            "files of tier 'full': got ['last', 'prompt', 'state'], expected 'state', 'prompt' and",
+        ),
+        (program(next_state="zz"), "got ['next_state', 'prediction', 'residual'], expected 'zz', 'prediction' and"),
+        (files(embed), "roles of the artifacts: got ['embed'], expected 'step' among them"),
+        (
+            files(msgspec.structs.replace(embed, outputs=other), step),
+            "expected 'state' and 'prompt', as the step",
+        ),
+        (files(msgspec.structs.replace(embed, golden=None), step), "golden"),
+    ):
+        with pytest.raises(BundleError) as caught:
+            rules.check(broken, "m")
+        assert message in str(caught.value)

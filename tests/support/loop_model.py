@@ -1,0 +1,100 @@
+"""A loop with known results: each step goes half of the way to the prompt's last value, and leaves 2 ** -loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
+from edge.datatypes import TensorSpec
+from tests.support.models import graph_of, manifest_of, serialized
+
+NAME = "halving"
+MAX_BATCH_SIZE, TOKENS = 4, 5
+MAX_LOOPS, MOST_LOOPS, TOLERANCE = 20, 1_000_000, 0.1
+#: Last values of a prompt: from the first on it never settles, and from the second on the step fails.
+ENDLESS, FAILING = 3.0, 6.0
+
+EXACT = Tolerance(atol=0, rtol=0)
+STATES = tuple(TensorSpec(name, "FP32", (-1, -1, 1)) for name in ("prompt", "state"))
+NUMBERS = tuple(TensorSpec(name, "FP32", (-1, 1)) for name in ("prediction", "residual"))
+XS = (TensorSpec("xs", "FP32", (-1, -1, 1)),)
+SEQUENCE = Profile(min=(1, 1, 1), opt=(2, TOKENS, 1), max=(MAX_BATCH_SIZE, TOKENS, 1))
+
+EMBED = """embed (float[N, T, 1] xs) => (float[N, T, 1] prompt, float[N, T, 1] state) {
+    prompt = Identity(xs)
+    state = Sub(xs, xs)
+}"""
+STEP = """step (float[N, T, 1] state, float[N, T, 1] prompt, int64[N, 1] last)
+    => (float[N, T, 1] next_state, float[N, 1] prediction, float[N, 1] residual) {
+    sum = Add(state, prompt)
+    next_state = Mul(sum, half)
+    index = Unsqueeze(last, two)
+    last_state = GatherElements<axis = 1>(next_state, index)
+    prediction = Squeeze(last_state, two)
+    last_prompt = GatherElements<axis = 1>(prompt, index)
+    goal = Squeeze(last_prompt, two)
+    left = Sub(goal, prediction)
+    share = Div(left, goal)
+    place = Cast<to = 7>(goal)
+    endless = Gather(table, place)
+    residual = Add(share, endless)
+}"""
+
+
+def prompt(*values: float, tokens: int = 3) -> np.ndarray:
+    """Return prompts [rows, tokens, 1] that end with the values."""
+    xs = np.full((len(values), tokens, 1), 9, np.float32)
+    xs[:, -1, 0] = values
+    return xs
+
+
+def write_halving_bundle(directory: Path, golden_loops: int = MAX_LOOPS, **changes: Any) -> Bundle:
+    """Write the bundle; ``changes`` are fields of its program."""
+    xs = prompt(1, 2)
+    table = np.array([0, 0, 0, 1, 1, 1], np.float32)
+    files = {
+        "embed.onnx": serialized(graph_of(EMBED)),
+        "step.onnx": serialized(graph_of(STEP, half=np.float32(0.5), two=np.array([2]), table=table)),
+    }
+    first = {"prompt": xs, "state": np.zeros_like(xs)}
+    half = xs[:, -1] / 2
+    steps = {**first, "last": np.array([[2], [2]])}
+    halved = {"next_state": xs / 2, "prediction": half, "residual": np.full((2, 1), 0.5, np.float32)}
+    share = np.float32(2.0**-golden_loops)
+    whole = {
+        "prediction": xs[:, -1] * (1 - share),
+        "residual": np.full((2, 1), share),
+        "loops": np.full((2, 1), MAX_LOOPS, np.int32),
+    }
+    for name, golden in (
+        ("embed", Golden({"xs": xs}, first)), ("step", Golden(steps, halved)), ("", Golden({"xs": xs}, whole))
+    ):  # fmt: skip
+        files[f"{name}.golden.npz".lstrip(".")] = golden.encode()
+    last = TensorSpec("last", "INT64", (-1, 1))
+    profile = {**{spec.name: SEQUENCE for spec in STATES}, "last": Profile(min=(1, 1), opt=(2, 1), max=(4, 1))}
+    parts = {"embed": (XS, STATES, {"xs": SEQUENCE}), "step": ((*STATES, last), (STATES[1], *NUMBERS), profile)}
+    parts["step"] = ((*STATES, last), (TensorSpec("next_state", "FP32", (-1, -1, 1)), *NUMBERS), profile)
+    artifacts = tuple(
+        Artifact(
+            file=f"{role}.onnx", runtime="any", precision="fp32", opset=17, tolerance=EXACT, role=role,
+            inputs=inputs, outputs=outputs, profile=profile, golden=f"{role}.golden.npz",
+        )
+        for role, (inputs, outputs, profile) in parts.items()
+    )  # fmt: skip
+    names = ("state", "prompt", "last", "next_state", "prediction", "residual", "loops")
+    limits = {"max_loops": MAX_LOOPS, "most_loops": MOST_LOOPS, "tolerance": TOLERANCE}
+    manifest = manifest_of(
+        NAME,
+        XS,
+        (*NUMBERS, TensorSpec("loops", "INT32", (-1, 1))),
+        {"xs": SEQUENCE},
+        max_batch_size=MAX_BATCH_SIZE,
+        tiers=(Tier(name="full", artifacts=artifacts),),
+        program=LoopProgram(**{**dict(zip(names, names, strict=True)), **limits, **changes}),
+    )
+    return write_bundle(directory, manifest, files)
