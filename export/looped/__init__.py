@@ -4,7 +4,6 @@
 - :mod:`export.looped.model` has the looped and the unlooped transformer
 - :mod:`export.looped.objective` has the truncated loss and its curricula
 - :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates
-- :mod:`export.looped.baselines` has the methods that the paper compares with
 """
 
 from __future__ import annotations

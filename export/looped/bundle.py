@@ -12,6 +12,7 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, LoopProgram, Manifest, Profile, Tier, Tolerance
 from edge.datatypes import TensorSpec
+from edge.errors import Literally, UsageError
 from export.checkpoint import load
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.exported import FULL, Exported
@@ -35,9 +36,13 @@ def export_looped(run: str | Path, repository: str | Path, *, version: int = 1, 
     """Write the bundle of a run to ``repository/looped-FUNCTION-VERSION``.
 
     Raises:
+        UsageError: the run's model is not looped.
         GoldenError: ONNX Runtime's outputs differ from torch's by more than the tolerance.
     """
     model, config, metrics = load(run, {MODEL: create})
+    if model.config.injection is None:
+        given, fix = Literally("an unlooped model"), "Unlooped models are a comparison; train one without --unlooped."
+        raise UsageError(f"run {run}", given=given, expected="a looped model", fix=fix)
     function, shape = config.arguments["function"], model.config
     name = f"{PREFIX}{function}"
     pairs, width = shape.points - 1, shape.dim

@@ -12,6 +12,7 @@ from export.looped.objective import Curriculum, Rising
 from export.training.recipe import Recipe
 
 Size = Literal["small", "paper"]
+#: Steps between two scores; a stage that is shorter has one.
 STEPS_PER_EPOCH = 500
 #: T and the last number of loops, by function class, of the paper's public code.
 _LOOPS = {"linear": (15, 30), "sparse": (10, 20), "tree": (15, 70), "relu": (5, 12)}
@@ -28,6 +29,7 @@ class Stage(msgspec.Struct, frozen=True):
     recipe: Recipe
     curriculum: Curriculum
     evaluated_loops: int
+    steps_per_epoch: int
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
     dims, points = Rising(2, 5, 1, 300), Rising(min(5, pairs), pairs + 1, 2 if pairs == 10 else 4, 300)
     steps = steps or 6000
-    second = max(STEPS_PER_EPOCH, steps * 2 // 3)
+    second = max(1, steps * 2 // 3)
     if injection is None:
         return Plan(
             config, (_stage("unlooped", steps + second, 1e-3 if layers < 8 else 5e-4, Curriculum(dims, points), 1),)
@@ -106,12 +108,13 @@ def _paper(function: str, injection: Injection | None, layers: int, dim: int, st
 def _stage(
     name: str, steps: int, rate: float, curriculum: Curriculum, evaluated_loops: int, warmup: int = 200
 ) -> Stage:
-    epochs = -(-steps // STEPS_PER_EPOCH)
+    steps_per_epoch = min(steps, STEPS_PER_EPOCH)
+    epochs = -(-steps // steps_per_epoch)
     recipe = Recipe(
         epochs=epochs,
         peak_learning_rate=rate,
         batch_size=64,
-        warmup_share=min(0.5, warmup / (epochs * STEPS_PER_EPOCH)),
+        warmup_share=min(0.5, warmup / (epochs * steps_per_epoch)),
         clip_norm=None if name == "paper" else 1.0,
     )
-    return Stage(name, recipe, curriculum, evaluated_loops)
+    return Stage(name, recipe, curriculum, evaluated_loops, steps_per_epoch)

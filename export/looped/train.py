@@ -16,7 +16,7 @@ from export.looped import MODEL
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.objective import PromptObjective
-from export.looped.recipes import STEPS_PER_EPOCH, Plan, Stage
+from export.looped.recipes import Plan, Stage
 from export.looped.solvers import trajectory
 from export.processor import processor
 from export.provenance import provenance
@@ -83,7 +83,7 @@ def train_run(
             stage.curriculum,
             seed=seed * len(plan.stages) + number,
             batch_size=stage.recipe.batch_size,
-            steps_per_epoch=STEPS_PER_EPOCH,
+            steps_per_epoch=stage.steps_per_epoch,
             evaluated_loops=stage.evaluated_loops,
             precision=stage.recipe.precision,
         )

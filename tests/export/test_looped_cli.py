@@ -1,0 +1,110 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from edge.bundles.bundle import Bundle
+from edge.datatypes import Array
+from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import LoopLimits, Options
+from edge.runtimes.build import load_runner
+from export.checkpoint import load
+from export.cli import export, train
+from export.looped import MODEL
+from export.looped.functions import draw_prompts
+from export.looped.objective import PromptObjective
+from export.looped.recipes import plan_of
+from export.looped.solvers import trajectory
+from export.looped.train import create, train_run
+from export.training.trainer import train as train_objective
+
+
+def invoke(command, *arguments):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs")
+    (made,) = invoke(train, "looped-linear", "--dim", 16, "--steps", 3, "--out", place, "--json")
+    measured = {measure["split"]: measure for measure in made["metrics"]["measures"]}
+    assert list(measured) == ["loops-8", "loops-12", "loops-30", "loops-120"]
+    assert all(measure["n"] == 1280 and measure["interval"] for measure in measured.values())
+    return place / "looped-linear"
+
+
+def test_a_run_is_exported_and_computes_the_same_loops(run, tmp_path):
+    (made,) = invoke(export, run, "--repository", tmp_path, "--json")
+    assert made["largest_difference"] < 1e-4
+    bundle, model = Bundle.open(tmp_path / "looped-linear-1"), load(run, {MODEL: create})[0]
+    cache = tmp_path / "cache"
+    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
+    loop = Loop(bundle.manifest.program, {"x1": LoopRunners(embed, step)})
+    for points in (2, 7, 11):  # prompts of any length up to the trained one
+        xs, ys = draw_prompts("linear", 3, points, 5, torch.Generator().manual_seed(points))
+        inputs: dict[str, Array] = {"xs": xs.numpy(), "ys": ys[:, :-1].numpy()}
+        found = loop.compute(inputs, Options("x1", LoopLimits(5, 1e-9))).outputs
+        path = trajectory(model, xs, ys[:, :-1], 5)
+        np.testing.assert_allclose(found["prediction"][:, 0], path.predictions[-1], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found["residual"][:, 0], path.residuals[-1], rtol=1e-3, atol=1e-6)
+        assert found["loops"].tolist() == [[5]] * 3
+    for runner in (embed, step):
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("looped-linear", "--dim", 18), "--dim: got 18, expected a multiple of the 4 heads. Give --dim 16."),
+        (
+            ("looped-linear", "--unlooped", "--injection", "add"),
+            "--injection: got 'add', expected none with --unlooped",
+        ),
+        (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),
+        (("looped-line",), "Did you mean 'looped-linear'?"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
+    result = CliRunner().invoke(train, [*map(str, arguments), "--out", str(tmp_path)])
+    assert message in str(result.exception)
+
+
+def test_an_unlooped_model_is_not_served(tmp_path):
+    invoke(train, "looped-linear", "--unlooped", "--layers", 1, "--dim", 8, "--steps", 1, "--out", tmp_path, "--json")
+    result = CliRunner().invoke(export, [str(tmp_path / "looped-linear"), "--repository", str(tmp_path / "models")])
+    assert "got an unlooped model, expected a looped model" in str(result.exception)
+
+
+def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
+    plan = plan_of("linear", "small", dim=8, steps=6)
+    whole = train_run("linear", plan, tmp_path / "whole", seed=0)
+    seen = []
+
+    def stop(step):
+        seen.append(step.number)
+        if len(seen) == 7:  # in the second stage
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_run("linear", plan, tmp_path / "again", seed=0, on_step=stop)
+    stages = []
+    again = train_run("linear", plan, tmp_path / "again", seed=0, on_resume=lambda *at: stages.append(at))
+    assert stages == [(6, 6)]  # the first stage is not repeated
+    assert (again.scores, again.losses, again.measures) == (whole.scores, whole.losses, whole.measures)
+    log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in log] == [1, 1]
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["linear", "sparse", "tree", "relu"])
+def test_one_step_on_each_device(name, device):
+    for injection in ("add", None):
+        stage = plan_of(name, "small", dim=8, steps=1, injection=injection).stages[0]
+        model = create(function=name, config={"dims": 5, "points": 21, "dim": 8, "shapes": [], "injection": injection})
+        objective = PromptObjective(model.to(device), name, stage.curriculum, seed=0, batch_size=4, steps_per_epoch=1)
+        assert len(train_objective(objective, stage.recipe, seed=0).losses) == 1
