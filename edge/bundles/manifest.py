@@ -266,6 +266,9 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
         expected_loops = f"at most most_loops ({self.most_loops})"
         require(self.max_loops <= self.most_loops, subject, "loop max_loops", self.max_loops, expected_loops)
         for tier in manifest.tiers:
+            for artifact in tier.artifacts:
+                given, wanted = Literally("none"), "a golden set for its own tensors"
+                require(artifact.golden, subject, f"golden of artifact {artifact.file!r}", given, wanted)
             files = {artifact.role: manifest.tensors(artifact) for artifact in tier.artifacts}
             embed = {spec.name: spec for spec in files["embed"].outputs}
             reads, gives = ({spec.name: spec for spec in specs} for specs in files["step"][:2])

@@ -157,7 +157,7 @@ def built(runtime: Runtime, bundle: Bundle, cache: Path, **more: object) -> Buil
 def process(bundle: Bundle, cache: Path, *command: str) -> subprocess.Popen[bytes]:
     """Start a build process, or another command that reads the same request."""
     given = {"bundle": str(bundle.path), "tier": "full", "cache": str(cache), "runtime": "onnxruntime"}
-    request = Request(**given, parameter="", reason="A test.", options=BuildOptions())
+    request = Request(**given, role="model", parameter="", reason="A test.", options=BuildOptions())
     arguments = [sys.executable, *(command or ("-m", "edge.runtimes.build_process"))]
     child = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin

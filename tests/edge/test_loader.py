@@ -56,12 +56,12 @@ def test_requests_run_between_the_loads_of_tiers(
     threads: set[str] = set()
     real = loader.load_with
 
-    def load_with(*arguments: Any, tier: str) -> Any:
+    def load_with(*arguments: Any) -> Any:
         pool.submit(scheduler.call, lambda: order.append("request"))
         time.sleep(0.05)  # lets it reach the queue
         threads.add(threading.current_thread().name)
-        order.append(tier)
-        return real(*arguments, tier=tier)
+        order.append(arguments[3])
+        return real(*arguments)
 
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     monkeypatch.setattr(loader, "load_with", load_with)
@@ -83,10 +83,10 @@ def test_failed_load_closes_earlier_tiers(
     closed: list[Any] = []
     real = loader.load_with
 
-    def load_with(*arguments: Any, tier: str) -> Any:
-        if tier == "lean":
+    def load_with(*arguments: Any) -> Any:
+        if arguments[3] == "lean":
             return real(arguments[0], Bundle.open(DATA / "broken_bundles" / "golden-wrong"), *arguments[2:])
-        loaded = real(*arguments, tier=tier)
+        loaded = real(*arguments)
         monkeypatch.setattr(loaded.runner, "close", lambda: closed.append(threading.current_thread().name))
         return loaded
 

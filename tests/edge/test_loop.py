@@ -249,7 +249,7 @@ def test_broken_programs_name_the_field(bundle: Bundle) -> None:
             files(msgspec.structs.replace(embed, outputs=other), step),
             "expected 'state' and 'prompt', as the step",
         ),
-        (files(msgspec.structs.replace(embed, golden=None), step), "golden"),
+        (files(msgspec.structs.replace(embed, golden=None), step), "golden of artifact 'embed.onnx': got none, expect"),
     ):
         with pytest.raises(BundleError) as caught:
             rules.check(broken, "m")

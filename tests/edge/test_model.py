@@ -23,7 +23,7 @@ ECHO = echo_input("FP32")
 
 def loaded(bundle: Bundle, cache: Path) -> Model:
     tier = bundle.manifest.tiers[0].name
-    return Model(bundle, {tier: load_runner(bundle, "onnxruntime", cache)}, load_memory_bytes=7)
+    return Model(bundle, {(tier, "model"): load_runner(bundle, "onnxruntime", cache)}, load_memory_bytes=7)
 
 
 @pytest.fixture(scope="module")

@@ -66,8 +66,8 @@ def test_job_computes_the_sizes_that_are_not_given() -> None:
     job = Job(joined, inputs, 3)
     assert (job.size, job.size_bytes, job.shapes) == (3, 3 * ROW_BYTES, (("x", "f", (1,)),))
     given = Job(joined, inputs, 3, size=7, size_bytes=0, shapes="s")
-    assert (given.size, given.size_bytes, given.key) == (7, 0, (joined, joined.options, "s"))
-    assert Job(alone, inputs, 3, shapes="s").key == (alone, alone.options, None)
+    assert (given.size, given.size_bytes, given.key) == (7, 0, (joined, "full", "s"))
+    assert Job(alone, inputs, 3, shapes="s").key == (alone, "full", None)
     assert (job.priority, job.place, job.ended, job.batch_rows, job.nonfinite) == (5, "queued", False, 0, 0)
     assert str(expired(1_500_000)).startswith("request: got 1.5 ms of waiting, expected its turn before the deadline. ")
     for ending in ({"answer": Answer({}, {})}, {"error": ValueError()}, {"computed_ns": 1}):
