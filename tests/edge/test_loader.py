@@ -85,7 +85,7 @@ def test_failed_load_closes_earlier_tiers(
 
     def load_with(*arguments: Any) -> Any:
         if arguments[3] == "lean":
-            return real(arguments[0], Bundle.open(DATA / "broken_bundles" / "golden-wrong"), *arguments[2:])
+            return real(arguments[0], Bundle.open(DATA / "broken_bundles" / "golden-wrong"), arguments[2])
         loaded = real(*arguments)
         monkeypatch.setattr(loaded.runner, "close", lambda: closed.append(threading.current_thread().name))
         return loaded

@@ -72,8 +72,8 @@ def test_models_and_their_losses(runs, tmp_path):
 def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
     run = runs / "calculator-gate"
     for options, message in (
-        ((run, "--name", "sum"), r"--name: got 'sum', .*the bundle of a calculator is named calculator-gate"),
-        ((run, "--tier-name", "x"), "--tier-name: got 'x', expected no name: a calculator has one tier"),
+        ((run, "--name", "sum"), r"--name: got 'sum', .*its bundle is named calculator-gate"),
+        ((run, "--tier-name", "x"), "--tier-name: got 'x', expected no name: calculator-gate has one tier"),
         ((run, run), r"calculator-gate-1: got a second run of this model"),
     ):
         with pytest.raises(UsageError, match=message):
