@@ -52,10 +52,15 @@ def tests_of(paths: list[str]) -> dict[str, list[str]]:
 def sample(session: Path, share: float, chance: random.Random) -> int:
     """Keep a random share of the places of a session, with one mutant each, and return their number."""
     places: dict[tuple[int, int], list[WorkItem]] = {}
+    lines: dict[Path, list[str]] = {}
     with use_db(session, WorkDB.Mode.open) as database:
         items = list(database.pending_work_items)
         for item in items:
-            if item.mutations[0].operator_name in OPERATORS:
+            mutation = item.mutations[0]
+            row, column = mutation.start_pos
+            source = lines.setdefault(mutation.module_path, mutation.module_path.read_text().splitlines())
+            in_signature = source[row - 1][column:].startswith("*,")  # cosmic-ray takes it for a multiplication
+            if mutation.operator_name in OPERATORS and not in_signature:
                 places.setdefault(item.mutations[0].start_pos, []).append(item)
         wanted = share * len(places)
         count = int(wanted) + (chance.random() < wanted % 1)

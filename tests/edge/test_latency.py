@@ -127,11 +127,11 @@ def test_missed_deadlines_raise_the_factor_and_met_ones_lower_it() -> None:
 
 
 def test_factor_rises_no_further_than_the_predictions_were_wrong() -> None:
-    correction = LatencyCorrection()
+    correction, later = LatencyCorrection(), NEAR._replace(at=10.0)
     factors = []
     for _ in range(3):
-        correction.answered(1.08, NEAR)
-        factors.append(correction.factor(1.08))
+        correction.answered(11.08, later)
+        factors.append(correction.factor(11.08))
     assert factors == pytest.approx([1.25, 1.5, 1.5])
     for _ in range(9):
         correction.answered(50.0, NEAR)

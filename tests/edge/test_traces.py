@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from edge.launch import running_server
+from edge.serving.traces import CARRIER, carry
 from tests.support.sample_requests import triton_input
 
 pytest.importorskip("opentelemetry.sdk")
@@ -76,6 +77,13 @@ def test_spans_of_requests(bundles: list[Path]) -> None:
         assert answered.start_time_unix_nano <= stage.start_time_unix_nano <= stage.end_time_unix_nano
         assert stage.end_time_unix_nano <= answered.end_time_unix_nano
     assert len(received.spans) == 2 + len(STAGES)
+
+
+def test_only_the_trace_context_of_a_call_is_kept() -> None:
+    carry([("traceparent", "a"), ("authorization", "Bearer b"), ("tracestate", b"c")])
+    assert CARRIER.get() == {"traceparent": "a"}
+    carry([("authorization", "Bearer b")])
+    assert CARRIER.get() is None
 
 
 def test_requests_do_not_need_the_collector(bundles: list[Path]) -> None:
