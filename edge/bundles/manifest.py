@@ -267,8 +267,8 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
         require(self.max_loops <= self.most_loops, subject, "loop max_loops", self.max_loops, expected_loops)
         for tier in manifest.tiers:
             for artifact in tier.artifacts:
-                given, wanted = Literally("none"), "a golden set for its own tensors"
-                require(artifact.golden, subject, f"golden of artifact {artifact.file!r}", given, wanted)
+                field, none = f"golden of artifact {artifact.file!r}", Literally("none")
+                require(artifact.golden, subject, field, none, "a golden set for its own tensors")
             files = {artifact.role: manifest.tensors(artifact) for artifact in tier.artifacts}
             embed = {spec.name: spec for spec in files["embed"].outputs}
             reads, gives = ({spec.name: spec for spec in specs} for specs in files["step"][:2])
