@@ -13,6 +13,7 @@ from torch.nn import functional
 from edge.bundles.expression import MAX_TERMS, TOKENS
 from edge.datatypes import Array
 from export.attention import AdaptiveMode, MultiHeadAttention
+from export.training.device import model_device
 
 #: The largest operand that the oracle answers for, and its M. A power of two, so that TF32 and FP16 hold it and
 #: every first-layer sum of whole operands (at most 2,048 in size) exactly. In FP32 whole operands give exact values;
@@ -33,7 +34,7 @@ class Regressor(nn.Module):
         """Return the values [N, 1] of tokens [N, 15], NumPy to NumPy, without gradients."""
         self.eval()
         with torch.no_grad():
-            value: Tensor = self(torch.from_numpy(tokens).to(next(self.parameters()).device))
+            value: Tensor = self(torch.from_numpy(tokens).to(model_device(self)))
         return value.cpu().numpy()
 
     @property

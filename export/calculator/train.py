@@ -19,7 +19,7 @@ from export.checkpoint import save
 from export.processor import processor
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
-from export.training.device import DeviceName, device_of
+from export.training.device import DeviceName, device_of, model_device
 from export.training.objective import Score
 from export.training.recipe import Recipe
 from export.training.run_files import RunFiles
@@ -76,7 +76,7 @@ class CalculatorObjective:
         self.model: Regressor = model
         self._x, self._y, self._val = torch.from_numpy(train.tokens), torch.from_numpy(train.truth)[:, None], val
         self._seed, self._batch_size = seed, batch_size
-        self._device = next(model.parameters()).device
+        self._device = model_device(model)
         self.steps_per_epoch = math.ceil(len(self._x) / batch_size)
         self.rates: dict[nn.Parameter, float] = {}
 

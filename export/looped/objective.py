@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from export.looped.functions import FUNCTION_CLASSES, Prompts, draw_prompts
 from export.looped.model import PromptTransformer
-from export.training.device import multiplying_in
+from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
 from export.training.recipe import Precision
 from export.training.state import fingerprint
@@ -88,7 +88,7 @@ class PromptObjective:
         self.model, self.steps_per_epoch = model, steps_per_epoch
         self._name, self._curriculum, self._seed, self._batch_size = name, curriculum, seed, batch_size
         self._precision = precision
-        self._device = next(model.parameters()).device
+        self._device = model_device(model)
         self._loops = evaluated_loops or curriculum.loops.end
         config = model.config
         generator = torch.Generator().manual_seed(_VALIDATION_SEED)

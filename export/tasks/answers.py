@@ -17,6 +17,7 @@ from export.intervals import interval, mean
 from export.tasks.predictions import Predicted
 from export.tasks.squad import Question, Windows
 from export.tasks.tokens import sorted_batches
+from export.training.device import model_device
 
 _BATCH = 16
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -78,7 +79,7 @@ def extract(
         A part of each question's context; empty if no window has a token of it.
     """
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(questions)
-    device = next(model.parameters()).device
+    device = model_device(model)
     with torch.inference_mode():
         for indices in sorted_batches(windows.rows.lengths, _BATCH):
             batch = windows.rows.batch(indices).to(device)

@@ -21,7 +21,7 @@ from export.tasks.objectives import (
 from export.tasks.recipe import Recipe
 from export.tasks.teacher import Teacher, TeacherOutputs
 from export.tasks.tokens import Batch, Rows, shuffled_batches
-from export.training.device import multiplying_in
+from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
 from export.training.state import fingerprint
 from export.training.trainer import Trained, train
@@ -73,7 +73,7 @@ class TaskObjective:
         self._evaluate, self._metric, self._extra = evaluate, metric, extra
         self.steps_per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
         self.rates = extra.rates if extra else {}
-        self._device = next(model.parameters()).device
+        self._device = model_device(model)
         self._teacher_model, self._teacher, self._followed = teacher, None, list[int]()
         if teacher is not None:
             theirs: list[int] = []

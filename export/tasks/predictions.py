@@ -22,6 +22,7 @@ from export.runs import PREDICTIONS
 from export.tasks.metrics import METRICS, measures
 from export.tasks.objectives import Head, outputs_of
 from export.tasks.tokens import Rows, sorted_batches
+from export.training.device import model_device
 
 _BATCH = 64
 
@@ -65,7 +66,7 @@ def predict(model: Head, rows: Rows) -> Predictions:
     """Return a classifier's predictions for rows, in batches sorted by length, for little padding."""
     assert isinstance(model, SequenceClassifier)
     logits = np.empty((len(rows.targets), model.classifier.out_features), dtype=np.float32)
-    device = next(model.parameters()).device
+    device = model_device(model)
     with torch.inference_mode():
         for indices in sorted_batches(rows.lengths, _BATCH):
             outputs = outputs_of(model, rows.batch(indices).to(device))

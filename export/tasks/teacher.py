@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from edge.datatypes import Array
 from export.tasks.objectives import Head, Outputs, hidden_states, outputs_of
 from export.tasks.tokens import Batch, Rows, sorted_batches
-from export.training.device import multiplying_in
+from export.training.device import model_device, multiplying_in
 from export.training.recipe import Precision
 
 #: Hidden states are kept up to this size; larger ones are computed again for each batch.
@@ -72,7 +72,7 @@ class Teacher:
 def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[TeacherOutputs]:
     """Return the outputs for each row, without padding: [labels] or two of [T], and states [T, d] of each layer."""
     kept: list[TeacherOutputs | None] = [None] * len(rows.targets)
-    lengths, device = rows.lengths, next(model.parameters()).device
+    lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):
         batch = rows.batch(indices).to(device)
         outputs, states = _run(model, batch, layers, precision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import nn
 
 from edge.errors import Literally, UsageError
 from export.training.recipe import Precision
@@ -23,6 +24,11 @@ def device_of(name: DeviceName) -> torch.device:
         fix = "Give --device cpu, or install a torch that is built for this machine's CUDA."
         raise UsageError("--device", given=Literally("cuda, and torch finds no GPU"), expected=expected, fix=fix)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the CPU without any."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def multiplying_in(precision: Precision, device: torch.device | None = None) -> torch.autocast:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import TrainingError
+from export.training.device import model_device
 from export.training.log import TrainingLog
 from export.training.objective import Objective, Score
 from export.training.recipe import Recipe, learning_rate
@@ -80,7 +81,7 @@ def train(
         TrainingError: a loss, a gradient or a score is not finite.
         CheckpointError: the state is malformed, of another run, or cannot be written.
     """
-    device = next(objective.model.parameters()).device
+    device = model_device(objective.model)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         run = _Run(objective, recipe, state, stop_below)
