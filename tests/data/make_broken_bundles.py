@@ -39,8 +39,6 @@ CORPORA = {
     1: (DATA / "version_1" / "bundles" / ORACLE_BUNDLE.name, DATA / "version_1" / "broken_bundles"),
     2: (ORACLE_BUNDLE, BROKEN_BUNDLES),
 }
-
-
 #: File name to contents, or to the target of a link.
 Tree = dict[str, bytes | Path]
 
@@ -60,7 +58,7 @@ class Good:
     def with_manifest(self, change: Callable[[dict[str, Any]], object]) -> Tree:
         manifest = copy.deepcopy(self.manifest)
         change(manifest)
-        return self.with_files(manifest_json=as_json(manifest))
+        return self.with_files(manifest_json=json.dumps(manifest, indent=2).encode() + b"\n")
 
     def with_hashed(self, name: str, content: bytes) -> Tree:
         return {**self.with_manifest(lambda manifest: manifest["files"].update({name: record(content)})), name: content}
@@ -104,10 +102,6 @@ class Good:
 
 def record(content: bytes) -> dict[str, object]:
     return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def as_json(value: object) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def changed_onnx(change: Callable[[onnx.ModelProto], object]) -> bytes:

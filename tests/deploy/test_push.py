@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ import pytest
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.client import Client, text
-from edge.errors import ServerError
+from edge.client import Client, Retries
 from edge.launch import serving
 from tests.support.balanced_servers import free_port
 from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.tools import DEPLOY, run, tool
+from tests.support.traffic import traffic
 
 PUSH = DEPLOY / "push.py"
 POLL = ("--model-control=poll", "--poll-seconds=0.1")
@@ -62,28 +61,6 @@ def index(url: str) -> dict[str, str]:
         return {model["version"]: model["state"] for model in client.index() if model["name"] == "oracle"}
 
 
-@contextmanager
-def requests_running(url: str) -> Iterator[list[str]]:
-    """Send requests while the block runs; yield the errors."""
-    done, failures = threading.Event(), list[str]()
-
-    def work() -> None:
-        with Client(url) as client:
-            while not done.is_set():
-                try:
-                    assert client.infer("oracle", {"expression": text(["1 + 1"])}).outputs["value"][0, 0] == 2
-                except (ServerError, AssertionError) as error:  # noqa: PERF203 - each request may fail
-                    failures.append(str(error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield failures
-    finally:
-        done.set()
-        thread.join()
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     repository = tmp_path / "board"
@@ -104,28 +81,28 @@ def test_push_and_back_lose_no_request(
     with serving(repository, arguments=mode) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         where = ("--to", repository, "--url", url, *options)
-        with requests_running(url) as failures:
+        with traffic(url, "oracle", Retries(), threads=1) as sent:
             for version in (2, 3):
                 succeed(bundle(tmp_path / "new", version), *where)
                 assert index(url)[str(version)] == "READY"
             assert names(repository) == {"oracle-3", ".oracle-2.previous", "other"}
             succeed("--back", "oracle", *where)
         assert index(url)["2"] == "READY"
-        assert failures == []
+        assert (sent.failures, set(sent.versions())) == ([], {"1", "2", "3"})
     assert names(repository) == {"oracle-2", ".oracle-3.previous", "other"}
 
 
 def test_version_that_does_not_load_is_reverted(tmp_path: Path, repository: Path) -> None:
     with serving(repository, arguments=POLL) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
-        with requests_running(url) as failures:
+        with traffic(url, "oracle", Retries(), threads=1) as sent:
             code, log = push(bundle(tmp_path / "new", 2, broken=True), "--to", repository, "--url", url)
         assert code == 6
         assert log.splitlines()[-1].startswith("push: oracle version 2: got UNAVAILABLE ")
         assert "expected READY within 60 s. Version 1 is served again." in log
         assert "golden" in log
         assert index(url) == {"1": "READY"}
-        assert failures == []
+        assert (sent.failures, set(sent.versions())) == ([], {"1"})
         assert names(repository) == {"oracle-1", "other"}
         # The same version, now correct.
         succeed(bundle(tmp_path / "good", 2), "--to", repository, "--url", url)
@@ -227,30 +204,22 @@ case $1 in *tar*) echo x >> {repository}/.oracle-2.incoming/model.onnx ;; esac; 
     assert names(repository) == {"oracle-1", "other", ".oracle-2.incoming"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
+def test_mistakes_change_nothing_on_the_board(tmp_path: Path, repository: Path) -> None:
+    new, changed = bundle(tmp_path / "new", 2), bundle(tmp_path / "changed", 1, broken=True)
+    none = f"--back: got none of 'oracle' on {repository}, expected a model with a previous version."
+    for arguments, code, message in (
         ((), 2, "BUNDLE and --back: got neither, expected one of them."),
-        (("{new}", "--back", "oracle"), 2, "BUNDLE and --back: got both"),
-        (
-            ("--back", "oracle"),
-            2,
-            "--back: got none of 'oracle' on {repository}, expected a model with a previous version.",
-        ),
-        (("{changed}",), 3, "oracle-1 on {repository}: got another bundle in oracle-1, expected none, or this one."),
-        (("{new}/model.onnx",), 3, "expected a bundle directory"),
-        (("{new}", "--to", "b:path"), 2, "--to: got 'b:path', expected HOST:/DIRECTORY or /DIRECTORY."),
-        (("{new}", "--to", "/proc/repository"), 6, "board /proc/repository: got "),
-    ],
-)
-def test_mistakes(tmp_path: Path, repository: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
-    """Nothing changes on the board."""
-    changed = bundle(tmp_path / "changed", 1, broken=True)
-    words = {"repository": repository, "new": bundle(tmp_path / "new", 2), "changed": changed}
-    found = push("--to", repository, "--url", "127.0.0.1:1", *(one.format(**words) for one in arguments))
-    assert found[0] == code, found[1]
-    assert message.format(**words) in found[1]
-    assert names(repository) == {"oracle-1", "other"}
+        ((new, "--back", "oracle"), 2, "BUNDLE and --back: got both"),
+        (("--back", "oracle"), 2, none),
+        ((changed,), 3, f"oracle-1 on {repository}: got another bundle in oracle-1, expected none, or this one."),
+        ((new / "model.onnx",), 3, "expected a bundle directory"),
+        ((new, "--to", "b:path"), 2, "--to: got 'b:path', expected HOST:/DIRECTORY or /DIRECTORY."),
+        ((new, "--to", "/proc/repository"), 6, "board /proc/repository: got "),
+    ):
+        found = push("--to", repository, "--url", "127.0.0.1:1", *arguments)
+        assert found[0] == code, found[1]
+        assert message in found[1]
+        assert names(repository) == {"oracle-1", "other"}
 
 
 @contextmanager

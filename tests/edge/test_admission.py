@@ -155,28 +155,19 @@ def test_rejections_give_the_numbers_and_the_time_to_come_back() -> None:
     queue = queue_of(*(job_of(executor, 0, size_bytes=12) for _ in range(2)), max_jobs=3, max_bytes=40)
     admission, runs = Admission(queue, 1, True), [Run(NOW - 0.0491, executor, 1)]
     # 50.9 ms of the current run, 90 ms for each of two requests, 100 ms of its own run, 1 ms of return.
-    assert rejected(admission, job_of(executor, 0, size_bytes=17), runs) == (
-        f"queue: got 41 bytes with this request, expected at most 40. {RETRY}",
-        "bytes",
-        332,
-    )
+    expected = (f"queue: got 41 bytes with this request, expected at most 40. {RETRY}", "bytes", 332)
+    assert rejected(admission, job_of(executor, 0, size_bytes=17), runs) == expected
     check(admission, job_of(executor, 0, size_bytes=16), runs)
     late = job_of(executor, 0, deadline=NOW + 0.2502)
-    assert rejected(admission, late, runs) == (
-        f"deadline: got an answer in 331.9 ms, as predicted, expected one in 250.2 ms. {RETRY}",
-        "deadline",
-        82,
-    )
+    text = f"deadline: got an answer in 331.9 ms, as predicted, expected one in 250.2 ms. {RETRY}"
+    assert rejected(admission, late, runs) == (text, "deadline", 82)
     check(Admission(queue, 1, False), late, runs)
     assert late.estimate is None
     late.deadline = NOW + 0.332
     check(admission, late, runs)
     assert late.estimate
     queue.push(job_of(executor, 0, size_bytes=16))
-    assert rejected(admission, job_of(unknown, 0, size_bytes=0), runs) == (
-        f"queue: got 3 waiting requests, expected fewer than 3. {RETRY}",
-        "requests",
-        322,
-    )
+    expected = (f"queue: got 3 waiting requests, expected fewer than 3. {RETRY}", "requests", 322)
+    assert rejected(admission, job_of(unknown, 0, size_bytes=0), runs) == expected
     just_late = job_of(unknown, 0, deadline=NOW + 0.0009)
     assert rejected(Admission(queue_of(), 1, True), just_late, [])[2] == 1

@@ -79,12 +79,9 @@ def test_texts_of_any_lengths_get_the_same_answers_as_alone(
     scheduler: Scheduler, text_model: Model, requests: list[list[str]], tier: str
 ) -> None:
     feeds = [text_model.prepare(texts(*rows)) for rows in requests]
-    statistics = ModelStatistics()
+    executor, statistics = text_model.executors[tier], ModelStatistics()
     with occupied(scheduler):
-        jobs = [
-            submitted(scheduler, Awaited(text_model.executors[tier], feed.inputs, feed.rows, statistics=statistics))
-            for feed in feeds
-        ]
+        jobs = [submitted(scheduler, Awaited(executor, f.inputs, f.rows, statistics=statistics)) for f in feeds]
     for job, feed in zip(jobs, feeds, strict=True):
         answer = job.result(WAIT)
         computed = text_model.program.compute(feed.inputs, Options(tier))
@@ -119,11 +116,9 @@ def test_only_the_culprit_of_a_run_fails(scheduler: Scheduler, text_model: Model
 
 def test_no_label_is_made_from_nonfinite_logits(text_model: Model) -> None:
     def build(names: list[str], logits: list[float]) -> pb.ModelInferResponse:
-        outputs = {"logits": np.array([logits], np.float32)}
-        bad = () if np.isfinite(outputs["logits"]).all() else ("logits",)
-        return ResponseBuilder().build(
-            text_model, Answer(outputs, {}, bad), names, request_id="", tier="full", windows={}
-        )
+        bad = () if np.isfinite(logits).all() else ("logits",)
+        answer = Answer({"logits": np.array([logits], np.float32)}, {}, bad)
+        return ResponseBuilder().build(text_model, answer, names, request_id="", tier="full", windows={})
 
     assert build(["label"], [0.0, 1.0]).raw_output_contents[0].endswith(b"positive")
     for wrong in (np.nan, np.inf):
@@ -151,9 +146,7 @@ def test_requests_with_equal_keys_may_share_a_run() -> None:
         buckets.setdefault(key(length, length), []).append(length)
     assert [max(lengths) for lengths in buckets.values()][:9] == [8, 12, 16, 24, 32, 48, 64, 96, 128]
     assert all(max(lengths) <= max(8, 1.5 * min(lengths)) for lengths in buckets.values())
-
-
-def test_waiting_bytes_are_those_of_arrays_and_the_contents_of_texts() -> None:
+    # While they wait, they take the bytes of their arrays and of the contents of texts.
     assert byte_size({"x": np.zeros((3, 2), np.float32), "text": np.array([[b"12345"], [b"678"]], np.object_)}) == 32
 
 
@@ -177,11 +170,8 @@ def test_padding_follows_the_tokenizer_unless_an_output_has_a_length() -> None:
     assert joined["input_ids"].tolist() == [[4, 1, 1], [4, 4, 4]]
     assert joined["attention_mask"].tolist() == [[4, 0, 0], [4, 4, 4]]
     assert (assembler.pads_alone, assembler.size(joined)) == (False, 6)
-    for changes in (
-        {"outputs": (*manifest.outputs, TensorSpec("tokens", "FP32", (-1, -1)))},
-        {"max_batch_size": 0},
-        {"preprocess": None},
-    ):
+    longer = (*manifest.outputs, TensorSpec("tokens", "FP32", (-1, -1)))
+    for changes in ({"outputs": longer}, {"max_batch_size": 0}, {"preprocess": None}):
         without = BatchAssembler.of(msgspec.structs.replace(manifest, **changes))
         assert without.key(ids(1, 5)) == without.key(ids(1, 5))
         assert without.key(ids(1, 5)) != without.key(ids(1, 6))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -68,36 +69,27 @@ def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
     assert build(second, ORT, tmp_path).directory != built.directory
 
 
-@pytest.mark.parametrize(
-    ("file", "contents", "why"),
-    [
+def test_corrupted_build_is_ignored_and_repeated(oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    built = build(oracle, ORT, tmp_path)
+    for file, contents, why in (
         ("model.onnx", b"shorter", "got 7 bytes"),
-        ("model.onnx", bytes, "sha256: got"),
+        ("model.onnx", (built.directory / "model.onnx").read_bytes()[:-1] + b"\0", "sha256: got"),
         ("model.onnx", None, "No such file or directory"),
         ("build.json", b"{}", "missing required field"),
-    ],
-)
-def test_corrupted_build_is_ignored_and_repeated(
-    oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, contents: object, why: str
-):
-    built = build(oracle, ORT, tmp_path)
-    if contents is bytes:  # of the same size
-        contents = (built.directory / file).read_bytes()[:-1] + b"\0"
-    (built.directory / file).unlink()
-    if isinstance(contents, bytes):
-        (built.directory / file).write_bytes(contents)
-    assert load_runner(oracle, ORT, tmp_path).source == "bundle"
-    assert f"the build in {built.directory} is ignored, build it again" in caplog.text
-    assert why in caplog.text
-    again = build(oracle, ORT, tmp_path)
-    assert not again.reused
-    assert again.record.sha256 == built.record.sha256
-    assert load_runner(oracle, ORT, tmp_path).source == "cache"
-    assert os.listdir(tmp_path) == [built.directory.name]
-
-
-def test_record_cannot_name_a_file_outside_its_directory(oracle: Bundle, tmp_path: Path):
-    built = build(oracle, ORT, tmp_path)
+    ):
+        caplog.clear()
+        (built.directory / file).unlink()
+        if contents is not None:
+            (built.directory / file).write_bytes(contents)
+        assert load_runner(oracle, ORT, tmp_path).source == "bundle"
+        assert f"the build in {built.directory} is ignored, build it again" in caplog.text
+        assert why in caplog.text
+        again = build(oracle, ORT, tmp_path)
+        assert not again.reused
+        assert again.record.sha256 == built.record.sha256
+        assert load_runner(oracle, ORT, tmp_path).source == "cache"
+        assert os.listdir(tmp_path) == [built.directory.name]
+    # Nor can a record name a file outside its directory.
     (tmp_path / "elsewhere.onnx").write_bytes((built.directory / built.record.file).read_bytes())
     moved = msgspec.structs.replace(built.record, file="../elsewhere.onnx")
     (built.directory / "build.json").write_bytes(msgspec.json.encode(moved))
@@ -245,42 +237,31 @@ def test_errors_are_those_of_a_build_in_this_process(oracle: Bundle, tmp_path: P
     assert raised[0] == raised[1]
 
 
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        (
-            signal.SIGKILL,
-            r"was ended by SIGKILL, at [\d,]+ MiB of its own, with [\d,]+ MiB available at the least; the system kills "
-            r"processes so when memory runs out, expected a build that ends. Stop other models and programs, add swap, "
-            r"or lower --workspace-mib \(256 now\)",
-        ),
-        (signal.SIGSEGV, r"was ended by SIGSEGV, at [\d,]+ MiB of its own.* See its last lines above"),
-    ],
-)
-def test_killed_child(
-    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
-):
-    def kill(progress: BuildProgress) -> None:
+def test_killed_child(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def kill(number: int, progress: BuildProgress) -> None:
         for pid in children():
             os.kill(pid, number)
 
     pause_builds(monkeypatch, tmp_path / "site")
     options = BuildOptions(workspace_bytes=256 * MIB)
-    with pytest.raises(BackendError, match=f"model .*onnx: got a build process that {says}"):
-        built(runtime, oracle, tmp_path / "cache", progress=kill, options=options)
-    assert not children()
-    assert os.listdir(tmp_path / "cache") == []
+    killed = (
+        r"was ended by SIGKILL, at [\d,]+ MiB of its own, with [\d,]+ MiB available at the least; the system kills "
+        r"processes so when memory runs out, expected a build that ends. Stop other models and programs, add swap, "
+        r"or lower --workspace-mib \(256 now\)"
+    )
+    crashed = r"was ended by SIGSEGV, at [\d,]+ MiB of its own.* See its last lines above"
+    for number, says in ((signal.SIGKILL, killed), (signal.SIGSEGV, crashed)):
+        with pytest.raises(BackendError, match=f"model .*onnx: got a build process that {says}"):
+            built(runtime, oracle, tmp_path / "cache", progress=partial(kill, number), options=options)
+        assert not children()
+        assert os.listdir(tmp_path / "cache") == []
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert not built(runtime, oracle, tmp_path / "cache").reused
 
 
-def test_error_if_no_child_starts(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
-    with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
-        built(runtime, oracle, tmp_path / "cache")
-
-
-def test_interrupt_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_child_ends_with_an_interrupt_or_cannot_start(
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def interrupt(progress: BuildProgress) -> None:
         raise KeyboardInterrupt
 
@@ -292,6 +273,9 @@ def test_interrupt_ends_the_child(runtime: Runtime, oracle: Bundle, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         built(runtime, oracle, tmp_path / "cache", progress=interrupt)
     assert not children()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BackendError, match=r"model .*onnx: got .*missing.*, expected a build process. Stop other"):
+        built(runtime, oracle, tmp_path / "cache")
     assert os.listdir(tmp_path / "cache") == []
 
 

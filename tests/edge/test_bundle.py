@@ -11,9 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -59,19 +58,15 @@ def test_artifact_of_a_role_tier_and_runtime(tmp_path: Path):
     assert manifest.tensors(head) == (embed.outputs, manifest.outputs, head.profile)
 
 
-def test_change_after_opening_is_found(tmp_path: Path):
+def test_change_after_opening_is_found_and_a_pipe_does_not_hang(tmp_path: Path):
     bundle = write_oracle_bundle(tmp_path / "oracle")
     model = bundle.path / "model.onnx"
     model.write_bytes(model.read_bytes()[::-1])
     with pytest.raises(BundleError, match="sha256: got"):
         bundle.read("model.onnx")
     assert Bundle.open(bundle.path, models=False)
-
-
-def test_pipe_instead_of_a_file_does_not_hang(tmp_path: Path):
-    bundle = write_oracle_bundle(tmp_path / "oracle")
-    (bundle.path / "model.onnx").unlink()
-    os.mkfifo(bundle.path / "model.onnx")
+    model.unlink()
+    os.mkfifo(model)
     with pytest.raises(BundleError, match="got no regular file, expected a regular file"):
         Bundle.open(bundle.path)
 
@@ -104,25 +99,19 @@ def test_existing_bundle_is_replaced_only_on_demand_and_by_a_good_one(tmp_path: 
     assert os.listdir(tmp_path) == ["oracle"]
 
 
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Let no file grow beyond 1,000 bytes; Python ignores the signal, so that writing raises an OSError."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("before", [None, 1])
 def test_full_disk_leaves_what_was_there(tmp_path: Path, before: int | None):
     target = tmp_path / "place" / "oracle"
     if before:
         write_oracle_bundle(target, version=before)
-    with pytest.raises(BundleError, match=r"File too large, expected .* room to write it\. Free space"), full_disk():
-        write_oracle_bundle(target, version=2, replace=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN  # so that writing raises an OSError
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(BundleError, match=r"File too large, expected .* room to write it\. Free space"):
+            write_oracle_bundle(target, version=2, replace=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(target.parent) == (["oracle"] if before else [])
     if before:
         assert Bundle.open(target).manifest.version == before
@@ -172,12 +161,7 @@ def test_readers_never_see_a_mixture(tmp_path: Path):
 
 EXPECTED = json.loads((BROKEN_BUNDLES / "expected.json").read_text())
 #: Format version and case; most cases break both versions.
-CASES = [
-    (version, case)
-    for version in CORPORA
-    for case, expected in sorted(EXPECTED.items())
-    if expected.get("version", version) == version
-]
+CASES = [(v, case) for v in CORPORA for case, of in sorted(EXPECTED.items()) if of.get("version", v) == v]
 
 
 @pytest.mark.parametrize(("version", "case"), CASES)

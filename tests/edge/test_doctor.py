@@ -96,10 +96,6 @@ def release(line: str) -> dict[str, str | None]:
     return {RELEASE: f"# {line}, GCID: 1\n"}
 
 
-def swap(line: str) -> dict[str, str | None]:
-    return {"proc/swaps": f"{SWAPS}{line}\n"}
-
-
 def image(release: str) -> dict[str, str]:
     return {"FEWHEADS_IMAGE_L4T": release}
 
@@ -148,9 +144,9 @@ CASES = [
     Case("image", "failed", FOR_36, build("7.2"), 7, mounts=(), environment=image("r36.4")),
     Case("super firmware", "warning", SLOW, FLASH, 7, SLOW_GPU | release("R39 (release), REVISION: 2.0")),
     Case("super firmware", "absent", SLOW, "JetPack 6.2 and", 7, SLOW_GPU | release("R36 (release), REVISION: 4.2")),
-    Case("swap", "warning", "none", NO_SWAP, files=swap("")),
-    Case("swap", "warning", "none", NO_SWAP, files=swap("/swapfile file N/A 0 -2")),
-    Case("swap", "ok", "file 8192 MiB", files=swap("/swapfile file 8388604 0 -2")),
+    Case("swap", "warning", "none", NO_SWAP, files={"proc/swaps": f"{SWAPS}\n"}),
+    Case("swap", "warning", "none", NO_SWAP, files={"proc/swaps": f"{SWAPS}/swapfile file N/A 0 -2\n"}),
+    Case("swap", "ok", "file 8192 MiB", files={"proc/swaps": f"{SWAPS}/swapfile file 8388604 0 -2\n"}),
     Case("largest free blocks", "warning", "8 of 2048 KiB", COMPACT, files={"proc/buddyinfo": FRAGMENTS}),
 ]
 

@@ -99,12 +99,8 @@ def test_idle_power_is_measured_while_nothing_runs(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("count", "seconds", "pauses", "rel"),
-    [
-        (1, 30, (0, 0), 0.02),
-        (3000, 0.005, (0, 0.04), 0.15),  # shorter than the 50 ms between two samples
-        (200, 0.02, (7, 9), 0.4),  # so rare that the meter samples only ten times a second
-    ],
-    ids=["one", "short", "rare"],
+    [(1, 30, (0, 0), 0.02), (3000, 0.005, (0, 0.04), 0.15), (200, 0.02, (7, 9), 0.4)],
+    ids=["one", "shorter than the 50 ms between samples", "so rare that the meter samples ten times a second"],
 )
 def test_energy_is_right_on_average(
     machine: Machine, count: int, seconds: float, pauses: tuple[float, float], rel: float

@@ -39,11 +39,7 @@ def subclasses(base: type[FewheadsError]) -> Iterator[type[FewheadsError]]:
 ALL = [FewheadsError, *subclasses(FewheadsError)]
 
 
-def message(value: object) -> str:
-    return str(FewheadsError("the subject", given=value, expected="4", fix="Do this."))
-
-
-def test_every_kind_has_its_exit_code_its_place_in_the_overview_and_four_parts() -> None:
+def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> None:
     explained = (cli.epilog or "").replace("\n", " ")
     for kind in ALL:
         assert kind.__module__ == "edge.errors"
@@ -55,9 +51,6 @@ def test_every_kind_has_its_exit_code_its_place_in_the_overview_and_four_parts()
         assert (error.subject, error.given, error.expected, error.fix) == ("the subject", 3, "4", "Do this.")
         assert f" {kind.exit_code} " in explained
     assert " 130 " in explained
-
-
-def test_every_request_error_has_its_own_status_code() -> None:
     assert set(STATUS_CODES) == set(subclasses(RequestError))
     assert len(set(STATUS_CODES.values())) == len(STATUS_CODES)
 
@@ -73,10 +66,9 @@ def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
         ("x" * 10**6, f"'{'x' * 159}… (1000002 characters)"),
         (Whole("y" * 10**4), "y" * 10**4),
     ):
-        assert message(value) == f"the subject: got {text}, expected 4. Do this."
-
-
-def test_text_of_unknown_origin_is_safe_for_a_terminal() -> None:
+        error = FewheadsError("the subject", given=value, expected="4", fix="Do this.")
+        assert str(error) == f"the subject: got {text}, expected 4. Do this."
+    # Text of unknown origin becomes safe for a terminal.
     assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"
 
 
@@ -113,19 +105,13 @@ def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text: str) -> None:
     assert is_out_of_memory(text) == (text in OUT_OF_MEMORY)
 
 
-def test_cause_of_our_own_error_is_found() -> None:
+def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles() -> None:
     ours = RunnerError("m", given=Literally("RuntimeError"), expected="an answer", fix="See the log.")
     ours.__cause__ = RuntimeError(LOST[0])
     assert fatal(ours) == LOST[0]
     ours.__cause__ = RuntimeError(LOST[1])
     assert fatal(ours) == f"CUDA_ERROR_LAUNCH_FAILED: {LOST[1]}"
-
-
-def test_quotes_of_a_client_are_ignored() -> None:
-    assert fatal(InvalidRequest("text", given=LOST[0], expected="x", fix="y.")) is None
-
-
-def test_circular_causes_end() -> None:
+    assert fatal(InvalidRequest("text", given=LOST[0], expected="x", fix="y.")) is None  # a client's words
     one, two = ValueError("a"), ValueError("b")
     one.__cause__, two.__cause__ = two, one
     assert fatal(one) is None

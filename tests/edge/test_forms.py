@@ -123,10 +123,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[tuple[pb.ModelInferRequest, b
     ),
     "typed": (
         lambda repository: write_oracle_bundle(repository / "first"),
-        [
-            (typed_values(*tokenize(["3 + 4"])[0].tolist()), number(7)),
-            (typed_values(*range(14)), InvalidRequest),
-        ],
+        [(typed_values(*tokenize(["3 + 4"])[0].tolist()), number(7)), (typed_values(*range(14)), InvalidRequest)],
     ),
     "preprocessed": (
         lambda repository: write_oracle_bundle(repository / "first"),

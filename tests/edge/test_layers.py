@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -185,14 +184,6 @@ def test_generated_files_are_fresh(tmp_path: Path) -> None:
     assert kept == {name.name for name in made} | {"__init__.py", "pool.py"}
 
 
-def messages() -> Iterator[Descriptor]:
-    todo = list(OURS.message_types_by_name.values())
-    while todo:
-        message = todo.pop()
-        yield message
-        todo += message.nested_types
-
-
 def fields(message: Descriptor) -> dict[str, bytes]:
     """Return everything of each field that both sides of a wire must agree on."""
     described = DescriptorProto()
@@ -201,8 +192,10 @@ def fields(message: Descriptor) -> dict[str, bytes]:
 
 
 def test_messages_enums_and_rpcs_are_tritons() -> None:
-    enums = list(OURS.enum_types_by_name.values())
-    for message in messages():
+    messages, enums = list(OURS.message_types_by_name.values()), list(OURS.enum_types_by_name.values())
+    while messages:
+        message = messages.pop()
+        messages += message.nested_types
         theirs = THEIRS.FindMessageTypeByName(message.full_name)
         assert fields(message).items() <= fields(theirs).items()
         assert message.GetOptions().map_entry == theirs.GetOptions().map_entry

@@ -60,8 +60,10 @@ def test_disconnected_clients_of_grpcio_are_logged_only_when_verbose(capsys: pyt
 
 
 def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = 'x"\n2026-01-01 ERROR forged'
+
     def log() -> None:
-        ABOUT.set(About("m", 'x"\n2026-01-01 ERROR forged'))
+        ABOUT.set(About("m", forged))
         try:
             raise ValueError("why")
         except ValueError:
@@ -77,13 +79,7 @@ def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pyt
     line = msgspec.json.decode(about)
     assert re.match(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", line.pop("time"))
     assert "ValueError: why" in line.pop("exception")
-    assert line == {
-        "level": "error",
-        "logger": OURS.name,
-        "message": "it failed",
-        "model": "m",
-        "request_id": 'x"\n2026-01-01 ERROR forged',
-    }
+    assert line == {"level": "error", "logger": OURS.name, "message": "it failed", "model": "m", "request_id": forged}
     assert text[0].endswith("it failed [model 'm', request 'x\"\\n2026-01-01 ERROR forged']")
     assert not any(line.startswith("2026-01-01") for line in text)
 
@@ -130,7 +126,5 @@ def test_tritonclient_changes_the_log_of_a_running_server(tmp_path: Path) -> Non
         server.process.terminate()
         code, log = server.end()
     assert code == 0
-    assert re.search(
-        r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", log, re.MULTILINE
-    )
+    assert re.search(r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", log, re.M)
     assert "'before'" not in log

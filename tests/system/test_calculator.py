@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,11 @@ from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from edge.server import Ready
 from export.calculator import data
+from tests.support.commands import answer, fewheads
 from tests.support.sample_requests import column, triton_input
 
 MODELS = ("calculator-oracle", "calculator-gate")
 BATCH = 256
-
-
-def fewheads(*arguments: str) -> Any:
-    command = [sys.executable, "-m", "edge", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +29,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def repository(work: Path) -> Path:
-    fewheads("train", *MODELS, "--seed", "1", "--out", str(work / "runs"))
-    fewheads("export", *(str(work / "runs" / model) for model in MODELS), "--repository", str(work / "repository"))
+    answer(fewheads("train", *MODELS, "--seed=1", "--out", work / "runs"))
+    answer(fewheads("export", *(work / "runs" / model for model in MODELS), "--repository", work / "repository"))
     return work / "repository"
 
 
 @pytest.fixture(scope="module")
 def server(work: Path, repository: Path) -> Iterator[Ready]:
-    built = fewheads("build", *map(str, sorted(repository.iterdir())), "--cache", str(work / "cache"))
-    assert all(one["build"]["golden"]["outputs"][0]["passed"] for one in built)
+    built = answer(fewheads("build", *sorted(repository.iterdir()), "--cache", work / "cache", "--json"))
+    assert all(one["build"]["golden"]["outputs"][0]["passed"] for one in json.loads(built))
     with running_server(sorted(repository.iterdir()), cache=work / "cache") as ready:
         yield ready
 
