@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -56,7 +56,6 @@ def channel(guarded: Guarded) -> Iterator[grpc.Channel]:
 
 
 def status(channel: grpc.Channel, rpc: str, token: str | None) -> tuple[grpc.StatusCode, str]:
-    """Return the status of an RPC, which is cancelled after its first answer."""
     request = HEALTH_NAME if rpc.startswith("/grpc.health") else REQUESTS.get(rpc.rpartition("/")[2])
     sent = iter([request.SerializeToString() if request else b""])
     call = channel.stream_stream(rpc)(sent, metadata=None if token is None else bearer(token), timeout=10)
@@ -136,7 +135,6 @@ def test_pages_require_the_scope_metrics(guarded: Guarded) -> None:
 
 
 def test_removed_token_ends_calls_and_streams(guarded: Guarded, channel: grpc.Channel) -> None:
-    """New calls fail, and so do the next request of a stream and the next reading of a watch."""
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     infer, metrics = bearer(guarded.tokens["infer"]), bearer(guarded.tokens["metrics"])
     stream = channel.stream_stream(INFER_STREAM)(iter(requests.get, None), metadata=infer, timeout=20)
@@ -190,38 +188,29 @@ def test_rate_limit_counts_calls_and_streams(tmp_path: Path, with_tokens: bool, 
     assert seen.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10 - allowed
 
 
-ROOT = Path(edge.__file__).parent.parent
-PAGE = (ROOT / "deploy" / "THREATS.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def test_dangerous_requests_are_unimplemented(tmp_path: Path) -> None:
     with (
-        running_server([ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache")) as ready,
+        running_server([ORACLE_BUNDLE], cache=tmp_path) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
     ):
-        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-
-
-def test_dangerous_requests_are_unimplemented(stub: Any) -> None:
-    for method, request_, message in (
-        ("RepositoryModelLoad", LOAD, "--model-control explicit"),
-        ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
-        ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
-        ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
-        ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
-        ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),
-    ):
-        with pytest.raises(grpc.RpcError, match=message) as caught:
-            getattr(stub, method)(request_, timeout=10)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_settings_are_readable(stub: Any) -> None:
-    assert stub.LogSettings(pb.LogSettingsRequest(), timeout=10).settings["log_info"].bool_param
-    assert stub.TraceSetting(pb.TraceSettingRequest(), timeout=10).settings["trace_level"].value == ["OFF"]
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for method, request, message in (
+            ("RepositoryModelLoad", LOAD, "--model-control explicit"),
+            ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
+            ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
+            ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
+            ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
+            ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),
+        ):
+            with pytest.raises(grpc.RpcError, match=message) as caught:
+                getattr(stub, method)(request, timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        # Reading the settings is harmless.
+        assert stub.LogSettings(pb.LogSettingsRequest(), timeout=10).settings["log_info"].bool_param
+        assert stub.TraceSetting(pb.TraceSettingRequest(), timeout=10).settings["trace_level"].value == ["OFF"]
 
 
 def test_options_of_the_page_exist() -> None:
+    page = (Path(edge.__file__).parents[1] / "deploy" / "THREATS.md").read_text()
     options = {option for parameter in serve.params for option in parameter.opts}
-    assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= options
+    assert set(re.findall(r"`(--[a-z-]+)", page)) <= options

@@ -55,11 +55,7 @@ def fleet(_fleet: list[Board]) -> list[Board]:
 
 @needs_nginx
 def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], tmp_path: Path) -> None:
-    with (
-        balancer([board.url for board in fleet], tmp_path) as url,
-        followed(tmp_path),
-        traffic(url, ORACLE) as sent,
-    ):
+    with balancer([board.url for board in fleet], tmp_path) as url, followed(tmp_path), traffic(url, ORACLE) as sent:
         time.sleep(1.5)
         assert min(board.answered() for board in fleet) > 0
         killed = time.monotonic()
@@ -117,10 +113,7 @@ def test_rolling_update_loses_nothing_without_retries(fleet: list[Board], tmp_pa
 def test_hanging_board_costs_the_read_timeout(fleet: list[Board], tmp_path: Path) -> None:
     """Requests in progress wait for the read timeout and are then sent elsewhere."""
     values = {"grpc_read_timeout 5s;": "grpc_read_timeout 1s;"}
-    with (
-        balancer([board.url for board in fleet], tmp_path, values) as url,
-        traffic(url, ORACLE, Retries()) as sent,
-    ):
+    with balancer([board.url for board in fleet], tmp_path, values) as url, traffic(url, ORACLE, Retries()) as sent:
         time.sleep(1.0)
         stopped = time.monotonic()
         fleet[0].signal(signal.SIGSTOP)

@@ -326,16 +326,13 @@ def test_infer_tensors_and_versions(url: str, tmp_path: Path) -> None:
     assert "NOT_FOUND" in mistake("infer", "--url", url, "versioned", "1", "--version", "2", code=7)
 
 
-MALFORMED = {
-    ORACLE: ("x=[[1, 2", "x", "y=[1]", 'x={"a": 1}', 'x=["a"]', "x=[[1], [1, 2]]", "x=" + "[" * 100_000),
-    "echo-uint8": ("in_uint8=[300]",),
-    "echo-int64": (f"in_int64=[{2**70}]",),
-    "echo-bytes": ("in_bytes=[1]", 'in_bytes=[["a"], ["b", "c"]]', 'in_bytes=["\\ud800"]'),
-}
-
-
-def test_infer_rejects_malformed_tensors_and_files(url: str, tmp_path: Path) -> None:
-    for model, tensors in MALFORMED.items():
+def test_infer_rejects_malformed_tensors_files_and_texts(url: str, tmp_path: Path) -> None:
+    for model, tensors in (
+        (ORACLE, ("x=[[1, 2", "x", "y=[1]", 'x={"a": 1}', 'x=["a"]', "x=[[1], [1, 2]]", "x=" + "[" * 100_000)),
+        ("echo-uint8", ("in_uint8=[300]",)),
+        ("echo-int64", (f"in_int64=[{2**70}]",)),
+        ("echo-bytes", ("in_bytes=[1]", 'in_bytes=[["a"], ["b", "c"]]', 'in_bytes=["\\ud800"]')),
+    ):
         for tensor in tensors:
             message = mistake("infer", "--url", url, model, "--input", tensor)
             assert message.startswith("--input")
@@ -348,9 +345,6 @@ def test_infer_rejects_malformed_tensors_and_files(url: str, tmp_path: Path) -> 
         assert mistake(*arguments).startswith("--input x: got @")
     np.save(file, np.array([{}]), allow_pickle=True)
     assert "allow_pickle" in mistake(*arguments)
-
-
-def test_infer_reports_invalid_utf8(url: str) -> None:
     command = [sys.executable, "-m", "edge", "infer", "--url", url, ORACLE, b"1 + \xff"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert "expected UTF-8" in refusal(done, 7)
@@ -400,17 +394,15 @@ def test_missing_server_exits_with_6() -> None:
             assert "fewheads serve REPOSITORY" in line
 
 
-EVIL = "\x1b[2J\x07evil\r\n\u202e" + "x" * 300
-
-
 def test_control_characters_of_a_server_are_escaped() -> None:
-    models = inference_pb2.RepositoryIndexResponse(models=[{"name": EVIL, "state": EVIL}]).SerializeToString()
+    evil = "\x1b[2J\x07evil\r\n\u202e" + "x" * 300
+    models = inference_pb2.RepositoryIndexResponse(models=[{"name": evil, "state": evil}]).SerializeToString()
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, details: Any) -> Any:
             def behave(request: bytes, context: Any) -> bytes:
                 if not details.method.endswith("RepositoryIndex"):
-                    context.abort(grpc.StatusCode.PERMISSION_DENIED, EVIL)
+                    context.abort(grpc.StatusCode.PERMISSION_DENIED, evil)
                 return models
 
             return grpc.unary_unary_rpc_method_handler(behave)

@@ -17,15 +17,7 @@ import pytest
 
 import edge.client
 from edge.bundles.expression import tokenize
-from edge.client import (
-    AsyncClient,
-    CallInfo,
-    Client,
-    InferFailure,
-    InferRequest,
-    InferResult,
-    text,
-)
+from edge.client import AsyncClient, CallInfo, Client, InferFailure, InferRequest, InferResult, text
 from edge.client.inference import checked_timeout, decode, encode
 from edge.client.rpcs import PendingRequests
 from edge.datatypes import TensorSpec
@@ -42,7 +34,6 @@ from tests.support.scripted_servers import doubled, peer, refusing, x
 
 @pytest.fixture(params=CLIENTS)
 def make(request: pytest.FixtureRequest) -> Any:
-    """The class of either client, to be used blocking."""
     return CLIENTS[request.param]
 
 
@@ -74,7 +65,7 @@ def test_request_becomes_one_message() -> None:
         assert limited.parameters["timeout"].int64_param == microseconds
 
 
-def test_input_that_is_no_tensor_is_rejected() -> None:
+def test_invalid_tensor_or_time_limit_is_rejected() -> None:
     for array, message in (
         ([[1.0]], "got list, expected a NumPy array"),
         (np.zeros((1, 15), np.complex64), "got 'complex64', expected a type for one of BOOL"),
@@ -82,9 +73,6 @@ def test_input_that_is_no_tensor_is_rejected() -> None:
     ):
         with pytest.raises(UsageError, match=f"^input 'x': {message}"):
             encode(InferRequest("m", {"x": array}))
-
-
-def test_time_limit_must_be_finite_and_positive() -> None:
     assert checked_timeout(999_999_999) == 999_999_999
     for seconds in (0, float("nan"), 1e9):
         with pytest.raises(UsageError, match=r"timeout_seconds: got .*, expected a finite number above 0"):
@@ -92,24 +80,21 @@ def test_time_limit_must_be_finite_and_positive() -> None:
 
 
 def reply(count: int = 1, **fields: Any) -> pb.ModelInferResponse:
-    """Return ``y``, FP32 of the shape (2,), with other fields."""
     output = {"name": "y", "datatype": "FP32", "shape": [2], **fields.pop("output", {})}
     return pb.ModelInferResponse(model_name="m", outputs=[output] * count, **fields)
 
 
-RAW = {"raw_output_contents": [b"12345678"]}
-
-
 def test_malformed_answer_is_an_error() -> None:
+    raw = {"raw_output_contents": [b"12345678"]}
     for response, message in (
         (reply(), "got 0 elements in fp32_contents, expected 2 for shape [2]"),
         (reply(raw_output_contents=[b"1234"]), "got 4 raw bytes, expected 8 for FP32 [2]"),
         (reply(raw_output_contents=[b"", b""]), "got 2 raw_output_contents, expected 1, one for each output"),
         (reply(2, raw_output_contents=[b"12345678"] * 2), "got output 'y' twice, expected each output once"),
-        (reply(output={"shape": [-2]}, **RAW), "got the shape [-2], expected a shape of 0 or more in each dimension"),
+        (reply(output={"shape": [-2]}, **raw), "got the shape [-2], expected a shape of 0 or more in each dimension"),
         (reply(output={"shape": [1] * 33}, raw_output_contents=[b"1234"]), "expected a shape of 0 or more"),
         (reply(output={"shape": [0, 2**62, 2**62]}, raw_output_contents=[b""]), "expected FP32 [0, "),
-        (reply(output={"datatype": "BF16"}, **RAW), "got the datatype 'BF16', expected one of BOOL"),
+        (reply(output={"datatype": "BF16"}, **raw), "got the datatype 'BF16', expected one of BOOL"),
         (reply(output={"datatype": "BYTES"}, raw_output_contents=[b"\4\0\0\0abcd"]), "expected 2 elements"),
         (reply(output={"datatype": "UINT8", "contents": {"uint_contents": [1, 300]}}), "got 300, expected UINT8"),
     ):
@@ -317,7 +302,8 @@ def test_both_clients_have_the_same_methods() -> None:
         _ = edge.client.zz  # type: ignore[attr-defined]
 
 
-FORK = """
+def test_client_refuses_calls_after_a_fork(url: str) -> None:
+    code = """
 import os, sys
 from edge.client import Client
 client = Client(sys.argv[1])
@@ -330,9 +316,6 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-
-
-def test_client_refuses_calls_after_a_fork(url: str) -> None:
-    output = answer(python(FORK, url, GRPC_ENABLE_FORK_SUPPORT="0", PYTHONWARNINGS="ignore"))
+    output = answer(python(code, url, GRPC_ENABLE_FORK_SUPPORT="0", PYTHONWARNINGS="ignore"))
     assert output.startswith("the client: got a call in process ")
     assert output.endswith("Make a client in each process, after the fork.")

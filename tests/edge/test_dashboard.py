@@ -165,10 +165,8 @@ def test_board_with_sensors(tab: Browser) -> None:
 def test_board_without_sensors_on_any_screen(tab: Browser, width: int, dark: bool) -> None:
     with shown(lambda: pb.Reading(uptime_seconds=time.monotonic()), tab, width=width, dark=dark):
         tab.wait("!document.querySelector('#note').hidden")
-        assert (
-            tab.evaluate("document.querySelector('#note').textContent")
-            == "This machine tells no temperature and no power."
-        )
+        note = tab.evaluate("document.querySelector('#note').textContent")
+        assert note == "This machine tells no temperature and no power."
         assert not {"Temperature", "Power", "Utilization"} & set(charts(tab))
         assert tab.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -111,29 +111,19 @@ def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
     assert run(ask).returncode == 2
 
 
-PAGES = ("README.md", "edge/README.md")
-#: Options of other programs.
-FOREIGN = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
-_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-
-
-def options_of(command: str) -> set[str]:
-    context = click.Context(cli)
-    found = cli.get_command(context, command)
-    assert found, f"fewheads {command}"
-    parameters = found.get_params(context)
-    return {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
-
-
 def test_options_in_the_pages_exist() -> None:
-    options = {command: options_of(command) for command in cli.list_commands(click.Context(cli))}
-    text = "\n".join((ROOT / page).read_text() for page in PAGES)
-    assert set(_OPTION.findall(text)) <= FOREIGN.union(*options.values())
+    context, options, option = click.Context(cli), {}, re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+    for command in cli.list_commands(context):
+        parameters = cli.get_command(context, command).get_params(context)  # type: ignore[union-attr]
+        options[command] = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    of_others = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
+    text = "\n".join((ROOT / page).read_text() for page in ("README.md", "edge/README.md"))
+    assert set(option.findall(text)) <= of_others.union(*options.values())
     # In a line of code, they are options of its command.
     for code in re.findall(r"`([^`\n]+)`|^(fewheads .+)$", text, re.MULTILINE):
         words = "".join(code).partition("#")[0].split()
         if len(words) > 1 and words[0] == "fewheads" and words[1] in options:
-            assert set(_OPTION.findall(" ".join(words))) <= options[words[1]], words
+            assert set(option.findall(" ".join(words))) <= options[words[1]], words
 
 
 def test_readme_and_help_list_the_same_exit_codes() -> None:

@@ -22,8 +22,7 @@ from tests.support.models import write_oracle_bundle
 from tests.support.server_processes import Served, served
 from tests.support.traffic import INPUTS, traffic
 
-#: These tests concern the protocol, which every transport carries.
-ON_EVERY_TRANSPORT = True
+ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 CLIENTS = 4
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 import numpy as np
@@ -23,8 +22,7 @@ from tests.support.http2_client import RawClient
 from tests.support.metrics import gauge, gauges, wait_until
 from tests.support.server_models import write_busy_bundle
 
-#: These tests concern the protocol, which every transport carries.
-ON_EVERY_TRANSPORT = True
+ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 STAGES = ("arriving", "queued", "running", "answered", "streaming", "stream not read")
 CANCEL = 8
@@ -33,22 +31,8 @@ DEADLINE = "250m"
 NO_WINDOW = {SettingsFrame.INITIAL_WINDOW_SIZE: 0}
 
 
-@pytest.fixture(scope="module")
-def controlled(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
-    directory = tmp_path_factory.mktemp("controlled")
-    write_busy_bundle(directory / "repository")
-    arguments = ["--instances=1", "--model-control=explicit", "--load-model=*", "--no-admission"]
-    arguments.append(f"--transport={transport}")
-    with serving(directory / "repository", cache=directory / "cache", arguments=arguments) as ready:
-        yield ready
-
-
 class Busy:
-    """The one model of a server, and its telemetry.
-
-    Attributes:
-        long: steps that take longer than :data:`DEADLINE`.
-    """
+    """The one model of a server, and its telemetry; ``long`` steps take longer than :data:`DEADLINE`."""
 
     def __init__(self, ready: Ready, channel: grpc.Channel) -> None:
         self.ready = ready
@@ -73,14 +57,16 @@ class Busy:
 
 
 @pytest.fixture(scope="module")
-def model(controlled: Ready) -> Iterator[Busy]:
-    with grpc.insecure_channel(f"127.0.0.1:{controlled.grpc_port}") as channel:
-        yield Busy(controlled, channel)
-
-
-def head(client: RawClient, method: str, how: str) -> Any:
-    timeout = {"grpc_timeout": DEADLINE} if how == "deadline" else {}
-    return client.head(1, method, _path=f"/inference.GRPCInferenceService/{method}", **timeout)
+def model(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Busy]:
+    directory = tmp_path_factory.mktemp("controlled")
+    write_busy_bundle(directory / "repository")
+    arguments = ["--instances=1", "--model-control=explicit", "--load-model=*", "--no-admission"]
+    arguments.append(f"--transport={transport}")
+    with (
+        serving(directory / "repository", cache=directory / "cache", arguments=arguments) as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        yield Busy(ready, channel)
 
 
 @asynccontextmanager
@@ -92,7 +78,8 @@ async def at_stage(model: Busy, stage: str, how: str) -> AsyncIterator[RawClient
         await client.agreed()
         long, short = (busy(steps).SerializeToString() for steps in (model.long, 1))
         method = "ModelStreamInfer" if "stream" in stage else "ModelInfer"
-        client.send(head(client, method, how))
+        timeout = {"grpc_timeout": DEADLINE} if how == "deadline" else {}
+        client.send(client.head(1, method, _path=f"/inference.GRPCInferenceService/{method}", **timeout))
         if stage == "arriving":
             client.send(DataFrame(1, (prefix(short) + short)[:-3]))
         elif stage == "streaming":

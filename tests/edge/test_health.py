@@ -28,16 +28,7 @@ from tests.support.in_process import write_oracle_and_failing_bundle
 from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.server_processes import (
-    NOT_SERVING,
-    SERVING,
-    Served,
-    health,
-    is_ready,
-    model_states,
-    problems,
-    served,
-)
+from tests.support.server_processes import NOT_SERVING, SERVING, health, is_ready, model_states, problems, served
 
 
 @pytest.fixture
@@ -177,17 +168,12 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
         assert log.splitlines()[-1].startswith(expected)
 
 
-def fail(server: Served, number: float, times: int) -> None:
-    for _ in range(times):
-        with pytest.raises(grpc.RpcError):
-            server.stub.ModelInfer(request(number))
-
-
 def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(repository: Path) -> None:
     with served(repository, program="tests.support.faulty_runners worn-out") as server:
-        fail(server, -20_000, 2)
-        assert is_ready(server)
-        fail(server, -20_000, 1)
+        for _ in range(3):
+            assert is_ready(server)
+            with pytest.raises(grpc.RpcError):
+                server.stub.ModelInfer(request(-20_000))
         assert wait_until(lambda: not is_ready(server), 5)
         ((state, reason),) = model_states(server).values()
         assert (state, reason) == ("UNAVAILABLE", f"tier full fails: RuntimeError: {ILLEGAL}")

@@ -70,7 +70,6 @@ async def test_number_of_connections_is_limited(transport: str) -> None:
 
 
 async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
-    """Send pings, and return the client after the server's answers."""
     async with RawClient(port) as client:
         client.greet()
         for number in range(count):

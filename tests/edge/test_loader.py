@@ -215,8 +215,6 @@ async def test_unknown_model_is_not_ready_while_the_directory_is_read(scheduler:
 
 
 class Unable(OnnxRuntimeCpu):
-    """A runtime that works on this machine, and cannot load any model."""
-
     name = "unable"
 
     def load(self, source: Source, built: Product | None) -> Runner:
