@@ -82,7 +82,6 @@ def _statistics_after_reload(peer: Peer) -> str:
 
 _TEXT = {"string_param": "1"}
 _CASCADING = {"unload_dependents": {"bool_param": True}}
-_OF_A_VERSION = request("versioned", version="1", x=np.ones(1, np.float32))
 CASES = [
     Case("load what is loaded", steps(_load("flat"), infer(flat())), "OK, OK"),
     Case("load an unknown model", _load("zz"), text="'zz'"),
@@ -107,7 +106,7 @@ CASES = [
     Case("unload with an unknown parameter", _unload("zz", zz=_TEXT), text="'zz', expected unload_dependents"),
     _while_gone("ModelReady", ready("versioned"), "OK: False"),
     _while_gone("ModelInfer", infer(flat(model="versioned")), "NOT_FOUND"),
-    _while_gone("ModelInfer of a version", infer(_OF_A_VERSION)),
+    _while_gone("ModelInfer of a version", infer(request("versioned", version="1", x=np.ones(1, np.float32)))),
     _while_gone("ModelMetadata", metadata("versioned"), "NOT_FOUND"),
     _while_gone("ModelStatistics", statistics("versioned")),
     _while_gone("RepositoryIndex", _state("flat"), "OK: 1=UNAVAILABLE unloaded", "flat"),

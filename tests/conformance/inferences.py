@@ -123,8 +123,7 @@ def _cancelled(peer: Peer) -> str:
 def _full_queue(peer: Peer) -> str:
     first = peer.infer(slow(600))
     time.sleep(_BEGUN)
-    others = [peer.infer(slow(1)) for _ in range(QUEUE_SIZE + 10)]
-    statuses = {outcome(other.result) for other in others}
+    statuses = {outcome(other.result) for other in [peer.infer(slow(1)) for _ in range(QUEUE_SIZE + 10)]}
     return f"{' and '.join(sorted(statuses))}, the first {outcome(first.result)}"
 
 
@@ -159,9 +158,7 @@ CASES = [
     Case("version 1.0", infer(_of("1.0")), text="'1.0'"),
     invalid("version of 5000 digits", _of("9" * 5000), "…"),
     # Contents.
-    invalid(
-        "raw and typed", _changed(lambda r: r.inputs[0].contents.fp32_contents.append(1.0), flat()), "raw and typed"
-    ),
+    invalid("raw and typed", _changed(lambda r: r.inputs[0].contents.fp32_contents.append(1), flat()), "raw and typed"),
     invalid("neither raw nor typed", _changed(lambda r: r.ClearField("raw_input_contents"), flat()), "0 elements"),
     invalid("raw too short", _raw(0, b"1234"), "got 4 raw bytes, expected 16 for FP32 [1, 4]"),
     invalid("raw too long", _raw(0, b"1" * 17), "got 17 raw bytes, expected 16"),

@@ -146,9 +146,7 @@ CASES = [
         call("RepositoryIndex", view=lambda r: bool([m for m in r.models if m.name == "broken" and m.reason])),
         "OK: True",
     ),
-    Case(
-        "RepositoryIndex, elsewhere", call("RepositoryIndex", repository_name="zz"), "UNIMPLEMENTED", "one repository"
-    ),
+    Case("RepositoryIndex, elsewhere", call("RepositoryIndex", repository_name="z"), "UNIMPLEMENTED", "one repository"),
     Case("health of the server", lambda peer: peer.health(""), "OK: NOT_SERVING"),
     Case("health of the service", lambda peer: peer.health(SERVICE), "OK: NOT_SERVING"),
     Case("health of a model", lambda peer: peer.health("flat")),

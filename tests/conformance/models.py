@@ -72,9 +72,7 @@ def write_bundles(directory: Path) -> None:
 
 def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
     specs = {tensor: TensorSpec(tensor, *spec) for tensor, spec in shape.inputs.items()}
-    most = {
-        tensor: tuple(size if size > 0 else shape.rows or ELEMENTS for size in s.shape) for tensor, s in specs.items()
-    }
+    most = {key: tuple(size if size > 0 else shape.rows or ELEMENTS for size in s.shape) for key, s in specs.items()}
     profile = {
         tensor: Profile(min=tuple(max(size, 1) for size in spec.shape), opt=most[tensor], max=most[tensor])
         for tensor, spec in specs.items()

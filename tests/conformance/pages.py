@@ -15,6 +15,5 @@ def differences(page: Path) -> dict[str, tuple[str, str]]:
 def check(page: Path, names: list[str], same: Collection[str]) -> None:
     """Check that each case has either one outcome or two different ones on the page."""
     found = differences(page)
-    assert len(set(names)) == len(names)
-    assert set(names) - set(same) == found.keys()
+    assert (len(set(names)), set(names) - set(same)) == (len(names), found.keys())
     assert not [name for name, (there, ours) in found.items() if there == ours]

@@ -16,14 +16,7 @@ from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import (
-    FileRecord,
-    Manifest,
-    ManifestV1,
-    Profile,
-    Serving,
-    TokenizerPreprocess,
-)
+from edge.bundles.manifest import FileRecord, Manifest, ManifestV1, Profile, Serving, TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
@@ -35,11 +28,7 @@ from tests.support.models import DATA, oracle_manifest
 VERSION_1 = DATA / "version_1"
 ROUTER = (VERSION_1 / "bundles" / "sentiment-1" / "manifest.json").read_bytes()
 #: A router in version 1, the same as the program of version 2, and an artifact with tensors of its own.
-GOOD = [
-    ROUTER,
-    manifest_file.encode(manifest_file.decode(ROUTER, "router")),
-    Good(2).with_artifacts(HEAD)["manifest.json"],
-]
+GOOD = [ROUTER, manifest_file.encode(manifest_file.decode(ROUTER, "r")), Good(2).with_artifacts(HEAD)["manifest.json"]]
 #: The words and numbers of each, and the text between them.
 WORDS = [re.findall(rb"[\w.-]+|[^\w.-]+", good) for good in GOOD]
 SNIPPETS = [b"", b"-1", b"0", b"1e999", b"9" * 30, b"null", b"true", b"{}", b"[[]]", b'""', b"\\ud800", b"..", b"\xff"]
@@ -89,11 +78,7 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
     (ORACLE, own_record, "m files: got 'manifest.json', expected every other file, because a manifest cannot hash"),
     (ORACLE, fields(golden="model.onnx"), f"file of an artifact or of the golden set: got 'model.onnx', {ONCE}"),
     (ORACLE, profile((9, 15), (8, 15), (64, 15)), "got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in ev"),
-    (
-        ORACLE,
-        profile((1, 15), (8, 15), (63, 15)),
-        "got (63, 15), expected the first dimension of max to be max_batch_si",
-    ),
+    (ORACLE, profile((1, 15), (8, 15), (63, 15)), "got (63, 15), expected the first dimension of max to be max_batch"),
     (TEXT, fields(program=None, postprocess={"labels": ("a", "b", "c")}), f"got 'logits', {LABELS.format(3)}"),
     (TEXT, fields(program=None, postprocess={"logits": "zz"}), f"m postprocess logits: got 'zz', {LABELS.format(2)}"),
     (TEXT, fields(program=None, outputs=logits("FP64", -1, 2)), f"got 'logits', {LABELS.format(2)}"),
@@ -119,11 +104,7 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
             ({"outputs": logits("FP32", -1, 2), "max_batch_size": 0}, "logits"),
         )
     ),
-    (
-        TEXT,
-        fields(program=None, serving=Serving(policy="router")),
-        "serving policy: got 'router', expected another one",
-    ),
+    (TEXT, fields(program=None, serving=Serving(policy="router")), "serving policy: got 'router', expected another"),
     (TEXT, fields(serving=Serving(preferred_batch_sizes=(4, 9))), "got (4, 9), expected at most max_batch_size (8)"),
     (PAIR, fields(preprocess={"pair": "text"}), f"preprocess input: got 'text', {ONCE}"),
     (PAIR, fields(preprocess={"pair": "logits"}), f"preprocess input: got 'logits', {NEW}"),

@@ -87,8 +87,7 @@ def test_unreadable_file_affects_only_its_readings(tmp_path: Path) -> None:
 
 def test_empty_file_system_has_no_readings_and_a_machine_without_swap_zero_bytes(tmp_path: Path) -> None:
     sampler = MemorySampler(tmp_path, PROCESS)
-    assert sampler.sample() == ()
-    assert sampler.process_rss_bytes() == 0
+    assert (sampler.sample(), sampler.process_rss_bytes()) == ((), 0)
     write(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"})
     assert readings_of(sampler) == {"swap_total": 0, "swap_used": 0}
 

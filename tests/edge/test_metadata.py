@@ -29,17 +29,13 @@ def write_bundles(repository: Path) -> None:
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    options = ServingOptions(max_queue_delay_us=1500)
-    async with running_service(
-        tmp_path, write_bundles, target="simulated:20", device_bound=True, serving=options
-    ) as running:
-        yield running
+    slow = ServingOptions(max_queue_delay_us=1500)
+    async with running_service(tmp_path, write_bundles, target="simulated:20", device_bound=True, serving=slow) as it:
+        yield it
 
 
-def described(running: Running, **options: Any) -> Metadata:
-    return Metadata(
-        running.repository, running.scheduler, Health(running.repository, running.scheduler.runs), **options
-    )
+def described(of: Running, **options: Any) -> Metadata:
+    return Metadata(of.repository, of.scheduler, Health(of.repository, of.scheduler.runs), **options)
 
 
 async def test_readiness(running: Running) -> None:
@@ -139,5 +135,4 @@ async def test_statistics_of_versions(tmp_path: Path) -> None:
             request = pb.ModelStatisticsRequest(name=name, version=version)
             found = described(running).model_statistics(request).model_stats
             assert sorted((each.name, int(each.version)) for each in found) == expected
-        versions = described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE)).versions
-        assert sorted(versions) == ["1", "2"]
+        assert sorted(described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE)).versions) == ["1", "2"]

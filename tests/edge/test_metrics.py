@@ -49,8 +49,7 @@ def test_sensors_of_an_orin_nano(tmp_path: Path) -> None:
 
 
 def test_board_and_idle_power(tmp_path: Path) -> None:
-    board = read_board(orin_nano(tmp_path, 7))
-    (facts, idle) = power_metrics(board, 5.25)
+    (facts, idle) = power_metrics(read_board(orin_nano(tmp_path, 7)), 5.25)
     lines = rendered([facts, idle]).splitlines()
     labels = f'jetpack="7.2.1",l4t="39.2.1",model="{MODELS[7]}",power_mode="25W",soc="tegra234"'
     assert f"fewheads_board_info{{{labels}}} 1.0" in lines
@@ -112,8 +111,7 @@ def test_metric_of_the_table_is_in_telemetry_and_on_the_page() -> None:
     for rows, seconds, reason in ((3, 0.25, "load"), (2, 1.25, "full")):
         statistics.succeeded(CountedRequest(Timings(queue_ns=int(seconds * 1e9)), rows=rows, tier_reason=reason))
     now = statistics.snapshot()
-    samples = {(m.name, *dict(m.labels).values()): (m.value, m.unit) for m in request_metrics(now, table)}
-    assert samples == {
+    assert {(m.name, *dict(m.labels).values()): (m.value, m.unit) for m in request_metrics(now, table)} == {
         (name, "load"): (3, "tokens"),
         (name, "full"): (2, "tokens"),
         ("fewheads_wait_seconds_count",): (2, ""),

@@ -133,8 +133,7 @@ def test_sleep_before_a_run_does_not_lengthen_its_prediction(scheduler: Schedule
 def test_failed_run_harms_no_other(scheduler: Scheduler, fails_at: str) -> None:
     executor = executor_of(Accelerator(fails_at), max_rows=2)
     values = [0.0, 1.0, 2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, -9.0]
-    jobs = queued(scheduler, executor, values)
-    for value, job in zip(values, jobs, strict=True):
+    for value, job in zip(values, queued(scheduler, executor, values), strict=True):
         if value < 0:
             assert str(job.exception(WAIT)) == "a negative row"
         else:
@@ -155,8 +154,7 @@ def test_own_work_waits_for_no_more_than_two_runs(scheduler: Scheduler) -> None:
 
 def test_loss_of_the_device_ends_the_runs_on_it(scheduler: Scheduler) -> None:
     dying = Accelerator(error="cuStreamSynchronize failed: an illegal memory access was encountered")
-    jobs = queued(scheduler, executor_of(dying), [0.0, 1.0, 2.0, -3.0, 4.0, 5.0])
-    failed = [job.exception(WAIT) for job in jobs]
+    failed = [job.exception(WAIT) for job in queued(scheduler, executor_of(dying), [0.0, 1.0, 2.0, -3.0, 4.0, 5.0])]
     assert failed[:3] == [None] * 3
     assert all(failed[3:])
     assert "illegal memory access" in scheduler.runs.lost

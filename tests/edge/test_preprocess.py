@@ -89,8 +89,7 @@ def of_pairs(**changed: object) -> TokenizerPreprocessor:
 
 
 def test_pair_has_room_for_text_beside_the_special_tokens() -> None:
-    made = of_pairs(max_length=4)(column("good " * 5), column("bad " * 5))
-    assert made["input_ids"].shape == (1, 4)
+    assert of_pairs(max_length=4)(column("good " * 5), column("bad " * 5))["input_ids"].shape == (1, 4)
     with pytest.raises(BundleError, match="max_length: got 3, expected more tokens than the 3 that the tokenizer"):
         of_pairs(max_length=3)
 

@@ -53,8 +53,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def head(length: int | str, *headers: str, path: str = INFER) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]
-    return "\r\n".join(lines).encode()
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]).encode()
 
 
 def connect(url: str) -> socket.socket:
@@ -108,8 +107,7 @@ def test_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dic
 def test_connection_stays_usable_after_a_refusal(strict: str, tokens: dict[str, str]) -> None:
     with closing(http.client.HTTPConnection(strict, timeout=10)) as connection:
         for body, status in ((b" " * (LIMIT + 1), 413), (b"{", 400), (None, 405)):
-            method = "POST" if body else "GET"
-            connection.request(method, INFER, body, bearer(tokens["asker"]))
+            connection.request("POST" if body else "GET", INFER, body, bearer(tokens["asker"]))
             response = connection.getresponse()
             assert (response.status, b"expected" in response.read()) == (status, True)
         port = connection.sock.getsockname()[1]
@@ -153,8 +151,7 @@ def test_tokens(strict: str, tokens: dict[str, str]) -> None:
 
 
 def test_rate_limit(tmp_path: Path) -> None:
-    arguments = ["--http-port=0", "--rate-limit=0.01:1"]
-    with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
+    with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=["--http-port=0", "--rate-limit=0.01:1"]) as ready:
         url = f"127.0.0.1:{ready.http_port}"
         assert ask(url, INFER, GOOD).status == 200
         heard = ask(url, INFER, GOOD)
@@ -184,8 +181,7 @@ def test_disconnecting_cancels_the_request(
         time.sleep(0.2)
         assert failures(stub) == failed
     assert wait_until(lambda: dropped() == before + 1, 0.5)
-    assert failures(stub) == failed + 1
-    assert telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0
+    assert (failures(stub), telemetry.Get(telemetry_pb2.GetRequest()).queue_depth) == (failed + 1, 0)
     if ahead:
         assert ahead.result().raw_output_contents
     assert ask(http_url, BUSY, busy(3)).json["outputs"][0]["data"] == [3]
@@ -195,8 +191,7 @@ def test_disconnecting_within_the_body_counts_nothing(http_url: str, stub: Stub)
     before = failures(stub)
     with connect(http_url) as connection:
         connection.sendall(head(1000, path=BUSY) + b"{")
-    assert ask(http_url, BUSY, busy(3)).status == 200
-    assert failures(stub) == before
+    assert (ask(http_url, BUSY, busy(3)).status, failures(stub)) == (200, before)
 
 
 def test_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[float], int]) -> None:
@@ -219,8 +214,7 @@ def test_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[floa
 
 
 def test_drain_ends_in_time(tmp_path: Path) -> None:
-    arguments = ["--http-port=0", "--drain-seconds=0.2"]
-    with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
+    with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=["--http-port=0", "--drain-seconds=0.2"]) as ready:
         slow = connect(f"127.0.0.1:{ready.http_port}")
         slow.sendall(head(1000))
         time.sleep(0.1)
@@ -240,8 +234,7 @@ def test_tls(tmp_path: Path) -> None:
             with closing(http.client.HTTPSConnection("127.0.0.1", ready.http_port, timeout=10, context=context)) as tls:
                 tls.request("GET", "/v2/health/live")
                 assert tls.getresponse().read() == b'{"live":true}'
-                names = dict(pair for part in tls.sock.getpeercert()["subject"] for pair in part)
-                return names["commonName"]
+                return dict(pair for part in tls.sock.getpeercert()["subject"] for pair in part)["commonName"]
 
         assert shown() == "first"
         for old, new in zip((key, certificate), reversed(authority.issue("second")), strict=True):

@@ -40,8 +40,7 @@ def answered(array: Array, *, binary: bool) -> tuple[bytes, int | None]:
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_numbers_travel_as_json_bit_by_bit(datatype: str, data: st.DataObject) -> None:
-    shape = arrays.array_shapes(max_dims=3, max_side=3)
-    array = data.draw(arrays.arrays(NUMPY_TYPES[datatype], shape))
+    array = data.draw(arrays.arrays(NUMPY_TYPES[datatype], arrays.array_shapes(max_dims=3, max_side=3)))
     for contents in (array.tolist(), array.ravel().tolist()):
         np.testing.assert_array_equal(sent(array, datatype, contents), array)
     body, json_bytes = answered(array, binary=False)
@@ -63,11 +62,8 @@ def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
     texts = np.array([b"", b"\xff\0", b"1", b""], np.object_)
     array: Array = texts if datatype == "BYTES" else np.array([0, 1, 1, 0]).astype(NUMPY_TYPES[datatype])
     raw = to_raw(array, datatype)
-    items = [
-        {"name": name, "datatype": datatype, "shape": [4], "parameters": {"binary_data_size": len(raw)}}
-        for name in ("a", "b")
-    ]
-    written = json.dumps({"inputs": items}).encode()
+    item = {"datatype": datatype, "shape": [4], "parameters": {"binary_data_size": len(raw)}}
+    written = json.dumps({"inputs": [{"name": name, **item} for name in "ab"]}).encode()
     message, _ = infer_request("m", "2", written + raw + raw, str(len(written)))
     assert list(message.raw_input_contents) == [raw, raw]
     assert not message.inputs[0].parameters
@@ -125,7 +121,6 @@ def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
     body, json_bytes = infer_response(message, Wanted(True, {}))
     assert json_bytes is None
     answer = json.loads(body)
-    assert answer["id"] == "7"
-    assert answer["parameters"] == {"tier": "half", "request_ns": 2**40}
+    assert (answer["id"], answer["parameters"]) == ("7", {"tier": "half", "request_ns": 2**40})
     # The stock client in C++ takes an output with parameters for one that has binary data.
     assert answer["outputs"] == [{"name": "a", "datatype": "FP32", "shape": [1]}]

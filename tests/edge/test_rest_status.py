@@ -28,8 +28,7 @@ def infer(case: str, status: int, body: Any, text: str = "", path: str = INFER) 
     return Row(case, status, path, body, text, headers)
 
 
-SHARED = "/v2/systemsharedmemory"
-REGISTER = f"{SHARED}/region/a/register"
+REGISTER = "/v2/systemsharedmemory/region/a/register"
 ROWS = [
     infer("a good request", 200, good(), '"data":[9.0]'),
     infer("whole numbers for floats", 200, changed(data=[1] * 15)),

@@ -80,8 +80,7 @@ def test_device_has_one_thread_that_is_not_the_callers(scheduler: Scheduler) -> 
 
     jobs = [submitted(scheduler, job_of(known(1e-5, where), 0)) for _ in range(3)]
     found = {*map(output, jobs), scheduler.call(where)}
-    assert len(found) == 1
-    assert found.pop() == (scheduler._workers[0].thread.ident, "device-0")
+    assert (len(found), found.pop()) == (1, (scheduler._workers[0].thread.ident, "device-0"))
     assert scheduler.queue.max_bytes == 268_435_456
     two = Scheduler(4, instances=2)
     assert {two.call(where)[1] for _ in range(4)} == {"device-0"}
@@ -189,8 +188,7 @@ def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler
     assert not running.cancel()
     work.go.set()
     output(queued)
-    assert output(running).item() == 7
-    assert (running.place, queued.place) == ("answered", "answered")
+    assert (output(running).item(), running.place, queued.place) == (7, "answered", "answered")
 
 
 def test_job_that_expires_between_two_tries_counts_as_running(scheduler: Scheduler) -> None:
@@ -218,8 +216,7 @@ def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) 
         jobs = [submitted(scheduler, job_of(executor, value, value)) for value in range(3)]
         assert submitted(scheduler, job_of(executor, 9, deadline=time.monotonic() + 0.02)).exception(WAIT)
         assert jobs.pop(1).cancel()
-    assert [output(job).ravel().tolist() for job in jobs] == [[0, 0], [4, 4]]
-    assert sizes == [4]
+    assert ([output(job).ravel().tolist() for job in jobs], sizes) == ([[0, 0], [4, 4]], [4])
 
 
 @pytest.mark.parametrize("instances", [1, 2])
@@ -246,8 +243,7 @@ def test_only_a_busy_server_makes_a_request_wait_and_that_delays_no_other_model(
     holding = submitted(scheduler, job_of(executor_of(work), 0))
     assert work.started.wait(WAIT)
     patient = submitted(scheduler, job_of(executor, 1))
-    hasty = submitted(scheduler, job_of(executor_of(lambda rows: rows), 2))
-    assert output(hasty).tolist() == [[2]]
+    assert output(submitted(scheduler, job_of(executor_of(lambda rows: rows), 2))).tolist() == [[2]]
     assert not patient.done()
     assert patient.cancel()
     work.go.set()
@@ -301,11 +297,9 @@ def test_brief_run_is_computed_by_the_submitting_thread() -> None:
         return rows
 
     brief = known(1e-5, remember)
-    job = submitted(scheduler, job_of(brief, 0))
-    assert job.done()
+    assert submitted(scheduler, job_of(brief, 0)).done()
     assert threads == [threading.get_ident()]
-    failing = submitted(scheduler, job_of(known(1e-5, _fail_with), 0))
-    assert isinstance(failing.exception(0), ValueError)
+    assert isinstance(submitted(scheduler, job_of(known(1e-5, _fail_with), 0)).exception(0), ValueError)
     with occupied(scheduler):  # no instance is free
         waiting = submitted(scheduler, job_of(brief, 0))
         assert not waiting.done()

@@ -58,8 +58,7 @@ def test_units_and_sources(tmp_path: Path) -> None:
         ("utilization", "gpu"): "/sys/class/devfreq/17000000.gpu/device/load",
         ("utilization", "emc"): "/sys/kernel/debug/cactmon/mc_all / sys/kernel/debug/bpmp/debug/clk/emc/rate",
     }
-    assert found["frequency", "emc"].value == 2133e6
-    assert found["utilization", "emc"].value == pytest.approx(0.61)
+    assert (found["frequency", "emc"].value, found["utilization", "emc"].value) == (2133e6, pytest.approx(0.61))
 
 
 def test_implausible_values_are_absent(tmp_path: Path) -> None:
@@ -100,15 +99,13 @@ def sensor_paths(root: Path) -> dict[Key, Path]:
     return {key: root / reading.source.split()[0].lstrip("/") for key, reading in sampled(Sensors(root)).items()}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-256000", "0x10", "1e3", "4 5", "1_000", "٣", "²", "nan", "\0", "9" * 65, "1\n2"]
-)
-def test_text_that_is_not_a_number_is_absent(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("bad", ["", "-256000", "0x10", "1e3", "4 5", "1_000", "٣", "²", "nan", "\0", "9" * 65, "1\n2"])
+def test_text_that_is_not_a_number_is_absent(tmp_path: Path, bad: str) -> None:
     orin_nano(tmp_path, 6)
     for path in sensor_paths(tmp_path).values():
-        path.write_text(text)
+        path.write_text(bad)
     # Only power can be negative.
-    assert set(values(tmp_path)) <= ({("power", rail) for rail in RAILS} if text == "-256000" else set())
+    assert set(values(tmp_path)) <= ({("power", rail) for rail in RAILS} if bad == "-256000" else set())
 
 
 def test_missing_file_affects_only_its_sensor(tmp_path: Path) -> None:
@@ -139,8 +136,7 @@ def test_sensor_that_returns_eagain_is_absent(tmp_path: Path) -> None:
 
 def test_names_are_printable(tmp_path: Path) -> None:
     for number, name in enumerate((b"", b"\xff\xfe", b"a\nb", b"x" * 65, b"\x1b[31mred")):
-        zone = write(tmp_path / f"sys/class/thermal/thermal_zone{number}", {"temp": "40000\n"})
-        (zone / "type").write_bytes(name)
+        (write(tmp_path / f"sys/class/thermal/thermal_zone{number}", {"temp": "40000\n"}) / "type").write_bytes(name)
     assert set(values(tmp_path)) == {("temperature", "\N{REPLACEMENT CHARACTER}" * 2)}
 
 

@@ -119,14 +119,10 @@ def test_warnings_of_a_server_on_the_network(tmp_path: Path) -> None:
 
 
 def test_defaults(tmp_path: Path) -> None:
-    settings = Settings(repository=tmp_path)
-    assert (settings.host, settings.grpc_port, settings.metrics_port) == ("127.0.0.1", 8001, 8002)
-    assert (settings.http_port, settings.target, settings.model_control) == (None, "auto", "none")
-    assert (settings.strict_readiness, settings.allow_shared_memory, settings.allow_log_settings) == (
-        True,
-        False,
-        False,
-    )
+    made = Settings(repository=tmp_path)
+    assert (made.host, made.grpc_port, made.metrics_port) == ("127.0.0.1", 8001, 8002)
+    assert (made.http_port, made.target, made.model_control) == (None, "auto", "none")
+    assert (made.strict_readiness, made.allow_shared_memory, made.allow_log_settings) == (True, False, False)
     for field in dataclasses.fields(Settings):
         if field.default not in (None, dataclasses.MISSING):
             assert DECLARATIONS[field.name].problem(field.name, field.default) is None
@@ -139,8 +135,7 @@ def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path: Pat
     options = {parameter.name: parameter.opts[0] for parameter in serve.params}
     # These two are not settings of their own.
     assert (options.pop("no_metrics"), options.pop("as_json")) == ("--no-metrics", "--json")
-    assert options.pop("repository") == "repository"
-    assert options == {name: option_of(name) for name in names[1:]}
+    assert (options.pop("repository"), options) == ("repository", {name: option_of(name) for name in names[1:]})
     given = serve.make_context("serve", [str(tmp_path)]).params
     assert (given.pop("no_metrics"), given.pop("as_json")) == (False, False)
     settings = Settings(repository=tmp_path)

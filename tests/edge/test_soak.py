@@ -75,5 +75,4 @@ def test_soak(repository: Path, transport: str) -> None:
         assert per_minute < ALLOWED_SLOPE_BYTES_PER_MINUTE or MINUTES < ENOUGH_MINUTES
         os.kill(server.ready.process_id, signal.SIGTERM)
         code, log = server.end()
-    assert code == 0
-    assert log == ""
+    assert (code, log) == (0, "")

@@ -46,8 +46,7 @@ def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations: list[int], p
     # The smallest duration that so many percent do not exceed; in whole numbers, because a rounding error could
     # choose its neighbour.
     rank = -(-len(durations) * percent // 100)
-    true = int(np.partition(durations, rank - 1)[rank - 1])
-    low, high = bucket_of(true)
+    low, high = bucket_of(int(np.partition(durations, rank - 1)[rank - 1]))
     histogram = observed(durations)
     assert low <= histogram.percentile(percent) <= high
     assert histogram.percentile(percent - 1) <= histogram.percentile(percent)
@@ -58,8 +57,7 @@ def test_percentiles_are_interpolated_and_end_at_the_last_bound() -> None:
     low, high = bucket_of(60_000)
     assert (histogram.percentile(50), histogram.percentile(100)) == (round((low + high) / 2), high)
     histogram = observed([10**12, 10**15])
-    assert (histogram.counts[-1], histogram.percentile(99)) == (2, BUCKETS_NS[-1])
-    assert Histogram().percentile(99) == 0
+    assert (histogram.counts[-1], histogram.percentile(99), Histogram().percentile(99)) == (2, BUCKETS_NS[-1], 0)
 
 
 def test_bound_belongs_to_its_bucket() -> None:
@@ -122,11 +120,8 @@ def test_names_end_with_unit_and_kind() -> None:
 
 
 def test_request_metric_is_a_sum_by_labels_or_a_histogram() -> None:
-    tokens = RequestMetric(
-        "tokens", "", lambda request: request.size, labels=("reason",), label=lambda request: (request.tier_reason,)
-    )
-    rows = RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))
-    statistics = ModelStatistics((tokens, rows))
+    tokens = RequestMetric("tokens", "", lambda r: r.size, labels=("reason",), label=lambda r: (r.tier_reason,))
+    statistics = ModelStatistics((tokens, RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))))
     assert statistics.snapshot().counted == {"tokens": {}, "rows": {}}
     for count, reason in ((0, "load"), (1, "load"), (4, "full"), (9, "full")):
         statistics.succeeded(CountedRequest(rows=count, size=10 * count, tier_reason=reason))
@@ -143,8 +138,7 @@ def test_request_metric_is_a_sum_by_labels_or_a_histogram() -> None:
 
 def test_failing_metric_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     wrong = RequestMetric("wrong", "", lambda request: 1 // (request.rows - 2))
-    rows = RequestMetric("rows", "", lambda request: request.rows)
-    statistics = ModelStatistics((wrong, rows))
+    statistics = ModelStatistics((wrong, RequestMetric("rows", "", lambda request: request.rows)))
     for _ in range(3):
         statistics.succeeded(CountedRequest(rows=2))
     now = statistics.snapshot()

@@ -131,8 +131,7 @@ def test_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> No
     client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     try:
         assert client.stdout is not None
-        assert client.stdout.readline() == b"one\n"
-        assert gauge(server, "streams") == 1
+        assert (client.stdout.readline(), gauge(server, "streams")) == (b"one\n", 1)
     finally:
         client.kill()
         client.communicate()

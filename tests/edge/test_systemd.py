@@ -89,10 +89,8 @@ def test_watchdog_interval_comes_from_the_environment() -> None:
 def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) -> None:
     repository = write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1).path.parent
     write_busy_bundle(repository)
-    variables = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "600000"}
-    with served(
-        repository, "--watchdog-seconds=0.2", "--stuck-exit-seconds=inf", "--drain-seconds=0", **variables
-    ) as it:
+    given = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "600000"}
+    with served(repository, "--watchdog-seconds=0.2", "--stuck-exit-seconds=inf", "--drain-seconds=0", **given) as it:
         assert wait_until(lambda: "READY=1" in listener.read())
         assert wait_until(lambda: "STATUS=2 of 2 models ready" in listener.read())
         assert wait_until(lambda: listener.read().count("WATCHDOG=1") > 2)
@@ -119,16 +117,14 @@ def test_unit_agrees_with_the_server() -> None:
     command = unit()["ExecStart"].split()
     given = {word for word in command if word.startswith("--")}
     assert given <= {name for parameter in serve.params for name in parameter.opts}
-    drain = float(command[command.index("--drain-seconds") + 1])
-    assert seconds(unit()["TimeoutStopSec"]) > drain + 3
+    assert seconds(unit()["TimeoutStopSec"]) > float(command[command.index("--drain-seconds") + 1]) + 3
     assert seconds(unit()["WatchdogSec"]) > Settings.watchdog_seconds + Settings.stuck_exit_seconds
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit_and_rates_it_hardened(tmp_path: Path) -> None:
     installed = tmp_path / UNIT.name
-    text = UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or "")
-    installed.write_text(text)
+    installed.write_text(UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or ""))
     verified = subprocess.run(["systemd-analyze", "verify", installed], capture_output=True, text=True)
     assert (verified.returncode, verified.stderr) == (0, "")
     command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=25", installed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -77,8 +78,8 @@ async def test_requests_that_fail_early_are_counted_by_reason_and_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Overloaded("queue", given=1, expected="0", fix="Wait.", cause="bytes")
-    failures = iter([ZeroDivisionError(), full, expired(1)])
-    monkeypatch.setattr("edge.serving.inference.decode_inputs", lambda *_: raised(next(failures)))
+    failures = Mock(side_effect=[ZeroDivisionError(), full, expired(1)])
+    monkeypatch.setattr("edge.serving.inference.decode_inputs", failures)
     async with running_service(tmp_path) as running:
         for kind in (ZeroDivisionError, Overloaded, DeadlineExceeded):
             with pytest.raises(kind):
@@ -88,10 +89,6 @@ async def test_requests_that_fail_early_are_counted_by_reason_and_limit(
     assert now.drops == {("Overloaded", "bytes"): 1, ("DeadlineExceeded", "refused"): 1}
 
 
-def raised(error: Exception) -> None:
-    raise error
-
-
 def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
     def counts(server: Ready) -> dict[str, float]:
         name = "fewheads_tier_duration_seconds_count"
@@ -99,8 +96,7 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
 
     for tier in ("full", "full", "lean", "lean", "lean"):
         stub.ModelInfer(text("good good", tier=tier))
-    sentiment = model(reading(), "sentiment")
-    of_tiers = {latency.tier: latency.stages for latency in sentiment.tier_latencies}
+    of_tiers = {latency.tier: latency.stages for latency in model(reading(), "sentiment").tier_latencies}
     assert {tier: stages[0].count for tier, stages in of_tiers.items()} == {"full": 2, "lean": 3} == counts(observed)
     for stages in of_tiers.values():
         assert [stage.stage for stage in stages] == list(STAGES)

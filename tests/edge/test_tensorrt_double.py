@@ -13,8 +13,7 @@ from tests.support.marks import with_rtx
 
 node = helper.make_node
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
-HEADS, SHORT, USUAL, LONG = 4, 16, 64, 128
-INT8_LONG = 512
+HEADS, SHORT, USUAL, LONG, INT8_LONG = 4, 16, 64, 128, 512
 X, Y = ("x", FLOAT, [1, 4]), ("y", FLOAT, [1, 4])
 
 
@@ -200,8 +199,7 @@ def copied(version="10.16.2.10"):
 def networks():
     rtx = pytest.importorskip("tensorrt_rtx")
     builder = rtx.Builder(network_logger(rtx))
-    real = builder.create_network(1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    return rtx, builder, real, *copied()
+    return rtx, builder, builder.create_network(1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)), *copied()
 
 
 @with_rtx

@@ -29,8 +29,7 @@ def test_buckets_cover_every_length_once():
         assert [(one["input_ids"].min[1], one["input_ids"].max[1]) for one in profiles] == expected
         for one in profiles:
             shapes = one["input_ids"]
-            assert one["attention_mask"] == shapes
-            assert (shapes.min[0], shapes.opt[0], shapes.max[0]) == (1, 1, 8)
+            assert (one["attention_mask"], shapes.min[0], shapes.opt[0], shapes.max[0]) == (shapes, 1, 1, 8)
             assert shapes.opt[1] == shapes.max[1]
 
 

@@ -56,8 +56,7 @@ def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier
     result = client.infer("sentiment", [text(*TEXTS)], parameters=parameters)
     expected = np.stack([logits(t, tier or "full") for t in TEXTS])
     np.testing.assert_array_equal(result.as_numpy("logits"), expected)
-    labels = [LABELS[row.argmax()].encode() for row in expected]
-    assert result.as_numpy("label")[:, 0].tolist() == labels
+    assert result.as_numpy("label")[:, 0].tolist() == [LABELS[row.argmax()].encode() for row in expected]
     assert result.get_response().parameters["tier"].string_param == (tier or "full")
 
 
@@ -73,13 +72,11 @@ def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client: triton.
     assert infer("good") == ([b"positive"], "full")
     # The lean tier does not know "fine", and would return negative.
     assert infer("fine fine bad") == ([b"positive"], "full")
-    answers = [b"positive", b"positive", b"negative"]
-    assert infer("good good", "fine fine bad", "bad bad") == (answers, "lean,full")
+    assert infer("good good", "fine fine bad", "bad bad") == ([b"positive", b"positive", b"negative"], "lean,full")
 
 
 def test_cascade_can_be_the_default(tmp_path: Path) -> None:
-    program = msgspec.structs.replace(manifest().program, default=True)
-    changed = msgspec.structs.replace(manifest(), program=program)
+    changed = msgspec.structs.replace(manifest(), program=msgspec.structs.replace(manifest().program, default=True))
     bundle = write_bundle(tmp_path / "b", changed, text_model.files())
     loaded = {(tier, "model"): load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
     model = Model(bundle, loaded, load_memory_bytes=0)
@@ -91,8 +88,7 @@ def test_cascade_can_be_the_default(tmp_path: Path) -> None:
 def test_margins_are_those_of_the_probabilities(rows: list[list[float]]) -> None:
     logits = np.array(rows, np.float32)
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
-    two = np.sort(probabilities, axis=1)[:, -2:]
+    two = np.sort(exponentials / exponentials.sum(axis=1, keepdims=True), axis=1)[:, -2:]
     np.testing.assert_allclose(margins(logits), two[:, 1] - two[:, 0], atol=1e-6)
 
 

@@ -62,10 +62,8 @@ def metrics_page(secured: Secured, client: tuple[Path, Path] | None) -> str:
 def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     with secured.channel() as channel:
         assert live(secured, channel)
-    certificate, key = map(str, secured.client)
-    with triton.InferenceServerClient(
-        secured.url, False, True, str(secured.authority.file), key, certificate
-    ) as client:
+    chain, key = map(str, secured.client)
+    with triton.InferenceServerClient(secured.url, False, True, str(secured.authority.file), key, chain) as client:
         tensor = triton_input("expression", column("1 + 2"))
         result = client.infer("calculator-oracle", [tensor], headers=dict(bearer(secured.tokens["all"])))
         assert result.as_numpy("value")[0, 0] == 3

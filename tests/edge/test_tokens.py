@@ -139,8 +139,7 @@ def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplo
     access = Access(file, check_seconds=0)
     caplog.set_level(logging.INFO)
     new = tokens_file(file, door=["infer"])["door"]
-    assert access.authorize(f"Bearer {new}", INFER) == "door"
-    assert caplog.messages == [f"--tokens {file}: read again"]
+    assert (access.authorize(f"Bearer {new}", INFER), caplog.messages) == ("door", [f"--tokens {file}: read again"])
     with pytest.raises(Unauthenticated):
         access.authorize(f"Bearer {old}", INFER)
     for damage in (lambda: written(file, "{"), lambda: written(file), lambda: file.chmod(0o666), file.unlink):
@@ -150,8 +149,7 @@ def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplo
         assert caplog.messages[-1] == f"--tokens {file}: {access.problem}"
     assert len(caplog.messages) == 5  # each damage is logged once
     newest = tokens_file(file, gate=["infer"])["gate"]
-    assert access.problem == ""
-    assert access.authorize(f"Bearer {newest}", INFER) == "gate"
+    assert (access.problem, access.authorize(f"Bearer {newest}", INFER)) == ("", "gate")
 
 
 def test_file_is_checked_once_a_second(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

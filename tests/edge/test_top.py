@@ -172,8 +172,7 @@ def test_silent_server_is_awaited() -> None:
             assert "got nothing for 5.1 s, expected a reading" in process.stderr.readline()
         finally:
             os.kill(ready.process_id, signal.SIGCONT)
-        assert process.stderr.readline() == "the server is back\n"
-        assert interrupted(process) == ""
+        assert (process.stderr.readline(), interrupted(process)) == ("the server is back\n", "")
 
 
 def test_duration_has_two_units() -> None:

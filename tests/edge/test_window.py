@@ -44,15 +44,13 @@ def reading(uptime_seconds: float, *models: pb.ModelReading) -> pb.Reading:
 @settings(deadline=None, max_examples=50)
 def test_percentiles_are_those_of_the_new_durations(before: list[int], between_them: list[int]) -> None:
     window = between(reading(10, model(before)), reading(14, model(before + between_them)))
-    assert (window.seconds, window.since_start) == (4, False)
-    assert window.answers_per_second == len(between_them) / 4
+    assert (window.seconds, window.since_start, window.answers_per_second) == (4, False, len(between_them) / 4)
     if not between_them:
         assert window.stages == {}
         return
     want = observed(between_them)
     found = window.models[0].stages["request"]
-    assert found == window.stages["request"]
-    assert found.count == len(between_them)
+    assert (found, found.count) == (window.stages["request"], len(between_them))
     assert found.mean_ms == pytest.approx(sum(between_them) / len(between_them) / 1e6)
     assert [found.p50_ms, found.p95_ms, found.p99_ms] == [want.percentile(p) / 1e6 for p in (50, 95, 99)]
 
@@ -76,10 +74,8 @@ def test_tiers_failures_and_runs() -> None:
             executions=runs,
         )
 
-    window = between(reading(10, at(5, 0, 2, {1: 5})), reading(12, at(6, 3, 8, {1: 6, 3: 1})))
-    (found,) = window.models
-    assert (found.answers, found.failures, found.failures_per_second) == (4, 6, 3)
-    assert found.rows_per_run == 2
+    (found,) = between(reading(10, at(5, 0, 2, {1: 5})), reading(12, at(6, 3, 8, {1: 6, 3: 1}))).models
+    assert (found.answers, found.failures, found.failures_per_second, found.rows_per_run) == (4, 6, 3, 2)
     full, half = found.tiers
     assert msgspec.structs.astuple(full)[:4] == ("full", 1, 0.25, {"full": 1})
     assert msgspec.structs.astuple(half)[:4] == ("half", 3, 0.75, {"load": 3})
@@ -98,8 +94,7 @@ def test_metrics_grow_by_name_and_labels() -> None:
         ]
         return model(metrics=[*rows, *others])
 
-    other = pb.Metric(name="fewheads_other_total", value=1)
-    (found,) = between(reading(10, at(3)), reading(12, at(9, other))).models
+    (found,) = between(reading(10, at(3)), reading(12, at(9, pb.Metric(name="fewheads_other_total", value=1)))).models
     assert [msgspec.structs.astuple(metric) for metric in found.metrics] == [
         ("fewheads_padded_rows_total", {"tier": "full"}, "rows", 6, 3),
         ("fewheads_other_total", {}, "", 1, 0.5),
@@ -142,8 +137,7 @@ def test_recent_covers_five_seconds() -> None:
     assert [window.since_start for window in found] == [True] + [False] * 10
     assert [window.seconds for window in found[1:]] == [1, 2, 3, 4] + [WINDOW_SECONDS] * 6
     # With longer gaps, a window covers the time since the reading before.
-    assert recent.add(reading(60)).seconds == 49
-    assert recent.add(reading(90)).seconds == 30
+    assert (recent.add(reading(60)).seconds, recent.add(reading(90)).seconds) == (49, 30)
 
 
 def test_recent_forgets_a_restarted_server() -> None:
@@ -160,9 +154,7 @@ def test_document_is_the_readings_json_and_the_window() -> None:
     now = reading(5, model([10**6], tier_latencies=[latency], metrics=[metric]))
     now.sensors.add(kind="temperature", name="cpu", value=40, unit="celsius", source="/sys")
     fields = msgspec.json.decode(msgspec.json.encode(document(now, between(None, now))))
-    window = fields.pop("window")
-    assert window["models"][0]["stages"]["request"]["count"] == 1
-    assert fields["queue_depth"] == 0
+    assert (fields.pop("window")["models"][0]["stages"]["request"]["count"], fields["queue_depth"]) == (1, 0)
     back = ParseDict(fields, pb.Reading())
     for counted in (now.models[0].stages[0], now.models[0].tier_latencies[0].stages[0]):
         assert counted.bucket_counts  # unchanged by the document

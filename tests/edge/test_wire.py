@@ -72,8 +72,7 @@ def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Arra
 @given(st.one_of([*(numeric_arrays(name) for name in NUMERIC if name != "FP16"), bytes_arrays()]))
 @settings(deadline=None, max_examples=100)
 def test_typed_round_trip(array: Array) -> None:
-    request = typed_request(datatype_of(array), *array.shape, data=array.ravel().tolist())
-    back = decoded(request, spec_of(array))["t"]
+    back = decoded(typed_request(datatype_of(array), *array.shape, data=array.ravel().tolist()), spec_of(array))["t"]
     assert back.dtype == array.dtype
     # A NaN travels as a Python float, which need not keep its payload.
     assert same(back, array) or np.array_equal(back, array, equal_nan=True)
@@ -102,8 +101,7 @@ def test_raw_numbers_are_not_copied(datatype: str) -> None:
 
 def test_every_byte_but_0_is_true() -> None:
     array = from_raw(bytes(range(256)), "BOOL", (256,), "t")
-    assert array.dtype == np.bool_
-    assert array.view(np.uint8).tolist() == [0, *[1] * 255]
+    assert (array.dtype, array.view(np.uint8).tolist()) == (np.bool_, [0, *[1] * 255])
 
 
 @pytest.mark.parametrize("datatype", NUMPY_TYPES)
@@ -172,8 +170,7 @@ def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> No
     names = random.sample(list(outputs), random.randint(1, len(outputs)))
     response = pb.ModelInferResponse()
     encode_outputs(response, outputs, names)
-    assert [tensor.name for tensor in response.outputs] == names
-    assert len(response.raw_output_contents) == len(names)
+    assert ([tensor.name for tensor in response.outputs], len(response.raw_output_contents)) == (names, len(names))
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         assert not tensor.HasField("contents")
         assert same(from_raw(raw, tensor.datatype, tuple(tensor.shape), "t"), outputs[tensor.name])
@@ -207,9 +204,7 @@ def test_bytes_are_as_triton_writes_and_reads_them(array: Array) -> None:
     assert deserialize_bytes_tensor(raw).tolist() == array.ravel().tolist()
 
 
-@given(
-    arrays.arrays(np.dtype("U5"), SHAPES, elements=st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=5))
-)
+@given(arrays.arrays("U5", SHAPES, elements=st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=5)))
 @settings(deadline=None)
 def test_text_is_sent_as_utf8_as_triton_writes_it(array: Array) -> None:
     for texts in (array, array.astype(np.object_)):

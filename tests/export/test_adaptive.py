@@ -84,8 +84,7 @@ def test_the_target_falls_and_the_gates_cool():
 @pytest.mark.slow
 def test_a_measured_curve_rises(tmp_path):
     measured = measured_curve(config(), 16, cache=tmp_path / "latency.json", calls=20)
-    assert measured.shares == (0, 0.25, 0.5, 0.75, 1)
-    assert list(measured.costs) == sorted(measured.costs)
+    assert (measured.shares, list(measured.costs)) == ((0, 0.25, 0.5, 0.75, 1), sorted(measured.costs))
     assert 0 < measured.costs[0] < measured.costs[-1] == 1
 
 
@@ -127,9 +126,7 @@ def test_dropped_coordinates_are_replaced_by_their_mean(rotated):
     embed = rotated.transformer.embeddings
     for batch in batches():
         read = []
-        handle = attention.output_proj.register_forward_hook(
-            lambda module, inputs, output, read=read: read.append(inputs[0])
-        )
+        handle = attention.output_proj.register_forward_hook(lambda _, rows, output, read=read: read.append(rows[0]))
         with torch.no_grad():
             attention(embed(batch.inputs, batch.segments), batch.mask)
         handle.remove()
@@ -174,8 +171,7 @@ def test_smaller_matrices_return_the_same(narrow, scores, widths):
     np.testing.assert_allclose(predict(small, rows).logits, predict(masked, rows).logits, atol=1e-5)
     attention = small.transformer.layers[0].attention
     groups = attention.groups if isinstance(attention, GroupedAttention) else [attention]
-    assert [group.head_dim for group in groups] == widths
-    assert sum(group.num_heads for group in groups) == 4
+    assert ([group.head_dim for group in groups], sum(group.num_heads for group in groups)) == (widths, 4)
 
 
 @pytest.mark.parametrize("passes", [True, False])
@@ -256,8 +252,7 @@ def test_an_interrupted_budget_ends_with_the_same_bits(learnt, train, holdout, t
     options = {"state": tmp_path / "state", "save_every": 3}
     with pytest.raises(KeyboardInterrupt):
         trained(learnt, train, holdout, "budget", how, on_step=interrupt_at(4), **options)
-    resumed = trained(learnt, train, holdout, "budget", how, **options)[0]
-    assert same(whole, resumed)
+    assert same(whole, trained(learnt, train, holdout, "budget", how, **options)[0])
 
 
 def test_a_run_stops_below_its_floor_and_keeps_the_epoch_before(train):

@@ -22,8 +22,7 @@ from export.training.trainer import clip, train
 
 def test_splits_have_the_documented_sizes_starts_and_ranges(splits):
     assert {name: len(split.expressions) for name, split in splits.items()} == data.SIZES
-    assert splits["long"].expressions[0] == "-5 + 1"
-    assert splits["out_of_range"].expressions[0] == "-8 + -8 + -8"
+    assert (splits["long"].expressions[0], splits["out_of_range"].expressions[0]) == ("-5 + 1", "-8 + -8 + -8")
     assert -15 <= splits["train"].truth.min() <= splits["train"].truth.max() <= 14
     means = [np.abs(splits[name].truth).mean() for name in ("in_range", "out_of_range")]
     assert means == pytest.approx([4.02, 9.75], abs=0.01)
@@ -114,8 +113,7 @@ def test_the_gate_ignores_padding():
     with torch.no_grad():
         model.value.bias.fill_(3.0)  # so that an unmasked padding slot would count
         short = model(torch.from_numpy(tokenize(["2"])))
-        gate = model.gate(torch.ones(1, 1))
-        torch.testing.assert_close(short, gate * model.value(torch.full((1, 1), 2.0)))
+        torch.testing.assert_close(short, model.gate(torch.ones(1, 1)) * model.value(torch.full((1, 1), 2.0)))
 
 
 def test_the_gate_learns_the_rule(splits, runs):
@@ -235,8 +233,7 @@ def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, bundles
     assert (runner.inputs, runner.outputs) == (manifest.inputs, manifest.outputs)
     assert onnx.load(bundle.path / "model.onnx").opset_import[0].version == artifact.opset
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
-    assert [tier.name for tier in manifest.tiers] == ["x1"]
-    assert set(manifest.files) == {"model.onnx", "golden.npz"}
+    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {"model.onnx", "golden.npz"})
     oracle = name == "calculator-oracle"
     assert (manifest.preprocess.max_abs_operand, manifest.provenance.seed) == ((1024, None) if oracle else (1e6, 0))
     adaptive = {"head_score", "kept_coordinates"} <= {measure.metric for measure in manifest.measures}

@@ -44,7 +44,6 @@ EXACT = {"full", "skip", "literal", "fixed", "budget", *ABLATIONS} | {"global"}
 
 @pytest.fixture(scope="module")
 def made(shared):
-    """Return the changed model of a mechanism, made once."""
     return cache(lambda name: ALL[name].make(shared))
 
 
@@ -77,8 +76,7 @@ def test_a_mechanism_can_be_trained_in_every_part(name, shared, made):
     else:
         with adaptive_term(changed, how) as term:
             term.prepare(0.6)
-            loss = task_loss(changed, outputs_of(changed, batch), batch.targets)
-            (loss + term.loss(0.6)).backward()
+            (task_loss(changed, outputs_of(changed, batch), batch.targets) + term.loss(0.6)).backward()
         assert not [p for p in term.rates if p.grad is None]
     gradients = [p.grad for name, p in changed.named_parameters() if "segment" not in name]
     assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
@@ -137,8 +135,7 @@ def test_paired_intervals_are_narrower_than_single_ones():
 def test_lengths_are_measured_once(shared, tmp_path):
     config, path = shared.dense.transformer.config, tmp_path / "lengths.json"
     found = measure_lengths(config, (16,), 2, path)
-    assert found[0].variant == LITERAL
-    assert len(found) == 3
+    assert (found[0].variant, len(found)) == (LITERAL, 3)
     assert found[0].bound == no_logits_bound(config, 16) < 1.3
     assert measure_lengths(config, (16,), 2, path) == found
     path.write_text("{")
@@ -157,8 +154,7 @@ def test_the_command_compares_resumes_and_draws(place):
     result = json.loads(invoke(command, *options, "--no-plots", "--json"))
     assert [row["name"] for row in result["rows"]] == ["full", "full+int8", "uniform", "fixed"]
     full, int8, uniform, fixed = result["rows"]
-    assert full["differences"]["dev"]["value"] == 0
-    assert uniform["kept"] == pytest.approx(0.5, abs=0.01)
+    assert (full["differences"]["dev"]["value"], uniform["kept"]) == (0, pytest.approx(0.5, abs=0.01))
     assert uniform["bounds"].values()
     assert (uniform["smaller"], fixed["smaller"]) == (True, False)
     assert 0 < fixed["score"] < 1
@@ -166,8 +162,7 @@ def test_the_command_compares_resumes_and_draws(place):
     records = sorted((place / "out" / "seed0").glob("*/record.json"))
     times = [path.stat().st_mtime_ns for path in records]
     # One more mechanism: finished ones are kept, and the figures are drawn.
-    table = invoke(command, *options_of(place, "uniform", "fixed", "bigbird"))
-    assert "bigbird" in table
+    assert "bigbird" in invoke(command, *options_of(place, "uniform", "fixed", "bigbird"))
     assert [path.stat().st_mtime_ns for path in records] == times
     drawn = sorted(path.name for path in (place / "out").glob("*.png"))
     assert drawn == ["accuracy_by_speed.png", "heads.png", "scores_by_place.png"]
@@ -185,8 +180,7 @@ def test_a_record_explains_its_speeds_and_is_read_as_written(tmp_path):
     record = Record(name="full", what="", seed=0, smaller=True, parameters=1, **found)
     place = tmp_path / "full"
     assert read_record(place) is None
-    predictions = Predictions(np.eye(3, dtype=np.float32), np.arange(3))
-    save_record(place, record, {"dev": predictions})
+    save_record(place, record, {"dev": Predictions(np.eye(3, dtype=np.float32), np.arange(3))})
     assert read_record(place) == record
     row = row_of([place], [place], "accuracy", ["dev"])
     assert (row.values, row.speeds, row.bounds, row.kept) == ({"dev": 1.0}, {8: 2.0}, {8: 2.1}, 0.75)
@@ -238,8 +232,7 @@ def test_linformer_attends_to_means_of_four(dense):
     projections = (dense.q_proj, x), (dense.k_proj, means), (dense.v_proj, means)
     q, k, v = (projection(y).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for projection, y in projections)
     heads = (q @ k.transpose(-1, -2) / WIDTH**0.5).softmax(dim=-1) @ v
-    wanted = dense.output_proj(heads.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(linformer(x)[0], wanted)
+    torch.testing.assert_close(linformer(x)[0], dense.output_proj(heads.transpose(1, 2).flatten(2)))
 
 
 def test_bigbird_is_dense_while_all_blocks_are_neighbours(dense):
@@ -252,11 +245,9 @@ def test_bigbird_is_dense_while_all_blocks_are_neighbours(dense):
 
 def test_bigbird_hides_what_the_pattern_leaves_out(dense):
     sparse = like(SparseAttention(DIM, HEADS, WIDTH, POSITIONS, seed=0), dense)
-    pattern = sparse_pattern(POSITIONS, seed=0)
-    x, hidden = tokens(POSITIONS), pattern[-1] == 0
+    x, hidden = tokens(POSITIONS), sparse_pattern(POSITIONS, seed=0)[-1] == 0
     assert hidden.any()
-    changed = torch.where(hidden[:, None], x + 5, x)
-    torch.testing.assert_close(sparse(changed)[0][:, -1], sparse(x)[0][:, -1])
+    torch.testing.assert_close(sparse(torch.where(hidden[:, None], x + 5, x))[0][:, -1], sparse(x)[0][:, -1])
 
 
 def test_the_pattern_is_window_global_and_random():

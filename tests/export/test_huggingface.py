@@ -109,8 +109,7 @@ def saved(tmp_path_factory):
         torch.manual_seed(0)
         more = {"bos_token_id": 0, "eos_token_id": 0} if architecture == "gpt2" else {}
         labels = 2 if kind == "BertForQuestionAnswering" else 3
-        config = configs[architecture](**CONFIGS[architecture], **more, num_labels=labels)
-        model = getattr(transformers, kind)(config)
+        model = getattr(transformers, kind)(configs[architecture](**CONFIGS[architecture], **more, num_labels=labels))
         for parameter in model.parameters():  # biases and normalisations are not random otherwise
             torch.nn.init.normal_(parameter, std=0.3)
         directory = tmp_path_factory.mktemp(kind)
@@ -178,8 +177,7 @@ def test_several_files(bert):
 )
 def test_configurations_that_are_not_supported(architecture, changes, message, tmp_path):
     directory = write(tmp_path / architecture, architecture)
-    fields = json.loads((directory / CONFIG).read_text())
-    (directory / CONFIG).write_text(json.dumps({**fields, **changes}))
+    (directory / CONFIG).write_text(json.dumps({**json.loads((directory / CONFIG).read_text()), **changes}))
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(directory)
 

@@ -57,11 +57,7 @@ EXISTING = [
 ]
 #: What nothing allows: inputs, and files of other kinds.
 REFUSED = [
-    (
-        finetune,
-        ("sst-2", *MODEL, "model", "--teacher", "full", "--name", "full", *HERE),
-        "the path of --teacher" + APART,
-    ),
+    (finetune, ("sst-2", *MODEL, "model", "--teacher", "full", "--name", "full", *HERE), "path of --teacher" + APART),
     (finetune, ("sst-2", *MODEL, "full", "--name", "link", *HERE), "the path of --model" + APART),
     (finetune, ("sst-2", *MODEL, "full", "--name", "glue", "--out", "data"), "a directory that holds the data" + APART),
     (finetune, ("sst-2", *MODEL, "model", "--name", "photos", *HERE), "something that is not a run"),
@@ -81,11 +77,7 @@ REFUSED = [
     (frontier, (*MODEL, "model", "--task", "SST-2", "--out", "data/glue/SST-2"), "the path of the data of" + APART),
     (frontier, (*MODEL, "model", "--out", "photos"), "a directory with other files"),
     (export, ("full", "--repository", "full", "--name", "sst2"), "a path inside of run full" + APART),
-    (
-        export,
-        ("full", *MODEL[:2], "--repository", "data/glue/SST-2", "--name", "x"),
-        "a path inside of the data" + APART,
-    ),
+    (export, ("full", *MODEL[:2], "--repository", "data/glue/SST-2", "--name", "x"), "path inside of the data" + APART),
     (export, ("full", "--repository", "bundles", "--name", "photos"), "something that is not a bundle"),
 ]
 
@@ -110,8 +102,7 @@ def test_the_installed_command_ends_with_2_and_loads_no_torch(place):
     code = "import sys; from edge.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stdout == "False\n"
+    assert (done.returncode, done.stdout) == (2, "False\n")
     assert "--out full: got the path of --model full" in done.stderr
 
 

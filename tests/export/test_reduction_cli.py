@@ -28,8 +28,7 @@ def _recorded_data_directory(monkeypatch):
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     options = ("--data-dir", place, "--calibration", 200, "--tokens", 16, "--target-speedup", 1.05)
     result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--json"))
-    measures = {(m["split"], m["metric"]): m["value"] for m in result["metrics"]["measures"]}
-    assert measures["dev", "accuracy"] > 0.8
+    assert {(m["split"], m["metric"]): m["value"] for m in result["metrics"]["measures"]}["dev", "accuracy"] > 0.8
     assert result["expected_speedup"] >= 1.05
     assert result["measured"]["ratio"] > 0.7
     small = open_tuned(place / "reduced", "SST-2").transformer.config
@@ -96,8 +95,7 @@ def test_each_device_gets_a_plan_of_its_own(tables):
         replace(table, timings=tuple(timings)).write(tables / name)
     options = ("--calibration", 200, "--tokens", 16, "--target-speedup", 1.2)
     given = [option for name in (*ratios, "cpu.json") for option in ("--latency-table", tables / name)]
-    found = json.loads(invoke(plan, tables / "SST-2", *given, *options, "--json"))
-    here, heads, units, cpu = found["plans"]
+    here, heads, units, cpu = json.loads(invoke(plan, tables / "SST-2", *given, *options, "--json"))["plans"]
     assert {layer["num_heads"] for layer in heads["layers"]} == {2}
     assert {layer["ffn_dim"] for layer in units["layers"]} == {64}
     assert heads["speedups"][1] >= 1.2 > heads["speedups"][2]
@@ -105,8 +103,7 @@ def test_each_device_gets_a_plan_of_its_own(tables):
     assert (here["label"], cpu["label"], heads["label"]) == ("measured", "measured", PREDICTION)
     assert heads["key"] == table.key
     pytest.importorskip("matplotlib")
-    text = invoke(plan, tables / "SST-2", *given, *options, "--plot", tables / "plans.svg")
-    assert "on device 4" in text
+    assert "on device 4" in invoke(plan, tables / "SST-2", *given, *options, "--plot", tables / "plans.svg")
     assert "prediction, not measured on an Orin" in (tables / "plans.svg").read_text()
 
 

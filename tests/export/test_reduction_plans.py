@@ -33,8 +33,7 @@ def test_the_formula_counts_the_computed_multiplications(shape):
 
 
 def test_half_of_everything_is_twice_as_fast():
-    settings = msgspec.structs.replace(config(), dim=768, layers=(BERT,) * 2)
-    plan = plan_of(settings, [LayerShape(6, 64, 1536)] * 2)
+    plan = plan_of(msgspec.structs.replace(config(), dim=768, layers=(BERT,) * 2), [LayerShape(6, 64, 1536)] * 2)
     assert plan.removed_share(384) == 0.5
     assert check_speedup(plan, 384, 1.99) == amdahl_bound(0.5) == 2.0
     assert check_speedup(plan, 384, 2.15) == 2.0  # within the tolerance
@@ -43,8 +42,7 @@ def test_half_of_everything_is_twice_as_fast():
 
 def test_speedups_above_the_bound_are_rejected():
     """Paper 002's figure: 1.76 times faster by fewer dimensions of queries and keys alone, here all of the logits."""
-    settings = msgspec.structs.replace(config(), dim=768, layers=(BERT,))
-    plan = plan_of(settings, [LayerShape(9, 64, 3072)])
+    plan = plan_of(msgspec.structs.replace(config(), dim=768, layers=(BERT,)), [LayerShape(9, 64, 3072)])
     with pytest.raises(PlanError, match=r"got 1.76, expected at most 1.096 \+ 10%, because 8.8% of the .* at 128"):
         check_speedup(plan, 128, 1.76)
     with pytest.raises(PlanError, match="got nan"):
@@ -96,10 +94,8 @@ def test_the_fastest_plan_is_found_though_bins_are_too_wide_for_it():
 
 def test_options_of_bert_base():
     grid = grid_of(LayerShape(12, 64, 3072))
-    assert grid.attention[:4] == ((12, 64), (12, 32), (12, 16), (10, 64))
-    assert grid.attention[-1] == (0, 0)
-    assert len(grid.attention) == 19
-    assert grid.feed_forward == tuple(range(3072, -1, -256))
+    assert (grid.attention[:4], grid.attention[-1]) == (((12, 64), (12, 32), (12, 16), (10, 64)), (0, 0))
+    assert (len(grid.attention), grid.feed_forward) == (19, tuple(range(3072, -1, -256)))
     assert grid_of(DENSE) == Grid(((4, 8), (3, 8), (2, 8), (1, 8), (0, 0)), (48, 0))
 
 
@@ -170,14 +166,11 @@ def test_smaller_layers_are_faster_and_kept_in_a_cache_of_this_machine(tmp_path)
     for broken in (LatencyTable(key={**machine_key(SETTINGS), "device": "another"}), None):
         broken.write(cache) if broken else cache.write_text("{")
         table = measure_layers(SETTINGS, [QUARTER], [8], cache=cache, calls=3)
-        assert [timing.shape for timing in table.timings] == [Shape.of(QUARTER)]
-        assert LatencyTable.read(cache) == table
+        assert ([timing.shape for timing in table.timings], LatencyTable.read(cache)) == ([Shape.of(QUARTER)], table)
 
 
 def test_times_add_up_to_those_of_a_model():
-    classifier = model()
-    grid = Grid(((4, 8), (0, 0)), (48, 0))
-    times, rest = measure_times(classifier, grid, 16, calls=20)
+    times, rest = measure_times(model(), Grid(((4, 8), (0, 0)), (48, 0)), 16, calls=20)
     assert times.attention[0] + times.feed_forward[0] == pytest.approx(1, abs=0.3)
     assert times.attention[1] < times.attention[0]
     assert rest > 0
@@ -185,8 +178,7 @@ def test_times_add_up_to_those_of_a_model():
 
 def test_images_have_no_mask():
     settings = msgspec.structs.replace(SETTINGS, architecture="vit", image_size=8, patch_size=2, channels=3)
-    table = measure_layers(settings, [QUARTER], [17], calls=3)
-    assert table.find(QUARTER, 17)
+    assert measure_layers(settings, [QUARTER], [17], calls=3).find(QUARTER, 17)
     assert feeds_of(settings, 17)["inputs"].shape == (1, 3, 8, 8)
 
 

@@ -39,14 +39,10 @@ def test_target_is_met_and_the_answers_stay_near(result):
 
 
 def test_reports_have_the_choices_and_the_errors(result):
-    for report, layer in zip(result.reports, result.plan.layers, strict=True):
-        assert report.plan == layer
-        assert len(layer.heads) == layer.shape.num_heads
-        assert len(layer.neurons) == layer.shape.ffn_dim
-        assert report.measured_feed_forward_error == pytest.approx(report.feed_forward_error, rel=1e-2, abs=1e-6)
-        assert report.logits_error or report.measured_attention_error == pytest.approx(
-            report.attention_error, rel=1e-2, abs=1e-6
-        )
+    for it, layer in zip(result.reports, result.plan.layers, strict=True):
+        assert (it.plan, len(layer.heads), len(layer.neurons)) == (layer, layer.shape.num_heads, layer.shape.ffn_dim)
+        assert it.measured_feed_forward_error == pytest.approx(it.feed_forward_error, rel=1e-2, abs=1e-6)
+        assert it.logits_error or it.measured_attention_error == pytest.approx(it.attention_error, rel=1e-2, abs=1e-6)
 
 
 def test_a_plan_with_its_choices_gives_the_same_model_and_leaves_the_original(result):

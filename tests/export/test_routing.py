@@ -26,8 +26,7 @@ RATIO = 0.4
 
 def make_items(number=2000, ratio=RATIO):
     """Items of which the lean tier answers 80 % right and the full one 90 %, independently."""
-    generator = np.random.default_rng(5)
-    lean, full = generator.random((2, number)) < [[0.8], [0.9]]
+    lean, full = np.random.default_rng(5).random((2, number)) < [[0.8], [0.9]]
     return Items(lean.astype(float), full.astype(float), np.full(number, ratio), np.ones(number))
 
 
@@ -39,8 +38,7 @@ def test_the_cost_of_a_cascade_includes_both_tiers():
     items = Items(np.array([1.0, 0, 0, 1]), np.array([1.0, 1, 0, 0]), np.full(4, 0.25), np.ones(4))
     scores = np.array([0.9, 0.1, 0.2, 0.8])
     cascade = policies.route(items, Policy("cascade", scores, cascade=True), 0.5)
-    assert cascade.cost.tolist() == [0.25, 1.25, 1.25, 0.25]
-    assert cascade.right.tolist() == [1, 1, 0, 1]
+    assert (cascade.cost.tolist(), cascade.right.tolist()) == ([0.25, 1.25, 1.25, 0.25], [1, 1, 0, 1])
     assert policies.route(items, Policy("linear", scores), 0.5).cost.tolist() == [0.25, 1, 1, 0.25]
 
 
@@ -102,13 +100,11 @@ def test_gains_are_over_the_static_mix_and_shuffled_scores_have_none():
 def test_a_cascade_that_costs_more_than_the_full_tier_is_compared_with_it():
     items = make_items()
     judged = judge(items, [(Policy("cascade", np.zeros(len(items.lean_right)), cascade=True), 1.0)])[0]
-    assert judged.mean_cost == pytest.approx(1 + RATIO)
-    assert judged.over_static.value == pytest.approx(0)
+    assert (judged.mean_cost, judged.over_static.value) == (pytest.approx(1 + RATIO), pytest.approx(0))
 
 
 def test_auc_is_the_share_of_pairs_in_order():
-    assert auc(np.array([1.0, 1, 1]), np.array([0, 1, 1])) == 0.5
-    assert auc(np.array([1.0, 2]), np.array([1, 1])) == 0.5
+    assert (auc(np.array([1.0, 1, 1]), np.array([0, 1, 1])), auc(np.array([1.0, 2]), np.array([1, 1]))) == (0.5, 0.5)
     generator = np.random.default_rng(0)
     scores, positive = generator.integers(9, size=80), generator.integers(2, size=80)
     u = scipy.stats.mannwhitneyu(scores[positive == 1], scores[positive == 0]).statistic
@@ -121,8 +117,7 @@ def test_the_regression_finds_the_signal_and_ignores_constants():
     features = np.column_stack([generator.normal(size=(600, 5)), np.ones(600)])
     targets = (generator.random(600) < 1 / (1 + np.exp(-3 * features[:, 2] - 1))).astype(float)
     linear = fit(features, targets)
-    assert np.argmax(np.abs(linear.weights)) == 2
-    assert linear.weights[5] == 0
+    assert (np.argmax(np.abs(linear.weights)), linear.weights[5]) == (2, 0)
     assert linear.weights[2] == pytest.approx(3, rel=0.3)
     assert auc(linear.scores(features), targets) > 0.85
     assert np.isfinite(fit(features, np.ones(600)).bias)
@@ -142,7 +137,6 @@ def arguments(place, lean):
 
 
 def copied(run, to, **splits):
-    """Return a copy of a run with other predictions."""
     shutil.copytree(run, to)
     (to / PREDICTIONS).write_bytes(encode_predictions(splits))
     return to

@@ -75,8 +75,7 @@ def stsb(tmp_path_factory):
     for name, number, seed in (("train", 240, 0), ("dev", 40, 1)):
         pairs = zip(make_sentiment(number, seed + 10), make_sentiment(number, seed), strict=True)
         lines = [f"{first}\t{second}\t{5 * label}.000" for (first, _), (second, label) in pairs]
-        text = "\n".join(["sentence1\tsentence2\tscore", *lines])
-        (root / "glue" / "STS-B" / f"{name}.tsv").write_text(text)
+        (root / "glue" / "STS-B" / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
     write_model(root / "model", make_transformer(layers=1))
     data = ("--data-dir", root)
     # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
@@ -95,8 +94,7 @@ def test_the_bundle_of_pairs_takes_two_texts_and_gives_the_score_of_training(sts
     assert manifest.description == "STS-B of GLUE: a score from 0 to 5"
     # The longest text that was trained on is 32 tokens, and TensorRT tunes for no more.
     assert manifest.profile["token_type_ids"].opt == manifest.profile["input_ids"].opt == (1, 32)
-    segments = bundle.golden.inputs["token_type_ids"]
-    assert set(segments.ravel().tolist()) == {0, 1}
+    assert set(bundle.golden.inputs["token_type_ids"].ravel().tolist()) == {0, 1}
 
     pairs = [("a cat sat", "the film was good"), ("the film was good", "a cat sat"), ("awful", "plot of a nice actor")]
     model, tokenizer = open_tuned(stsb / "STS-B", "STS-B"), load_tokenizer(stsb / "STS-B")
@@ -152,10 +150,7 @@ def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
         ((full, full, *name, *twins), r"tiers: got \['a', 'a-int8'\], expected names that differ"),
         ((*[full] * 5, *name), "runs of one bundle: got 5, expected 4 at most"),
         ((full,), r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"),
-        (
-            (full, stsb / "STS-B", *name, *twins[:3], "b"),
-            r"task of the runs: got \['SST-2', 'STS-B'\], expected one of",
-        ),
+        ((full, stsb / "STS-B", *name, *twins[:3], "b"), r"task of the runs: got \['SST-2', 'STS-B'\], expected one"),
     ):
         with pytest.raises(UsageError, match=message):
             invoke(export, *arguments, "--repository", tmp_path / "other")

@@ -93,8 +93,7 @@ def test_holdout_is_a_fixed_partition_that_keeps_first_texts_together():
     texts = tuple((f"premise {index // 2}", f"hypothesis {index}") for index in range(400))
     examples = Examples(texts, np.arange(400))
     train, holdout = split_holdout(examples)
-    assert len(holdout.texts) == 40
-    assert sorted([*train.targets, *holdout.targets]) == list(range(400))
+    assert (len(holdout.texts), sorted([*train.targets, *holdout.targets])) == (40, list(range(400)))
     assert not {one for one, _ in train.texts} & {one for one, _ in holdout.texts}
     assert holdout.targets[:4].tolist() == split_holdout(examples)[1].targets[:4].tolist()
     assert holdout.targets.tolist() != split_holdout(examples, seed=1)[1].targets.tolist()

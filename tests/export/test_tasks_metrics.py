@@ -36,7 +36,6 @@ def test_undefined_metrics_are_zero_and_those_of_many_rows_are_those_of_each(nam
 def test_interval_of_accuracy_is_the_binomials():
     correct = np.arange(1000) < 800
     low, high = interval(accuracy, correct, np.ones(1000, dtype=bool))
-    expected = scipy.stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000
-    assert (low, high) == pytest.approx(tuple(expected), abs=0.004)
+    assert (low, high) == pytest.approx(tuple(scipy.stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000), abs=0.004)
     (one,) = measures(("accuracy",), "dev", correct, np.ones(1000, dtype=bool))
     assert (one.metric, one.split, one.n, one.value, one.interval) == ("accuracy", "dev", 1000, 0.8, (low, high))

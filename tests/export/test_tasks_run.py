@@ -66,8 +66,7 @@ def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_pa
         next(line for line in process.stderr if "epoch 2: " in line)  # by then it has saved its state
         process.send_signal(signal.SIGINT)
         process.stderr.read()
-    assert process.returncode == 130
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert (process.returncode, {path.name: path.read_bytes() for path in run.iterdir()}) == (130, before)
     log = tune(*arguments).stderr
     assert re.search(r"mine: resumes an interrupted run at step \d+ of 660", log)
     assert ("mine: epoch 60: " in log, "mine: epoch 1: " in log) == (True, False)

@@ -28,7 +28,6 @@ def attention(adaptive=None):
 
 
 def set_scores(module, value):
-    """Make the scorer answer ``value`` whatever it reads."""
     last = module.scorer.layers[-2]
     nn.init.zeros_(last.weight)
     nn.init.constant_(last.bias, math.log(value / (1 - value)) if value < 1 else 100.0)
@@ -77,8 +76,7 @@ def test_reduced_head_is_attention_on_its_first_coordinates(x):
     [(0.51, 8, 8), (0.5, 8, 4), (0.49, 8, 3), (0.01, 8, 1), (0.3, 64, 8), (0.1, 64, 6)],
 )
 def test_scores_choose_the_rank(score, rank_width, kept):
-    keep = hard_keep(torch.tensor([[score]]), rank_width, 8)
-    assert keep[0, 0].tolist() == [1.0] * kept + [0.0] * (8 - kept)
+    assert hard_keep(torch.tensor([[score]]), rank_width, 8)[0, 0].tolist() == [1.0] * kept + [0.0] * (8 - kept)
 
 
 def test_straight_through_gradient_is_that_of_the_soft_mask():

@@ -68,10 +68,8 @@ class Board:
             self._process = None
 
     def answered(self) -> int:
-        """Return the number of requests answered since the start."""
         # A shared connection may be waiting to reconnect.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        with grpc.insecure_channel(self.url, options) as channel:
+        with grpc.insecure_channel(self.url, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = telemetry_pb2_grpc.TelemetryStub(channel)
             reading = stub.Get(telemetry_pb2.GetRequest(), timeout=SECONDS, wait_for_ready=True)
         return sum(model.success_count for model in reading.models)

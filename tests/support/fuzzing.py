@@ -22,14 +22,9 @@ def profile(examples: int) -> settings:
     )
 
 
-integers = st.one_of(
-    st.integers(-2, 16),
-    st.sampled_from([0, 15, 64, 65, 2**31, 2**62, 2**63 - 1, -(2**63)]),
-    st.integers(-(2**63), 2**63 - 1),
-)
-
+integers = st.integers(-2, 16) | st.sampled_from([0, 15, 64, 65, 2**31, 2**62, 2**63 - 1, -(2**63)])
+integers |= st.integers(-(2**63), 2**63 - 1)
 names = st.one_of(st.sampled_from(["x", "expression", "value", "in_int8", "steps", ""]), st.text(max_size=8))
-
 datatypes = st.one_of(st.sampled_from(["FP32", "BYTES", "INT8", "FP16", "BF16", "BOOL", ""]), st.text(max_size=6))
 
 _known = ["timeout", "priority", "timings", "sequence_id", "triton_x", "shared_memory_region", "classification"]
@@ -50,9 +45,7 @@ contents = st.builds(
     pb.InferTensorContents,
     bool_contents=st.lists(st.booleans(), max_size=3),
     int_contents=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
-    fp32_contents=st.one_of(
-        st.lists(st.floats(width=32), max_size=3), st.lists(st.floats(width=32), min_size=15, max_size=15)
-    ),
+    fp32_contents=st.lists(st.floats(width=32), max_size=3) | st.lists(st.floats(width=32), min_size=15, max_size=15),
     bytes_contents=st.lists(st.binary(max_size=8), max_size=3),
 )
 

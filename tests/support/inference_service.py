@@ -67,13 +67,11 @@ async def running_service(
     place = directory / "repository"
     place.mkdir(parents=True)
     write(place)
-    loader = Loader(scheduler, target, directory / "cache", serving or ServingOptions())
-    repository = Repository(place, loader)
+    repository = Repository(place, Loader(scheduler, target, directory / "cache", serving or ServingOptions()))
     control = ModelControl(repository, mode)
     try:
         await control.start()
-        service = InferenceService(repository, scheduler, **options)
-        yield Running(service, scheduler, repository, control, place)
+        yield Running(InferenceService(repository, scheduler, **options), scheduler, repository, control, place)
         await control.close()
     finally:
         scheduler.close()

@@ -206,8 +206,7 @@ def write_bundle_of_roles(directory: Path) -> Bundle:
 
 def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
     """Write :func:`attention_onnx` in FP16 as a bundle at ``directory``, golden outputs by NumPy in float64."""
-    width = ATTENTION_HEADS * head_dim
-    shape = (-1, ATTENTION_SEQUENCE, width)
+    shape = (-1, ATTENTION_SEQUENCE, ATTENTION_HEADS * head_dim)
     x = np.random.default_rng(1).normal(size=(4, *shape[1:])).astype(np.float16)
     tier = tier_of(atol=1e-2, rtol=1e-2)
     half = msgspec.structs.replace(tier.artifacts[0], precision="fp16")

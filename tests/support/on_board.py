@@ -18,8 +18,7 @@ from edge.__main__ import main
 def move(root: Path) -> None:
     """Make ``root`` the default root in all of :mod:`edge.instruments`."""
     for found in pkgutil.iter_modules(edge.instruments.__path__):
-        module = import_module(f"edge.instruments.{found.name}")
-        for member in vars(module).values():
+        for member in vars(import_module(f"edge.instruments.{found.name}")).values():
             function = member.__init__ if inspect.isclass(member) else member
             if inspect.isfunction(function) and function.__defaults__:
                 function.__defaults__ = tuple(root if value == Path("/") else value for value in function.__defaults__)

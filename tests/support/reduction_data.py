@@ -41,8 +41,7 @@ def model(seed=0, **options):
 def inputs(rows=48, seed=0):
     random = np.random.default_rng(seed)
     tokens = tuple(random.integers(VOCABULARY, size=random.integers(4, 16)).astype(np.int32) for _ in range(rows))
-    segments = tuple(np.zeros(len(row), dtype=np.int32) for row in tokens)
-    return Encoded(tokens, segments, random.integers(3, size=rows))
+    return Encoded(tokens, tuple(np.zeros(len(row), dtype=np.int32) for row in tokens), random.integers(3, size=rows))
 
 
 def batches(rows=48, seed=0):
@@ -53,8 +52,6 @@ def batches(rows=48, seed=0):
 def mac_times(settings, grid, tokens):
     """Return the times of a layer's options as if every multiplication took the same time."""
     whole = macs_per_token(settings.dim, settings.layers[0], tokens)
-    shapes = (
-        [LayerShape(heads, rank, 0) for heads, rank in grid.attention],
-        [LayerShape(0, 0, units) for units in grid.feed_forward],
-    )
+    attention = [LayerShape(heads, rank, 0) for heads, rank in grid.attention]
+    shapes = (attention, [LayerShape(0, 0, units) for units in grid.feed_forward])
     return Costs(*([macs_per_token(settings.dim, shape, tokens) / whole for shape in half] for half in shapes))

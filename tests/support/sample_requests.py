@@ -96,9 +96,7 @@ def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
     request.model_name = "sentiment"
     request.inputs[0].name = "text"
     for name, value in parameters.items():
-        request.parameters[name].MergeFrom(
-            _text(value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
-        )
+        setattr(request.parameters[name], "string_param" if isinstance(value, str) else "int64_param", value)
     return request
 
 
@@ -108,13 +106,8 @@ SEEDS: dict[str, list[bytes]] = {
     for method, messages in {
         "ModelInfer": [
             *(good(), good(65), typed(), expression(b"3 - -4 + 2"), expression(b"1", b"2", shape=(1, 1))),
-            *(
-                shaped(-1, 15),
-                shaped(2**62, 15),
-                expression(b"\xff"),
-                parameter("timeout", int64_param=-1),
-                parameter("teir"),
-            ),
+            *(shaped(-1, 15), shaped(2**62, 15), expression(b"\xff"), parameter("teir")),
+            parameter("timeout", int64_param=-1),
             *(changed(lambda r: r.outputs.add(name="value")), parameter("sequence_id", uint64_param=7)),
             changed(lambda r: r.inputs[0].contents.fp32_contents.extend(TOKENS[0].tolist())),
             changed(lambda r: r.inputs[0].parameters["shared_memory_region"].MergeFrom(_text("a"))),

@@ -77,8 +77,7 @@ def write_bundle_of(
 
     def spec(tensor: str) -> TensorSpec:
         kind = names[tensor].type.tensor_type
-        shape = tuple(dim.dim_value or -1 for dim in kind.shape.dim)
-        return TensorSpec(tensor, types[kind.elem_type], shape)
+        return TensorSpec(tensor, types[kind.elem_type], tuple(dim.dim_value or -1 for dim in kind.shape.dim))
 
     specs = tuple(spec(tensor) for tensor in inputs)
     profile = {s.name: Profile(min=(1,), opt=(8,), max=(ECHO_MAX,)) for s in specs if -1 in s.shape}

@@ -61,8 +61,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 def health(server: Served, name: str) -> int:
-    stub = health_pb2_grpc.HealthStub(server.channel)
-    return int(stub.Check(health_pb2.HealthCheckRequest(service=name)).status)
+    return int(health_pb2_grpc.HealthStub(server.channel).Check(health_pb2.HealthCheckRequest(service=name)).status)
 
 
 def problems(server: Served) -> list[str]:

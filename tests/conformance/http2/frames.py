@@ -211,9 +211,7 @@ CASES = [
         f"{ANSWERED}, {CLOSED}",
         lambda c: [head(c), h2.GoAwayFrame(0, error_code=0xFF), body()],
     ),
-    Case(
-        "7 RST_STREAM with an unknown error code", NO_ERROR, lambda c: [head(c), h2.RstStreamFrame(1, error_code=0xFF)]
-    ),
+    Case("7 RST_STREAM with an unknown error code", NO_ERROR, lambda c: [head(c), h2.RstStreamFrame(1, 0xFF)]),
     # The frames.
     Case("6.1 several DATA frames", ANSWERED, _sent((0, 0, 1, b"\0\0"), (0, 0, 1, b""), (0, 1, 1, bytes(3)))),
     Case("6.1 padding", ANSWERED, _padded),

@@ -118,10 +118,7 @@ CASES = [
     Case("HPACK 6.1 indexed field of the static table", ANSWERED, _block(b"\x90")),
     Case("HPACK 6.1 indexed field of the dynamic table", ANSWERED, _block(_INDEXED + b"\x011" + b"\xbe")),
     Case("HPACK 6.1 index 0", COMPRESSION, _block(b"\x80")),
-    *(
-        Case(f"HPACK 6.2 user-agent {kind}", ANSWERED, _block(name + b"\x83\x18\xc6\x3f"))
-        for kind, name in _AGENT.items()
-    ),
+    *(Case(f"HPACK 6.2 user-agent {how}", ANSWERED, _block(key + b"\x83\x18\xc6\x3f")) for how, key in _AGENT.items()),
     Case("HPACK 6.2.1 new name", ANSWERED, _block(_INDEXED + b"\x011")),
     Case("HPACK 6.3 table size update above SETTINGS_HEADER_TABLE_SIZE", COMPRESSION, _block(before=b"\x3f\xe2\x1f")),
 ]
