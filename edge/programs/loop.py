@@ -1,7 +1,7 @@
 """Loop: a step is repeated on its own output until the state of each row settles.
 
 Rows of several requests are computed together and end independently: :class:`LoopSession` drops a row that has settled,
-and takes new ones between two steps. The state stays on the device; the host reads two numbers of each row.
+and takes new ones between two steps. The state crosses to the host after each step.
 """
 
 from __future__ import annotations

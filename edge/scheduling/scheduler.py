@@ -260,9 +260,9 @@ class Scheduler:
                 self._end(run.step(), worker)
                 if not run.jobs:
                     del continuous[executor]
+            worker.jobs = [job for run in continuous.values() for job in run.jobs]  # without the answered ones
             if not continuous:
                 return
-            worker.jobs = [job for run in continuous.values() for job in run.jobs]
             self._do_own_work(worker)
             jobs = self._take(worker, rooms={executor: run.room for executor, run in continuous.items()})
 

@@ -69,13 +69,13 @@ def plan_of(
 
 
 def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
-    """Five dimensions and ten pairs; 40 pairs for trees and networks, which need more.
+    """Five dimensions and ten pairs; 20 pairs for trees and networks, which need more.
 
     The first stage finds a solution within few loops; the second, with drawn numbers of loops, makes it a fixed point.
     """
     pairs = {"linear": 10, "sparse": 10}.get(function, 20)
     config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
-    dims, points = Rising(2, 5, 1, 300), Rising(min(5, pairs), pairs + 1, 2 if pairs == 10 else 4, 300)
+    dims, points = Rising(2, 5, 1, 300), Rising(5, pairs + 1, 2 if pairs == 10 else 4, 300)
     steps = steps or 6000
     second = max(1, steps * 2 // 3)
     if injection is None:

@@ -16,7 +16,7 @@ from export.looped import MODEL
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.objective import PromptObjective
-from export.looped.recipes import Plan, Stage
+from export.looped.recipes import Plan
 from export.looped.solvers import trajectory
 from export.processor import processor
 from export.provenance import provenance
@@ -47,7 +47,6 @@ def train_run(
     seed: int,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
-    on_stage: Callable[[Stage], None] = lambda stage: None,
     on_resume: Callable[[int, int], None] = lambda step, steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
@@ -76,7 +75,6 @@ def train_run(
     seconds, best = 0.0, 0
     stages = [RunFiles(directory.with_name(f"{directory.name}.{stage.name}"), tensorboard) for stage in plan.stages]
     for number, (stage, files) in enumerate(zip(plan.stages, stages, strict=True)):
-        on_stage(stage)
         objective = PromptObjective(
             model,
             name,
