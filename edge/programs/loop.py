@@ -63,6 +63,8 @@ class LoopSession(Session):
         self._loops: Array = np.zeros(0, np.int32)
         self._max_loops: Array = np.zeros(0, np.int32)
         self._tolerance: Array = np.zeros(0, np.float32)
+        self._predictions: Array = np.zeros((0, 1), np.float32)
+        self._residuals: Array = np.zeros((0, 1), np.float32)
 
     @property
     def rows(self) -> int:
@@ -82,6 +84,9 @@ class LoopSession(Session):
         self._loops = np.concatenate([self._loops, np.zeros(rows, np.int32)])
         self._max_loops = np.concatenate([self._max_loops, np.full(rows, limits.max_loops, np.int32)])
         self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
+        none = np.full((rows, 1), np.nan, np.float32)
+        self._predictions = np.concatenate([self._predictions, none])
+        self._residuals = np.concatenate([self._residuals, none])
 
     def step(self) -> list[Finished]:
         """Run one loop of all rows; see :meth:`Session.step`."""
@@ -89,20 +94,27 @@ class LoopSession(Session):
         feeds = {config.state: self._state, config.prompt: self._prompt, config.last: self._last}
         outputs = self._runners.step.infer(feeds)
         self._state = outputs[config.next_state]
-        predictions, residuals = outputs[config.prediction], outputs[config.residual]
+        self._predictions, self._residuals = outputs[config.prediction], outputs[config.residual]
         self._loops += 1
-        settled = residuals[:, 0] <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
+        settled = self._residuals[:, 0] <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
         ended = settled | (self._loops >= self._max_loops)
         if not ended.any():
             return []
         for row in np.flatnonzero(ended).tolist():
-            request, place = self._owners[row]
-            request.end(place, predictions[row], self._loops[row], residuals[row], bool(settled[row]))
+            self._record(row).end(self._owners[row][1], bool(settled[row]))
         self._keep(~ended)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
             del self._requests[request.key]
         return [Finished(request.key, request.computed(config)) for request in done]
+
+    def partial(self, key: object) -> Computed:
+        """Return the outputs of a request in progress; see :meth:`Session.partial`."""
+        request = self._requests[key]
+        for row, (owner, _) in enumerate(self._owners):
+            if owner is request:
+                self._record(row)
+        return request.computed(self._config)
 
     def drop(self, key: object) -> None:
         """Drop the rows of a request; see :meth:`Session.drop`."""
@@ -110,11 +122,17 @@ class LoopSession(Session):
         if request:
             self._keep(np.array([owner is not request for owner, _ in self._owners], bool))
 
+    def _record(self, row: int) -> _Request:
+        request, place = self._owners[row]
+        request.record(place, self._predictions[row], self._loops[row], self._residuals[row])
+        return request
+
     def _keep(self, kept: Array) -> None:
         self._owners = [owner for owner, keep in zip(self._owners, kept.tolist(), strict=True) if keep]
         self._state, self._prompt, self._last = self._state[kept], self._prompt[kept], self._last[kept]
         self._loops, self._max_loops = self._loops[kept], self._max_loops[kept]
         self._tolerance = self._tolerance[kept]
+        self._predictions, self._residuals = self._predictions[kept], self._residuals[kept]
 
 
 class _Request:
@@ -128,19 +146,23 @@ class _Request:
         self._residuals = np.zeros((rows, 1), np.float32)
         self._stopped = np.full(rows, BY_BUDGET, f"U{len(BY_TOLERANCE)}")
 
-    def end(self, place: int, prediction: Array, loops: int, residual: Array, settled: bool) -> None:
-        self.left -= 1
+    def record(self, place: int, prediction: Array, loops: int, residual: Array) -> None:
         self._predictions[place], self._loops[place], self._residuals[place] = prediction, loops, residual
+
+    def end(self, place: int, settled: bool) -> None:
+        self.left -= 1
         if settled:
             self._stopped[place] = BY_TOLERANCE
 
     def computed(self, config: LoopProgram) -> Computed:
         outputs = {
-            config.prediction: self._predictions,
-            config.loops: self._loops,
-            config.residual: self._residuals,
+            config.prediction: self._predictions.copy(),
+            config.loops: self._loops.copy(),
+            config.residual: self._residuals.copy(),
         }
-        return Computed(outputs, {LOOPS: self._loops[:, 0], STOPPED: self._stopped}, float(self._loops.max()))
+        return Computed(
+            outputs, {LOOPS: self._loops[:, 0].copy(), STOPPED: self._stopped.copy()}, float(self._loops.max())
+        )
 
 
 def _stacked(old: Array, new: Array) -> Array:

@@ -30,6 +30,9 @@ class Session(Protocol):
     def step(self) -> list[Finished]:
         """Compute one step of all rows, and return the requests that it finished; raise as :meth:`add`."""
 
+    def partial(self, key: object) -> Computed:
+        """Return the outputs of a request in progress as they are after the last step, at least one."""
+
     def drop(self, key: object) -> None:
         """Drop the rows of a request, if it is in progress."""
 
