@@ -160,7 +160,7 @@ def train_run(
     if isinstance(model, Transformer4) and model.adaptive:
         measures += head_use(model, splits)
     metrics = RunMetrics(model.parameter_count, epochs_run, best_epoch, seconds, measures)
-    how = f"AdamW, {recipe}" if recipe else "constructed, not trained"
+    how = str(recipe) if recipe else "constructed, not trained"
     record = provenance(trainer=how, data=DESCRIPTION, seed=seed if recipe else None)
     config = RunConfig(name, arguments, record, precision="fp32" if recipe else None, processor=processor())
     save(directory, model, config, metrics, files.finished())

@@ -104,7 +104,7 @@ def train_run(
     metrics = RunMetrics(
         model.parameter_count, len(scores), best, seconds, evaluate(model, name), tuple(losses), tuple(scores)
     )
-    how = "; ".join(f"{stage.name}: AdamW, {stage.recipe}, {stage.curriculum}" for stage in plan.stages)
+    how = "; ".join(f"{stage.name}: {stage.recipe}, {stage.curriculum}" for stage in plan.stages)
     record = provenance(trainer=how, data=f"prompts of the function class {name}", seed=seed)
     arguments = {"function": name, "config": msgspec.to_builtins(plan.config)}
     precision = plan.stages[-1].recipe.precision

@@ -14,6 +14,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a training.
 
     Attributes:
+        optimizer: see :mod:`export.training.optimizers`.
         peak_learning_rate: after the warm-up.
         warmup_share: the share of all steps in which the learning rate rises linearly from 0.
         schedule: how the learning rate falls after the warm-up.
@@ -29,6 +30,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     epochs: int
     peak_learning_rate: float
+    optimizer: Literal["adamw", "muon"] = "adamw"
     batch_size: int = 32
     warmup_share: float = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -1,4 +1,4 @@
-"""The training loop: AdamW, a schedule, clipping, the best epoch, and a state from which an interrupted run resumes."""
+"""The training loop: a schedule, clipping, the best epoch, and a state from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -17,6 +16,7 @@ from export.errors import TrainingError
 from export.training.device import model_device
 from export.training.log import TrainingLog
 from export.training.objective import Objective, Score
+from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
 from export.training.state import load_state, save_state
 
@@ -126,11 +126,7 @@ class _Run:
         self.objective, self.model, self.recipe = objective, objective.model, recipe
         self.path, self.stop_below = path, stop_below
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        groups = _groups(self.parameters, objective, recipe)
-        self.multiples = [group.pop("multiple") for group in groups]
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=recipe.peak_learning_rate, betas=recipe.betas, eps=recipe.eps, fused=True
-        )
+        self.optimizers = Optimizers(objective, recipe)
         self.step, self.best_epoch, self.last_loss = 0, 0, math.nan
         self.scores: list[float] = []
         self.losses: list[float] = []
@@ -155,21 +151,19 @@ class _Run:
         self.losses, self._epoch_losses = state["losses"], state["epoch_losses"]
         self.best_weights, self._earlier_seconds = state["best_weights"], state["seconds"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["random"])
         if state["random_gpu"] is not None:
             torch.cuda.set_rng_state(state["random_gpu"])
 
     def update(self, loss: Tensor, rate: float) -> None:
-        for group, multiple in zip(self.optimizer.param_groups, self.multiples, strict=True):
-            group["lr"] = rate * multiple
-        self.optimizer.zero_grad()
+        self.optimizers.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._unread.append((loss.detach(), clip(self.parameters, self.recipe)))
         self.step += 1
         if loss.device.type == "cpu":
             self.check()
-        self.optimizer.step()
+        self.optimizers.step(rate)
 
     def check(self) -> None:
         """Read the losses since the last call.
@@ -226,27 +220,11 @@ class _Run:
             "best_epoch": self.best_epoch,
             "best_weights": self.best_weights,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
             "random": torch.get_rng_state(),
             "random_gpu": torch.cuda.get_rng_state() if on_gpu else None,
         }
         save_state(self.path, state)
-
-
-def _groups(parameters: list[nn.Parameter], objective: Objective, recipe: Recipe) -> list[dict[str, Any]]:
-    """Return the optimiser's groups, each with the ``multiple`` of the recipe's learning rate."""
-    rates = objective.rates
-    usual = [parameter for parameter in parameters if parameter not in rates]
-    decayed = [p for p in usual if recipe.decays == "all" or p.dim() > 1]
-    others = [p for p in usual if recipe.decays != "all" and p.dim() <= 1]
-    return [
-        {"params": decayed, "weight_decay": recipe.weight_decay, "multiple": 1.0},
-        {"params": others, "weight_decay": 0.0, "multiple": 1.0},
-        *(
-            {"params": [p for p in rates if rates[p] == rate], "weight_decay": 0.0, "multiple": rate}
-            for rate in sorted({*rates.values()})
-        ),
-    ]
 
 
 def clip(parameters: list[nn.Parameter], recipe: Recipe) -> Tensor:
