@@ -71,7 +71,11 @@ _OPTIONS = (
     click.option(
         "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
     ),
-    click.option("--steps", type=click.IntRange(1), help="Looped models: steps of each stage."),
+    click.option(
+        "--steps",
+        type=click.IntRange(1),
+        help="Looped models: steps of the first stage; the rest keeps its proportion.",
+    ),
 )
 
 

@@ -58,7 +58,7 @@ def plan_of(
         injection: None is an unlooped model, with twelve layers unless ``layers`` says otherwise.
         layers: L; a looped model has one.
         dim: D; 64 or the paper's 256.
-        steps: of each stage, in place of the size's; an unlooped model trains as long in one stage.
+        steps: of the first stage, in place of the size's; the rest keeps its proportion.
 
     Raises:
         UsageError: the width cannot be shared by the heads.
@@ -80,16 +80,16 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     pairs = {"linear": 10, "sparse": 10}.get(function, 20)
     config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
     dims, points = Rising(2, 5, 1, 300), Rising(5, pairs + 1, 2 if pairs == 10 else 4, 300)
-    steps = steps or 2500
+    steps = steps or 1500
     if injection is None:
-        rate = 3e-3 if layers < 4 else 2e-3
-        recipe = replace(_SMALL, peak_learning_rate=rate)
-        return Plan(config, (_stage("unlooped", 2 * steps, recipe, Curriculum(dims, points), 1),))
+        # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do.
+        recipe = replace(_SMALL, peak_learning_rate=3e-3 if layers < 4 else 2e-3)
+        return Plan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
     solve = Curriculum(dims, points, Rising(6, 12, 2, 300), window=6)
-    settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=6, drawn_loops=6)
+    settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
         _stage("solve", steps, replace(_SMALL, schedule="constant"), solve, 12),
-        _stage("settle", steps, replace(_SMALL, peak_learning_rate=2e-3), settle, 30),
+        _stage("settle", max(1, steps * 8 // 3), _SMALL, settle, 30),
     )
     return Plan(config, stages)
 
