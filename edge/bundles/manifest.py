@@ -240,7 +240,8 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     state, both FP32 [-1, 1]. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
 
     A row ends when its residual is at most ``tolerance``, or after ``max_loops``. Requests may set both, with at most
-    ``most_loops``.
+    ``most_loops``. If ``points`` and ``values`` name two inputs, a prompt has one point more than it has values: their
+    second dimensions differ by 1.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("embed", "step")
@@ -255,9 +256,15 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     max_loops: Positive
     most_loops: Positive
     tolerance: Annotated[float, msgspec.Meta(gt=0)]
+    points: TensorName | None = None
+    values: TensorName | None = None
 
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""
+        named = (self.points, self.values)
+        sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
+        holds = named == (None, None) or (set(named) <= sequences and self.points != self.values)
+        require(holds, subject, "loop points and values", named, f"two of {sorted(sequences)}, or neither")
         column = (-1, 1)
         outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
         expected = {self.prediction: ("FP32", column), self.residual: ("FP32", column), self.loops: ("INT32", column)}

@@ -180,10 +180,16 @@ class Model:
                 what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
                 raise self._invalid(what, list(shape), expected, fix)
         if isinstance(self.manifest.program, LoopProgram):
-            self._check_finite(inputs)
+            self._check_prompt(inputs, self.manifest.program)
         return Feeds(inputs, rows)
 
-    def _check_finite(self, inputs: Mapping[str, Array]) -> None:
+    def _check_prompt(self, inputs: Mapping[str, Array], loop: LoopProgram) -> None:
+        if loop.points and loop.values:
+            points, values = inputs[loop.points].shape[1], inputs[loop.values].shape[1]
+            if points != values + 1:
+                given = Literally(f"{points} points and {values} values")
+                fix = "Give the value of each point but the last, whose value is predicted."
+                raise self._invalid(f"{loop.points!r} and {loop.values!r}", given, "one point more than values", fix)
         for name, array in inputs.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 fix = "A loop would never settle; replace the values that are missing."
