@@ -108,9 +108,7 @@ def train(
                         adaptive=adaptive,
                         device=device,
                         tensorboard=tensorboard,
-                        on_resume=watch.on_resume,
-                        on_step=watch.on_step,
-                        on_epoch=watch.on_epoch,
+                        observer=watch,
                     )
                 )
         results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))

@@ -114,9 +114,7 @@ def train_looped(
         seed=seed,
         device=device,
         tensorboard=tensorboard,
-        on_resume=watch.on_resume,
-        on_step=watch.on_step,
-        on_epoch=watch.on_epoch,
+        observer=watch,
     )
 
 

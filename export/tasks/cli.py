@@ -143,9 +143,7 @@ def finetune(
                     teacher=teacher,
                     device=device,
                     tensorboard=tensorboard,
-                    on_resume=watch.on_resume,
-                    on_step=watch.on_step,
-                    on_epoch=watch.on_epoch,
+                    observer=watch,
                 )
             )
     metrics = pooled(trained)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress, TaskID
 
 from edge.cli.output import progress, remark
+from export.training.observer import Observer
 
 # torch takes seconds to import, and a command that fails at once need not wait for it.
 if TYPE_CHECKING:
     from export.training.trainer import Epoch, Step
 
 
-class Watch:
+class Watch(Observer):
     """Moves a bar of steps with loss, score and time left, and prints a line when a run resumes.
 
     Args:
