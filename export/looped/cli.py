@@ -1,4 +1,4 @@
-"""Options of looped models for ``fewheads train``, and its table of their errors."""
+"""Options of looped models for ``fewheads train``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from edge.cli.output import print_table
 from edge.errors import UsageError
 from export.looped import NAMES, PREFIX
 from export.training.watch import Watch
@@ -116,13 +115,3 @@ def train_looped(
         tensorboard=tensorboard,
         observer=watch,
     )
-
-
-def print_errors(name: str, runs: str, metrics: RunMetrics) -> None:
-    """Print the normalised squared error after each number of loops."""
-    rows = []
-    for measure in metrics.measures:
-        low, high = measure.interval or (measure.value, measure.value)
-        rows.append((measure.split, f"{measure.value:.4g}", f"{low:.4g} … {high:.4g}", measure.n))
-    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
-    print_table(title, ("loops", "squared error / normaliser", "95 % interval", "prompts"), rows)
