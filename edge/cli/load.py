@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from edge.cli.options import PATH, numbers, section_option
+from edge.cli.options import PATH, check_plot, numbers, section_option
 from edge.cli.output import heading, print_fields, print_json, print_table, progress, remark, stderr
 from edge.errors import Literally, ServerError, UsageError
+from edge.files import check_parent
 from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, parse_number_mix
 from edge.scheduling.job import PRIORITY_LEVELS
 
@@ -76,10 +77,11 @@ def run_load(
     from edge.bundles.bundle import Bundle
     from edge.load.bench import server_for
     from edge.load.measure import measure
-    from edge.load.plot import check_plot, draw
+    from edge.load.plot import draw
 
     if plot:
         check_plot(plot)
+        check_parent("--plot", plot)
     plan = _plan(**options)
     bundles = dict(zip(map(Bundle.open, paths), _parts(weights, len(paths)), strict=True))
     with server_for(list(bundles), url, target, cache) as address:
