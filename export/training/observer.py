@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 # torch takes seconds to import, and what shows a training is made before it.
 if TYPE_CHECKING:
-    from export.training.trainer import Epoch, Step
+    from export.training.objective import Score
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
+
+    number: int
+    steps: int
+    loss: float
+    seconds_left: float
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """A finished epoch: its number from 1, and its score."""
+
+    number: int
+    score: Score
 
 
 class Observer:

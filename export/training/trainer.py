@@ -16,29 +16,13 @@ from export.errors import TrainingError
 from export.training.device import model_device
 from export.training.log import TrainingLog
 from export.training.objective import Objective, Score
-from export.training.observer import SILENT, Observer
+from export.training.observer import SILENT, Epoch, Observer, Step
 from export.training.recipe import Recipe, learning_rate
 from export.training.state import load_state, save_state
 
 #: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
 _GPU_STEPS = 10
 _FIX = "Train again with a lower learning rate, or with another --seed."
-
-
-class Step(msgspec.Struct, frozen=True):
-    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
-
-    number: int
-    steps: int
-    loss: float
-    seconds_left: float
-
-
-class Epoch(msgspec.Struct, frozen=True):
-    """A finished epoch: its number from 1, and its score."""
-
-    number: int
-    score: Score
 
 
 class Trained(msgspec.Struct, frozen=True):
