@@ -29,11 +29,13 @@ class LoopedOptions(msgspec.Struct, frozen=True):
         size: ``small`` for two cores, or ``paper`` for a GPU.
         injection: how each loop takes the prompt in; None is the default, a sum.
         unlooped: layers that run once, without loops.
+        stages: number of stages to train, the first ones; None is all of them.
     """
 
     size: str = "small"
     injection: str | None = None
     unlooped: bool = False
+    stages: int | None = None
     layers: int | None = None
     dim: int | None = None
     steps: int | None = None
@@ -66,6 +68,9 @@ _OPTIONS = (
         help="Looped models: how each loop takes the prompt in.  [default: add]",
     ),
     click.option("--unlooped", is_flag=True, help="Looped models: train twelve layers that run once instead."),
+    click.option(
+        "--stages", type=click.IntRange(1), help="Looped models: train the first stages only.  [default: all]"
+    ),
     click.option("--layers", type=click.IntRange(1, 48), help="Looped models: layers.  [default: 1; unlooped 12]"),
     click.option(
         "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
@@ -108,7 +113,7 @@ def train_looped(
     plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)
     return train_run(
         function,
-        plan,
+        msgspec.structs.replace(plan, stages=plan.stages[: options.stages]),
         directory,
         seed=seed,
         device=device,
