@@ -3,7 +3,8 @@
     make demo
 
 It leaves the trained runs in ``.demo/runs``, the built models in ``.demo/cache`` and the bundles in
-``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. Takes three to five minutes on two cores.
+``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes three to five minutes on two
+cores.
 """
 
 from __future__ import annotations
@@ -35,10 +36,7 @@ def main() -> None:
     """Run all steps; any that fails ends the demo with its own message and exit code."""
     started = time.perf_counter()
     _step("train the four calculators", "train", "calculator", "--seed", "0", "--out", str(RUNS), "--replace")
-    _step(
-        "train a looped transformer briefly",
-        *("train", *LOOPED, "--seed", "0", "--out", str(RUNS), "--replace"),
-    )
+    _step("train a looped transformer briefly", "train", *LOOPED, "--seed", "0", "--out", str(RUNS), "--replace")
     runs = sorted(str(path) for path in RUNS.iterdir())
     _step("export them as bundles", "export", *runs, "--repository", str(REPOSITORY), "--replace")
     bundles = sorted(REPOSITORY.iterdir())

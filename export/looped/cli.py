@@ -68,9 +68,7 @@ _OPTIONS = (
         help="Looped models: how each loop takes the prompt in.  [default: add]",
     ),
     click.option("--unlooped", is_flag=True, help="Looped models: train twelve layers that run once instead."),
-    click.option(
-        "--stages", type=click.IntRange(1), help="Looped models: train the first stages only.  [default: all]"
-    ),
+    click.option("--stages", type=click.IntRange(1), help="Looped models: first stages to train.  [default: all]"),
     click.option("--layers", type=click.IntRange(1, 48), help="Looped models: layers.  [default: 1; unlooped 12]"),
     click.option(
         "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
