@@ -28,7 +28,7 @@ PER_SPLIT = 100
 SHOWN = 2
 #: A minute of training. Without --steps and --stages a looped model trains longer, and errs far less.
 LOOPED = ("looped-linear", "--steps", "1000", "--stages", "1")
-PROMPTS, PAIRS, DIMS = 256, 10, 5
+PROMPTS, PAIRS, DIMS = 128, 10, 5
 LOOPS = (1, 2, 4, 8, 16, 32)
 
 
