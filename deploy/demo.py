@@ -124,7 +124,7 @@ def _ask_looped(client: triton.InferenceServerClient) -> None:
         rows.append([limit or "the model's", float(loops.mean()), error, float(prediction[0]), by_tolerance])
     print_table(
         f"looped-linear: {PROMPTS} functions of {DIMS} dimensions, {PAIRS} pairs each; guessing 0 has the error 1",
-        ["max_loops", "mean loops", "squared error / d", f"first, truly {ys[0, -1]:.3g}", "settled earlier"],
+        ["max_loops", "mean loops", "squared error / d", f"first, truly {ys[0, -1]:.3g}", "settled"],
         rows,
     )
 
