@@ -238,10 +238,10 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     manifest's inputs. That of the role ``step`` reads both and ``last``, the index of each row's last token (INT64,
     [-1, 1]). It computes ``next_state``, and of each row the ``prediction`` and the ``residual``, the change of the
     state, both FP32 [-1, 1]. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
+    If ``points`` and ``values`` name two inputs, a prompt has one point more than values, in their second dimensions.
 
     A row ends when its residual is at most ``tolerance``, or after ``max_loops``. Requests may set both, with at most
-    ``most_loops``. If ``points`` and ``values`` name two inputs, a prompt has one point more than it has values: their
-    second dimensions differ by 1.
+    ``most_loops``.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("embed", "step")
@@ -253,18 +253,14 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     prediction: TensorName
     residual: TensorName
     loops: TensorName
+    points: TensorName | None = None
+    values: TensorName | None = None
     max_loops: Positive
     most_loops: Positive
     tolerance: Annotated[float, msgspec.Meta(gt=0)]
-    points: TensorName | None = None
-    values: TensorName | None = None
 
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""
-        named = (self.points, self.values)
-        sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
-        holds = named == (None, None) or (set(named) <= sequences and self.points != self.values)
-        require(holds, subject, "loop points and values", named, f"two of {sorted(sequences)}, or neither")
         column = (-1, 1)
         outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
         expected = {self.prediction: ("FP32", column), self.residual: ("FP32", column), self.loops: ("INT32", column)}
@@ -287,6 +283,10 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
             require(reads.keys() == {self.state, self.prompt, self.last}, subject, field, given, wanted)
             given, wanted = sorted(gives), f"{self.next_state!r}, {self.prediction!r} and {self.residual!r}"
             require(gives.keys() == {self.next_state, self.prediction, self.residual}, subject, field, given, wanted)
+        named = (self.points, self.values)
+        sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
+        holds = named == (None, None) or (set(named) <= sequences and self.points != self.values)
+        require(holds, subject, "loop points and values", named, f"two of {sorted(sequences)}, or neither")
 
 
 class Serving(Struct, frozen=True):

@@ -156,6 +156,7 @@ class Model:
                 the profile, or a text cannot be read.
         """
         rows = self._rows(arrays)
+        self._check_points(arrays)
         inputs = dict(arrays)
         step = self._preprocess
         texts = [spec.name for spec in step.inputs] if step else []
@@ -180,16 +181,10 @@ class Model:
                 what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
                 raise self._invalid(what, list(shape), expected, fix)
         if isinstance(self.manifest.program, LoopProgram):
-            self._check_prompt(inputs, self.manifest.program)
+            self._check_finite(inputs)
         return Feeds(inputs, rows)
 
-    def _check_prompt(self, inputs: Mapping[str, Array], loop: LoopProgram) -> None:
-        if loop.points and loop.values:
-            points, values = inputs[loop.points].shape[1], inputs[loop.values].shape[1]
-            if points != values + 1:
-                given = Literally(f"{points} points and {values} values")
-                fix = "Give the value of each point but the last, whose value is predicted."
-                raise self._invalid(f"{loop.points!r} and {loop.values!r}", given, "one point more than values", fix)
+    def _check_finite(self, inputs: Mapping[str, Array]) -> None:
         for name, array in inputs.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 fix = "A loop would never settle; replace the values that are missing."
@@ -229,6 +224,16 @@ class Model:
         if rows > limit:
             raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")
         return rows
+
+    def _check_points(self, arrays: Mapping[str, Array]) -> None:
+        loop = self.manifest.program
+        if not isinstance(loop, LoopProgram) or loop.points not in arrays or loop.values not in arrays:
+            return
+        points, values = arrays[loop.points].shape[1], arrays[loop.values].shape[1]
+        if points != values + 1:
+            given = Literally(f"{points} points and {values} values")
+            fix = "Give the value of each point but the last, whose value is predicted."
+            raise self._invalid(f"{loop.points!r} and {loop.values!r}", given, "one point more than values", fix)
 
     def _invalid(self, what: str, given: object, expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"{what} of {self.name!r}", given=given, expected=expected, fix=fix)
