@@ -231,7 +231,7 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
         require(has_labels and has_batch, subject, "cascade logits", self.logits, expected)
 
 
-class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
+class LoopProgram(Struct, frozen=True, kw_only=True, tag="loop", tag_field="type"):
     """A step that is repeated on its own output until the state settles, for each row on its own.
 
     The file of the role ``embed`` computes the first ``state`` and the ``prompt``, [-1, tokens, width] each, from the
