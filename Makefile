@@ -14,7 +14,7 @@ TESTS ?= tests/device
 
 .PHONY: demo quick test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
 
-# Train, export, build and serve the calculators, and query them with a stock client.
+# Train, export, build and serve the calculators and a looped transformer, and query them with a stock client.
 demo: .venv/installed
 	$(BIN)/python deploy/demo.py
 

@@ -227,7 +227,9 @@ class Model:
 
     def _check_points(self, arrays: Mapping[str, Array]) -> None:
         loop = self.manifest.program
-        if not isinstance(loop, LoopProgram) or loop.points not in arrays or loop.values not in arrays:
+        if not isinstance(loop, LoopProgram) or not loop.points or not loop.values:
+            return
+        if not {loop.points, loop.values} <= arrays.keys():  # the missing one is reported with the others
             return
         points, values = arrays[loop.points].shape[1], arrays[loop.values].shape[1]
         if points != values + 1:
