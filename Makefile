@@ -14,7 +14,7 @@ TESTS ?= tests/device
 
 .PHONY: demo quick test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
 
-# Train, export, build and serve the calculators, and query them with a stock client.
+# Train, export, build and serve the calculators and a looped transformer, and query them with a stock client.
 demo: .venv/installed
 	$(BIN)/python deploy/demo.py
 
@@ -47,7 +47,7 @@ coverage-report:
 # JetPack 6 has the oldest Python: every test of the device's code, but fuzzing, faults and the transport that is not the
 # default there. JetPack 7: those that start no process, and those of a server with its stock clients.
 QUICKER := --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
-SERVERS := $(addprefix tests/edge/test_,server.py cli.py control.py rest_client.py)
+SERVERS := $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py)
 
 test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
 	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")

@@ -17,7 +17,8 @@ from export.calculator import NAMES
 from export.exported import RUNTIMES
 from export.loading import loading_torch
 from export.looped import NAMES as LOOPED
-from export.looped.cli import LoopedOptions, looped_options, print_errors, train_looped
+from export.looped.cli import LoopedOptions, looped_options, train_looped
+from export.measures import print_measures
 from export.options import device_option, replace_option, run_data_dir_option, seeds_option, tensorboard_option
 from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
@@ -108,9 +109,7 @@ def train(
                         adaptive=adaptive,
                         device=device,
                         tensorboard=tensorboard,
-                        on_resume=watch.on_resume,
-                        on_step=watch.on_step,
-                        on_epoch=watch.on_epoch,
+                        observer=watch,
                     )
                 )
         results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))
@@ -118,7 +117,7 @@ def train(
         print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])
         return
     for name, places, metrics in results:
-        (print_errors if name in LOOPED else _print_measures)(name, ", ".join(places), metrics)
+        (print_measures if name in LOOPED else _print_calculator)(name, ", ".join(places), metrics)
 
 
 @click.command()
@@ -216,7 +215,7 @@ def _names(models: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _print_measures(name: str, runs: str, metrics: RunMetrics) -> None:
+def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
     """Print one row per split: its mean absolute error with its interval, the other metrics, the paper's figures."""
     from export.calculator.evaluate import PAPER
 

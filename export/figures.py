@@ -12,8 +12,6 @@ from edge.files import write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SUFFIXES = (".png", ".svg", ".pdf")
-
 
 def new_figure(width: float, height: float, *, without: str = "leave --plot out") -> Figure:
     """Return an empty figure.
@@ -31,14 +29,6 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def check_plot(path: Path) -> None:
-    """Check before the work that its figure can be drawn in the format of its suffix."""
-    new_figure(1, 1)
-    if path.suffix not in _SUFFIXES:
-        expected = f"a file that ends in {' or '.join(_SUFFIXES)}"
-        raise UsageError(f"--plot {path}", given=path.suffix, expected=expected, fix="Give another --plot.")
 
 
 def write_figure(figure: Figure, path: str | Path) -> None:

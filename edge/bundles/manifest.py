@@ -231,13 +231,14 @@ class CascadeProgram(Struct, frozen=True, tag="cascade", tag_field="type"):
         require(has_labels and has_batch, subject, "cascade logits", self.logits, expected)
 
 
-class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
+class LoopProgram(Struct, frozen=True, kw_only=True, tag="loop", tag_field="type"):
     """A step that is repeated on its own output until the state settles, for each row on its own.
 
     The file of the role ``embed`` computes the first ``state`` and the ``prompt``, [-1, tokens, width] each, from the
     manifest's inputs. That of the role ``step`` reads both and ``last``, the index of each row's last token (INT64,
     [-1, 1]). It computes ``next_state``, and of each row the ``prediction`` and the ``residual``, the change of the
     state, both FP32 [-1, 1]. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
+    If ``points`` and ``values`` name two inputs, a prompt has one point more than values, in their second dimensions.
 
     A row ends when its residual is at most ``tolerance``, or after ``max_loops``. Requests may set both, with at most
     ``most_loops``.
@@ -252,6 +253,8 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     prediction: TensorName
     residual: TensorName
     loops: TensorName
+    points: TensorName | None = None
+    values: TensorName | None = None
     max_loops: Positive
     most_loops: Positive
     tolerance: Annotated[float, msgspec.Meta(gt=0)]
@@ -280,6 +283,10 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
             require(reads.keys() == {self.state, self.prompt, self.last}, subject, field, given, wanted)
             given, wanted = sorted(gives), f"{self.next_state!r}, {self.prediction!r} and {self.residual!r}"
             require(gives.keys() == {self.next_state, self.prediction, self.residual}, subject, field, given, wanted)
+        named = (self.points, self.values)
+        sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
+        holds = named == (None, None) or (set(named) <= sequences and self.points != self.values)
+        require(holds, subject, "loop points and values", named, f"two of {sorted(sequences)}, or neither")
 
 
 class Serving(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from edge.cli.load import LOAD_OPTIONS, OPEN_LOOP, run_load
+from edge.cli.load import LIMITS, LOAD_OPTIONS, OPEN_LOOP, run_load
 from edge.cli.on_device import DEVICE_OPTIONS, ON_DEVICE, run_on_device
 from edge.cli.options import SectionedCommand, added, bundles_argument, cache_option, connection_options, target_option
 from edge.cli.output import json_option, print_json, print_table, progress
@@ -29,6 +30,10 @@ _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache"
 @click.option("--requests", type=click.IntRange(10), help=f"[default: {_DEFAULT_REQUESTS}; in an open loop no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
 @click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
+@click.option("--max-loops", metavar="LOOPS", help="Of looped models; with --rate also LOOPS=PARTS,...")
+@click.option(
+    "--tolerance", "tolerances", metavar="RESIDUAL", help="Of looped models; with --rate also RESIDUAL=PARTS,..."
+)
 @target_option
 @cache_option
 @connection_options
@@ -41,6 +46,8 @@ def bench(
     requests: int | None,
     concurrency: int,
     rows: int,
+    max_loops: str | None,
+    tolerances: str | None,
     target: str,
     cache: Path | None,
     credentials: Credentials | None,
@@ -75,7 +82,7 @@ def bench(
         if names:
             fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
             raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
-        run_load(bundles, requests=requests, as_json=as_json, **same, **own)
+        run_load(bundles, requests=requests, as_json=as_json, max_loops=max_loops, tolerances=tolerances, **same, **own)
         return
     if options["texts"] and len(names) < len(bundles):
         given = Literally("it with a bundle, without --rate or --trace")
@@ -86,6 +93,8 @@ def bench(
 
     requests = requests or _DEFAULT_REQUESTS
     same |= {"requests": requests, "concurrency": concurrency}
+    same["max_loops"] = _one("--max-loops", LIMITS["max_loops"], max_loops)
+    same["tolerance"] = _one("--tolerance", LIMITS["tolerances"], tolerances)
     same["texts"] = read_texts(options["texts"]) if options["texts"] else ()
     reports = []
     with progress() as bar:
@@ -95,11 +104,15 @@ def bench(
     if as_json:
         print_json(reports)
         return
+    loops = ["loops"] if any(report.served.loops is not None for report in reports) else []
     print_table(
         f"{requests} requests of {rows} row(s), {concurrency} client(s)",
-        ["model", "where", "p50 ms", "p95 ms", "p99 ms", "per second", "ratio"],
+        ["model", "where", "p50 ms", "p95 ms", "p99 ms", "per second", "ratio", *loops],
         [
-            [report.model, where, latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.per_second, ratio]
+            [
+                *(report.model, where, latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.per_second, ratio),
+                *(latency.loops for _ in loops),
+            ]
             for report in reports
             for where, latency, ratio in (
                 ("in process", report.in_process, 1.0),
@@ -108,6 +121,16 @@ def bench(
             if latency
         ],
     )
+
+
+def _one(option: str, read: Callable[[str], dict[float, float]], text: str | None) -> Any:
+    """Return the one limit of all requests; None without any."""
+    mix = read(text) if text else {}
+    if len(mix) > 1:
+        fix = "Give one, or a --rate."
+        raise UsageError(option, given=text, expected="one value for all requests", fix=fix)
+    limit = next(iter(mix), None)
+    return int(limit) if limit is not None and option == "--max-loops" else limit
 
 
 def _mode(context: click.Context) -> str:

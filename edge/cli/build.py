@@ -68,15 +68,18 @@ def build(
             def show(position: BuildProgress, task: TaskID = task) -> None:
                 bar.update(task, completed=round(position.fraction * 100), total=100, note=note_of(position))
 
-            for role in bundle.manifest.roles:
+            roles = bundle.manifest.roles
+            for role in roles:
                 given = (bundle, target, cache)
-                done.append(build_bundle(*given, tier=tier, role=role, options=options, replace=replace, progress=show))
+                built = build_bundle(*given, tier=tier, role=role, options=options, replace=replace, progress=show)
+                of = f" {role}" if len(roles) > 1 else ""
+                done.append((f"{built.record.name} {built.record.version} ({built.record.tier}{of})", built))
             bar.update(task, completed=100, total=100, note="done")
     if as_json:
-        print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for one in done])
+        print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for _, one in done])
         return
-    for one in done:
-        print_table(f"{one.record.name} {one.record.version} ({one.record.tier})", ["build", ""], _rows(one))
+    for title, one in done:
+        print_table(title, ["build", ""], _rows(one))
 
 
 def note_of(position: BuildProgress) -> str:

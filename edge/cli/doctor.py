@@ -6,17 +6,20 @@ import platform
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import click
 
 from edge import __version__
+from edge.bundles.bundle import Bundle
 from edge.cli.checks import Check, installed, jetson_checks
-from edge.cli.options import cache_option
+from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json
 from edge.errors import FewheadsError
 from edge.instruments.board import read_board
 from edge.instruments.memory import MemorySampler
+from edge.programs.tier_program import load_tier
 from edge.runtimes.cache import cache_directory
 from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import RUNTIMES, choose
@@ -32,11 +35,16 @@ _LOW_MEMORY_BYTES = 512 * 2**20
 
 
 @click.command()
+@click.argument("bundles", nargs=-1, type=PATH, metavar="[BUNDLE]...")
+@target_option
 @cache_option
 @json_option
 @click.pass_context
-def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
-    """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if a check fails."""
+def doctor(context: click.Context, bundles: tuple[Path, ...], target: str, cache: Path | None, as_json: bool) -> None:
+    """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if a check fails.
+
+    Of each BUNDLE, also load every file, and compare it with its golden outputs.
+    """
     board = read_board()
     checks = [
         Check("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
@@ -47,6 +55,7 @@ def doctor(context: click.Context, cache: Path | None, as_json: bool) -> None:
         *_memory(),
         _cache(cache_directory(cache)),
         *_ports(),
+        *(check for path in bundles for check in bundle_checks(path, target, cache)),
     ]
     if as_json:
         print_json({"version": __version__, "checks": checks})
@@ -72,6 +81,22 @@ def _installed_runtime(runtime: type[Runtime]) -> Check:
         return Check(runtime.name, "ok", runtime.version())
     except FewheadsError as error:
         return Check(runtime.name, "absent", "", error.fix)
+
+
+def bundle_checks(path: Path, target: str, cache: Path | None) -> Iterator[Check]:
+    """Yield a check of each file of a bundle, or of the first tier that cannot be loaded."""
+    name = path.name
+    try:
+        bundle = Bundle.open(path)
+        for tier in bundle.manifest.tiers:
+            name = f"{path.name} {tier.name}"
+            with closing(load_tier(bundle, target, cache, tier=tier.name)) as program:
+                for role, loaded in program.files.items():
+                    golden = f"largest difference {loaded.golden_report.max_abs_diff:.3g}"
+                    found = f"{loaded.artifact.file} on {loaded.runtime.name}, {golden} from the golden outputs"
+                    yield Check(f"{name} {role}", "ok", found)
+    except FewheadsError as error:
+        yield Check(name, "failed", f"{error.subject}: {error.given}", error.fix)
 
 
 def _memory() -> Iterator[Check]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
-from zipfile import BadZipFile
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
 from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.cli.tensors import read_tensors
+from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError, printable
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ Examples:
   fewheads infer sts-b "A man plays." --text-pair "Somebody plays."
   fewheads infer digits --input image=@image.npy
   fewheads infer feedback "a delightful film" --policy deadline --deadline-ms 5
+  fewheads infer looped-linear --input @prompt.json --max-loops 12
 
 TEXT may begin with a minus and a number, a space or a parenthesis. Text that looks like an option goes after --.
 
@@ -44,6 +43,11 @@ A model with several tiers also returns tier_reason, the reason for its choice o
   deadline   the policy chose a leaner tier, because the full one would have been too late
   load       the policy chose a leaner tier, because requests were waiting
   full       the policy had a choice, and took the full tier
+
+\b
+A looped model also returns stopped, the reason for its end:
+  tolerance  the residual of every row is at most the tolerance
+  budget     a row used up its loops
 
 Exit codes: 7 if the server refuses the request, 6 if no server answers in time.
 """
@@ -78,10 +82,22 @@ class _TextCommand(click.Command):
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--text-pair", "pairs", multiple=True, metavar="TEXT", help="Second text of a pair; one for each TEXT.")
-@click.option("--input", "tensors", multiple=True, metavar="NAME=JSON", help="A tensor; NAME=@FILE.npy reads a file.")
+@click.option(
+    "--input",
+    "tensors",
+    multiple=True,
+    metavar="NAME=JSON",
+    help="A tensor; NAME=@FILE.npy reads a file, and @FILE an .npz, or JSON by name.",
+)
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
 @click.option("--tier", default="", help="Tier to compute on.  [default: the server's choice]")
 @click.option("--policy", default="", help="Choice of the tier: pinned, router, deadline or load.")
+@click.option("--max-loops", type=click.IntRange(1), help="Loops of a row at most.  [default: the model's]")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    help="Residual at which a row of a looped model ends.  [default: the model's]",
+)
 @click.option(
     "--deadline-ms", type=click.FloatRange(0, min_open=True), help="Limit for the request.  [default: --timeout]"
 )
@@ -104,6 +120,8 @@ def infer(
     model_version: str,
     tier: str,
     policy: str,
+    max_loops: int | None,
+    tolerance: float | None,
     deadline_ms: float | None,
     urls: tuple[str, ...],
     timeout: float,
@@ -116,7 +134,8 @@ def infer(
     with Client(urls, timeout, credentials=credentials) as client:
         specs, _ = client.metadata(model, model_version)
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
-        call = partial(client.infer, model, inputs, version=model_version, tier=tier, policy=policy)
+        options: dict[str, Any] = {"tier": tier, "policy": policy, "max_loops": max_loops, "tolerance": tolerance}
+        call = partial(client.infer, model, inputs, version=model_version, **options)
         # The first request warms up a server; the second, at the same server, is measured and has the deadline.
         server = call().call.server
         result = call(timings=True, timeout_seconds=deadline_ms / 1e3 if deadline_ms else None, server=server)
@@ -128,13 +147,7 @@ def _inputs(
 ) -> dict[str, Array]:
     from edge.client import text
 
-    inputs = {}
-    for tensor in tensors:
-        name, found, value = tensor.partition("=")
-        if not found or name not in specs:
-            expected = f"NAME=JSON with NAME of {sorted(specs)}"
-            raise UsageError("--input", given=tensor, expected=expected, fix="Name it.")
-        inputs[name] = _tensor(name, value, specs[name])
+    inputs = read_tensors(tensors, specs)
     if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
         _check(model, names, columns, specs)
@@ -172,23 +185,6 @@ def _check(model: str, names: list[str], columns: Sequence[tuple[str, ...]], spe
         raise UsageError(subject, given=given, expected="as many of both", fix=fix)
 
 
-def _tensor(name: str, value: str, spec: TensorSpec) -> Array:
-    expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
-    try:
-        loaded = np.load(Path(value[1:]), allow_pickle=False) if value.startswith("@") else json.loads(value)
-        array = np.asarray(loaded, dtype=NUMPY_TYPES[spec.datatype])
-        return np.asarray(np.frompyfunc(_encoded, 1, 1)(array)) if spec.datatype == "BYTES" else array
-    except (OSError, EOFError, BadZipFile, ValueError, TypeError, OverflowError, RecursionError) as error:
-        given, fix = Literally(f"{value} ({error})"), "Quote it for the shell, for example --input x='[[1, 2]]'."
-        raise UsageError(f"--input {name}", given=given, expected=expected, fix=fix) from None
-
-
-def _encoded(item: object) -> bytes:
-    if not isinstance(item, str | bytes):
-        raise TypeError(f"{item!r} is not text")
-    return item.encode() if isinstance(item, str) else item
-
-
 def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, as_json: bool) -> None:
     outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
     # Other servers send no stage times, so all of the time counts as transport.
@@ -198,14 +194,15 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
     times_ms["round_trip"] = result.round_trip_ns / 1e6
     if as_json:
         facts = {"model": model, "version": result.model_version, "tier": result.tier}
-        facts |= {"tier_reason": result.tier_reason, "server": result.call.server}
+        facts |= {"tier_reason": result.tier_reason, "stopped": result.stopped, "server": result.call.server}
         print_json({**facts, "outputs": outputs, "times_ms": times_ms})
         return
     rows = max(len(values) for values in outputs.values())
     texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
-    tier = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
+    how = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
+    how += f", stopped by its {result.stopped}" if result.stopped else ""
     print_table(
-        f"{model} version {result.model_version}{tier}, from {result.call.server}",
+        f"{model} version {result.model_version}{how}, from {result.call.server}",
         [*texts, *outputs],
         [[_cell(values, row) for values in (*texts.values(), *outputs.values())] for row in range(rows)],
     )

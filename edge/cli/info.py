@@ -9,7 +9,7 @@ import click
 
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Manifest
+from edge.bundles.manifest import CascadeProgram, LoopProgram, Manifest
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts
@@ -64,16 +64,35 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     for tier in manifest.tiers:
         for a in tier.artifacts:
             tensors += [(f"input of {a.file}", a.inputs or ()), (f"output of {a.file}", a.outputs or ())]
-            size = manifest.files[a.file].size_bytes
-            tiers.append([tier.name, a.role, a.file, a.runtime, a.precision, a.opset, size])
+            size, t = manifest.files[a.file].size_bytes, a.tolerance
+            tolerance = f"{t.atol:g} + {t.rtol:g} |y|"
+            tiers.append([tier.name, a.role, a.file, a.runtime, a.precision, a.opset, size, tolerance])
     rows = [[role, spec.name, spec.datatype, str(list(spec.shape))] for role, specs in tensors for spec in specs]
     print_table("tensors", ["role", "name", "datatype", "shape"], rows)
-    print_table("tiers", ["tier", "role", "file", "runtime", "precision", "opset", "bytes"], tiers)
+    columns = ["tier", "role", "file", "runtime", "precision", "opset", "bytes", "golden tolerance"]
+    print_table("tiers", columns, tiers)
+    _program(manifest.program)
     if manifest.measures:
         measures = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures]
         print_table("measured", ["metric", "split", "value", "95 % interval", "n", "seeds"], measures)
     made = manifest.provenance
     click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
+
+
+def _program(program: CascadeProgram | LoopProgram | None) -> None:
+    """Print how files compute an answer together."""
+    if isinstance(program, LoopProgram):
+        ends = f"{program.residual} is at most {program.tolerance:g} (tolerance)"
+        click.echo(
+            f"program loop: embed once, then step until {ends} or {program.max_loops} loops are done (max_loops); "
+            f"requests may set both, and up to {program.most_loops} loops"
+        )
+    elif program:
+        default = " by default" if program.default else ""
+        click.echo(
+            f"program cascade: auto is {program.lean}{default}, and {program.full} where the two largest probabilities "
+            f"differ by less than {program.margin:g}"
+        )
 
 
 def _interval(interval: tuple[float, float] | None) -> str:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from edge.cli.options import PATH, numbers, section_option
+from edge.cli.options import PATH, check_plot, numbers, section_option
 from edge.cli.output import heading, print_fields, print_json, print_table, progress, remark, stderr
 from edge.errors import Literally, ServerError, UsageError
+from edge.files import check_parent
 from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, parse_number_mix
 from edge.scheduling.job import PRIORITY_LEVELS
 
@@ -24,6 +25,11 @@ OPEN_LOOP = "Open loop, with --rate or --trace"
 _STEPS = 100
 _LATENCY = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms")
 _CAUSE = ("outcome", "cause", "count", "latency.p50_ms", "latency.p99_ms", "retry_after_p50_ms")
+#: Read the limits of looped models.
+LIMITS: Final[dict[str, Callable[[Any], dict[float, float]]]] = {
+    "max_loops": partial(parse_number_mix, "--max-loops", least=1, most=1e6, whole=True),
+    "tolerances": partial(parse_number_mix, "--tolerance", least=1e-9, most=math.inf),
+}
 _option = section_option(OPEN_LOOP)
 #: Their arguments have the names of :class:`edge.load.plan.Plan`, except for those of :func:`run_load`.
 LOAD_OPTIONS = (
@@ -71,10 +77,11 @@ def run_load(
     from edge.bundles.bundle import Bundle
     from edge.load.bench import server_for
     from edge.load.measure import measure
-    from edge.load.plot import check_plot, draw
+    from edge.load.plot import draw
 
     if plot:
         check_plot(plot)
+        check_parent("--plot", plot)
     plan = _plan(**options)
     bundles = dict(zip(map(Bundle.open, paths), _parts(weights, len(paths)), strict=True))
     with server_for(list(bundles), url, target, cache) as address:
@@ -108,6 +115,7 @@ def _plan(**options: Any) -> Plan:
         "policies": partial(parse_mix, "--policy"),
         "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS, whole=True),
         "deadlines_ms": partial(parse_number_mix, "--deadline-ms", least=1, most=math.inf),
+        **LIMITS,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if "requests" in given and "trace" not in given:
@@ -124,13 +132,15 @@ def _parts(weights: str | None, count: int) -> tuple[float, ...]:
 
 
 def _show(report: LoadReport) -> None:
+    loops = ["loops"] if report.loops is not None else []
     print_table(
         report.summary,
-        ["group", "requests", *report.outcomes, *map(heading, _LATENCY)],
+        ["group", "requests", *report.outcomes, *map(heading, _LATENCY), *loops],
         [
             [
                 *(name, group.requests, *(group.outcomes.get(key, 0) for key in report.outcomes)),
                 *(getattr(group.latency, field) if group.latency.count else None for field in _LATENCY),
+                *(group.loops for _ in loops),
             ]
             for name, group in report.named_groups()
         ],

@@ -63,7 +63,8 @@ def run_on_device(
     if as_json:
         print_json(record)
     else:
-        print_fields(record.machine.label, (*_SERIES, "power_watts", "energy_millijoules"), record.series)
+        loops = ("loops",) if any(one.loops is not None for one in record.series) else ()
+        print_fields(record.machine.label, (*_SERIES, "power_watts", "energy_millijoules", *loops), record.series)
         if record.idle_gaps:
             print_fields("served after a pause", ("model", "tier", "gap_seconds", *_LATENCY), record.idle_gaps)
         if record.ratios:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
+PLOT_SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 bundles_argument = click.argument("bundles", nargs=-1, required=True, type=PATH, metavar="BUNDLE...")
 target_option = click.option(
@@ -75,6 +77,20 @@ def numbers(
     if not found or not all(0 < each <= most for each in found):
         raise UsageError(option, given=text, expected=expected, fix="Write them with commas between, such as 32,128.")
     return found
+
+
+def check_plot(path: Path) -> None:
+    """Raise a UsageError if ``--plot`` names no picture, or matplotlib, which is not imported here, is missing."""
+    if path.suffix not in PLOT_SUFFIXES:
+        expected = f"a name that ends in {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]}"
+        raise UsageError("--plot", given=str(path), expected=expected, fix="Rename it.")
+    try:
+        found = find_spec("matplotlib")
+    except ImportError:
+        found = None
+    if found is None:
+        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
+        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix)
 
 
 class SectionOption(click.Option):

@@ -1,4 +1,4 @@
-"""``fewheads profile``: a latency table of this machine."""
+"""``fewheads profile``: a latency table of this machine, or the times of a bundle's files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from edge.bundles.manifest import MANIFEST_NAME
 from edge.cli.options import PATH, cache_option, numbers
 from edge.cli.output import json_option, print_fields, print_json, print_table, progress, remark
 from edge.errors import Literally, UsageError
+from edge.files import write_result
 from edge.runtimes.table import targets
 
 if TYPE_CHECKING:
@@ -31,21 +34,76 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command()
-@click.argument("directory", type=PATH, metavar="SHAPES")
-@click.option("--out", required=True, type=_FILE, help="The table; an interrupted run continues with its timings.")
+@click.argument("directory", type=PATH, metavar="SHAPES|BUNDLE")
+@click.option(
+    "--out", type=_FILE, help="The table; of SHAPES required, and an interrupted run continues with its timings."
+)
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
-@click.option("--precision", help="A precision of the bundles, such as fp16.  [default: the runtime's first]")
+@click.option("--precision", help="Of SHAPES, such as fp16.  [default: the runtime's first]")
 @click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: those of SHAPES]")
 @click.option("--calls", type=click.IntRange(3), default=60, show_default=True, help="Of each model at each length.")
 @cache_option
 @click.option("--replace", is_flag=True, help="Replace a table with another key at --out.")
 @json_option
-def profile(directory: Path, out: Path, as_json: bool, **options: Any) -> None:
+def profile(directory: Path, out: Path | None, as_json: bool, **options: Any) -> None:
     """Build and time every layer of SHAPES, which `fewheads shapes` wrote, and write a latency table.
 
     Each layer is timed in turns with the dense one. `fewheads reduce --latency-table` plans with the table, which is
     valid for this device, power mode, runtime and precision only.
+
+    Of a BUNDLE, show the time of each file with one row and with the most rows, and of a looped model also that of one
+    loop.
     """
+    if (directory / MANIFEST_NAME).exists():
+        _profile_bundle(directory, out, as_json, **options)
+    elif out is None:
+        raise UsageError(
+            "--out", given=Literally("none"), expected="a file for the table", fix="Give --out table.json."
+        )
+    else:
+        _profile_shapes(directory, out, as_json, **options)
+
+
+def _profile_bundle(
+    path: Path,
+    out: Path | None,
+    as_json: bool,
+    *,
+    precision: str | None,
+    lengths: tuple[int, ...],
+    replace: bool,
+    **options: Any,
+) -> None:
+    from edge.load.parts import time_parts
+
+    for option, value in (("--precision", precision), ("--lengths", lengths)):
+        if value:
+            fix = "Leave it out: each file of a bundle is timed as it is, with golden inputs."
+            raise UsageError(option, given=value, expected="none with a bundle", fix=fix)
+    if out and out.exists() and not replace:
+        given, fix = Literally("something there"), "Give another --out, or --replace."
+        raise UsageError(f"--out {out}", given=given, expected="a free path", fix=fix)
+    with progress() as bar:
+        task = bar.add_task(f"timing {path.name}", total=None, note="")
+        times = time_parts(
+            path,
+            on_progress=lambda done, parts, tier: bar.update(task, completed=done, total=parts, note=tier),
+            **options,
+        )
+    if out:
+        write_result(out, msgspec.json.format(msgspec.json.encode(times), indent=1) + b"\n")
+    if as_json:
+        print_json(times)
+        return
+    where = " ".join(filter(None, (times.device, times.power_mode)))
+    title = f"{times.name} version {times.version} on {where}: medians of {times.calls} calls, in turns"
+    print_fields(title, ("tier", "role", "file", "precision", "runtime", "rows", "milliseconds"), times.files)
+    if times.loops:
+        fields = ("tier", "rows", "milliseconds", "beyond_step_microseconds", "golden_loops", "request_milliseconds")
+        print_fields("One loop, and golden requests with the model's own limits", fields, times.loops)
+
+
+def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -> None:
     from edge.profiling.profile import profile as profile_shapes
 
     if out.exists() and not out.is_file():

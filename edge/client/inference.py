@@ -11,6 +11,7 @@ from edge.client.failures import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
+from edge.programs.loop import LOOPS, STOPPED
 from edge.protocol import STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
@@ -30,6 +31,8 @@ class InferRequest:
         priority: from 1, the highest, to 10; 0 for the server's default.
         tier: name of the tier to compute on; empty for the server's choice.
         policy: how the server chooses the tier, for example ``deadline``; empty for its default.
+        max_loops: steps after which a row of a looped model ends at the latest; None for the model's default.
+        tolerance: residual at which a row of a looped model ends; None for the model's default.
         timings: whether to return the server's stage times.
         timeout_seconds: time limit, all attempts and pauses together. None is the client's default, and no limit in a
             stream.
@@ -46,6 +49,8 @@ class InferRequest:
     priority: int = 0
     tier: str = ""
     policy: str = ""
+    max_loops: int | None = None
+    tolerance: float | None = None
     timings: bool = False
     timeout_seconds: float | None = None
     server: str = ""
@@ -68,6 +73,7 @@ class InferResult:
         outputs: the output tensors by name; read-only where they share memory with the message.
         tier: the tier that computed the answer; empty if the model has only one.
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
+        stopped: why a looped model ended: ``tolerance``, or ``budget`` if a row used up its loops; else empty.
         timings_ns: the server's stage times, if the request has ``timings``.
     """
 
@@ -77,8 +83,14 @@ class InferResult:
     request_id: str
     tier: str
     tier_reason: str
+    stopped: str
     timings_ns: dict[str, int]
     call: CallInfo
+
+    @property
+    def loops(self) -> Array | None:
+        """The loops of each row, [rows, 1]; None if the model is not looped, or the request left this output out."""
+        return self.outputs.get(LOOPS) if self.stopped else None
 
     @property
     def round_trip_ns(self) -> int:
@@ -142,6 +154,10 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
     for name, value in (("tier", request.tier), ("policy", request.policy)):
         if value:
             parameters[name].string_param = value
+    if request.max_loops is not None:
+        parameters["max_loops"].int64_param = request.max_loops
+    if request.tolerance is not None:
+        parameters["tolerance"].double_param = request.tolerance
     if in_stream and request.timeout_seconds is not None:
         parameters["timeout"].int64_param = max(int(checked_timeout(request.timeout_seconds) * 1e6), 1)
     return message
@@ -192,6 +208,7 @@ def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
         request_id=response.id,
         tier=parameters["tier"].string_param,  # a map of Protobuf adds what it lacks, empty
         tier_reason=parameters["tier_reason"].string_param,
+        stopped=parameters[STOPPED].string_param,
         timings_ns={name: value.int64_param for name, value in parameters.items() if name.endswith("_ns")},
         call=call,
     )

@@ -33,9 +33,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         where: ``in process`` is preprocessing and the runner alone, ``served`` a client's view on the same machine.
-        precision: of the file that the runtime chose, as ``onnx_sha256``.
+        precision: of the file that the runtime chose, as ``onnx_sha256``; of a looped model, its step's.
         power_watts: mean power of the board; None without rails, or in a series too short for them.
         energy_millijoules: of a request, above the idle power; None likewise.
+        loops: mean of the rows of a looped model, within its own limits; None for other models.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     latency: Percentiles
     power_watts: float | None = None
     energy_millijoules: float | None = None
+    loops: float | None = None
 
 
 class IdleGap(msgspec.Struct, frozen=True):

@@ -50,8 +50,10 @@ def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str
 def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
     """Return requests for the numeric inputs of a model: normally distributed floats, and zeros for other numbers.
 
-    Text inputs are left out: a model that requires one refuses the request.
+    Text inputs are left out: a model that requires one refuses the request. A looped model gets prompts.
     """
+    if prompts := _prompts(specs, rows):
+        return prompts
     numeric = [spec for spec in specs if spec.datatype != "BYTES"]
     if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
         given = Literally(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
@@ -66,6 +68,25 @@ def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[In
         return generator.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
 
     return [{spec.name: numbers(spec) for spec in numeric} for _ in range(_RANDOM_REQUESTS)]
+
+
+def _prompts(specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
+    """Return prompts of random linear functions for a looped model; none for other inputs.
+
+    A function of d dimensions is determined by d pairs; each prompt has 2 d, as looped models are trained for at least.
+    """
+    inputs = {spec.name: spec for spec in specs}
+    if inputs.keys() != {"xs", "ys"} or inputs["xs"].shape[:2] != (-1, -1) or inputs["ys"].shape != (-1, -1):
+        return []
+    dims = inputs["xs"].shape[2]
+    generator = np.random.default_rng(0)
+
+    def prompt() -> Inputs:
+        xs = generator.normal(size=(rows, 2 * dims + 1, dims)).astype(np.float32)
+        ys = xs[:, :-1] @ generator.normal(size=(rows, dims, 1)).astype(np.float32)
+        return {"xs": xs, "ys": ys[:, :, 0]}
+
+    return [prompt() for _ in range(_RANDOM_REQUESTS)]
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

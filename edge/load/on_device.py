@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +22,14 @@ from edge import __version__
 from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
 from edge.datatypes import Array
-from edge.load.bench import in_process, server_for
+from edge.load.bench import Call, in_process, served, server_for
 from edge.load.board_watch import BoardWatch
 from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Ratio, Series, Where
 from edge.load.inputs import Inputs, golden_inputs
 from edge.load.percentiles import Percentiles
 from edge.profiling.conditions import cpu_name
-from edge.runtimes.build import build, load_runner
+from edge.programs.tier_program import golden_loops, load_tier
+from edge.runtimes.build import build
 from edge.runtimes.runtime import Source
 
 #: Number of unmeasured requests before each series, which refill the caches after another tier.
@@ -41,7 +41,6 @@ _POWER_SECONDS = 0.5
 _SETTLE_SECONDS, _IDLE_SECONDS = 1.0, 3.0
 _RESAMPLES = 2000
 
-Call = Callable[[Inputs], object]
 #: Receives the current step, and the number of its finished parts and of all its parts.
 Advanced = Callable[[str, int, int], None]
 
@@ -112,11 +111,13 @@ def _load(
     platforms: dict[str, str] = {}
     for done, (bundle, tier) in enumerate(tiers):
         advanced("building", done, len(tiers))
-        build(bundle, target, cache, tier=tier)
-        ready = load_runner(bundle, target, cache, tier=tier)
-        stack.callback(ready.runner.close)
+        for role in bundle.manifest.roles:
+            build(bundle, target, cache, tier=tier, role=role)
+        program = load_tier(bundle, target, cache, tier=tier)
+        stack.callback(program.close)
+        ready = program.main
         platforms.setdefault(bundle.manifest.name, ready.runner.platform)
-        source = Source.of(bundle, ready.runtime, tier)
+        source = Source.of(bundle, ready.runtime, tier, ready.artifact.role)
         facts = Series(
             model=bundle.manifest.name,
             version=bundle.manifest.version,
@@ -129,8 +130,9 @@ def _load(
             precision=source.artifact.precision,
             onnx_sha256=source.onnx_sha256,
             latency=Percentiles(),
+            loops=golden_loops(program) if program.loop else None,
         )
-        loaded.append((bundle, facts, in_process(bundle, ready.runner)))
+        loaded.append((bundle, facts, in_process(program)))
     advanced("building", len(tiers), len(tiers))
     return loaded, platforms
 
@@ -147,7 +149,7 @@ def served_elsewhere(client: Client, platforms: Mapping[str, str]) -> tuple[str,
 
 def _subjects(client: Client, bundle: Bundle, facts: Series, local: Call) -> Iterator[_Subject]:
     manifest, tier = bundle.manifest, facts.tier if len(bundle.manifest.tiers) > 1 else ""
-    remote = partial(client.infer, manifest.name, version=str(manifest.version), tier=tier)
+    remote = served(client, manifest.name, version=str(manifest.version), tier=tier)
     for rows in sorted({1, manifest.max_batch_size or 1}):
         inputs = golden_inputs(bundle, rows)
         for where, call in (("in process", local), ("served", remote)):

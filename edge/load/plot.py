@@ -7,33 +7,18 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edge.errors import Literally, UsageError
-from edge.files import check_parent, write_result
+from edge.files import write_result
 from edge.load.record import OUTCOMES
 from edge.load.report import LoadReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SUFFIXES: Final = (".png", ".svg", ".pdf")
 #: The palette of Okabe and Ito, in which colour-blind people can distinguish all colours.
 _HEX: Final = ("#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#999999", "#d55e00", "#000000", "#f0e442")
 COLORS: Final = dict(zip(OUTCOMES, _HEX, strict=True))
 #: Ratio of latencies beyond which a linear axis would hide the small ones.
 _LOG_RATIO: Final = 30.0
-
-
-def check_plot(path: Path) -> None:
-    """Raise a UsageError if matplotlib is missing, the suffix is not a format, or the directory does not exist."""
-    if path.suffix not in _SUFFIXES:
-        expected = f"a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
-        raise UsageError("--plot", given=str(path), expected=expected, fix="Rename it.")
-    check_parent("--plot", path)
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
-        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
 
 
 def draw(report: LoadReport, path: Path) -> None:

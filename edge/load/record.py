@@ -24,12 +24,12 @@ OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "los
 IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _MAX_NAMES = 1000
 _CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
-_NAMES = ("due", "lag", "latency", "retry_ms", "outcome", "kind", "tier", "cause")
-_TYPECODES = dict(zip(_NAMES, "ddddBHHH", strict=True))
+_NAMES = ("due", "lag", "latency", "retry_ms", "loops", "outcome", "kind", "tier", "cause")
+_TYPECODES = dict(zip(_NAMES, "dddddBHHH", strict=True))
 
 
 class Record:
-    """Rows of one run, about 40 bytes each. A request that never ends stays ``lost``. Not thread-safe."""
+    """Rows of one run, about 50 bytes each. A request that never ends stays ``lost``. Not thread-safe."""
 
     def __init__(self) -> None:
         self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _TYPECODES.items()}
@@ -40,16 +40,17 @@ class Record:
 
     def sent(self, due: float, lag: float, kind: int) -> int:
         """Add a request, due ``due`` seconds after the start and sent ``lag`` seconds later; return its row."""
-        row = (due, lag, math.nan, math.nan, _CODES[LOST], kind, 0, 0)
+        row = (due, lag, math.nan, math.nan, math.nan, _CODES[LOST], kind, 0, 0)
         for column, value in zip(self._columns.values(), row, strict=True):
             column.append(value)
         return len(self) - 1
 
-    def answered(self, row: int, latency: float, *, late: bool, tier: str = "") -> None:
-        """End a request with a response, ``latency`` seconds after it was due."""
+    def answered(self, row: int, latency: float, *, late: bool, tier: str = "", loops: float = math.nan) -> None:
+        """End a request with a response, ``latency`` seconds after it was due; ``loops`` is the mean of its rows."""
         self._columns["latency"][row] = latency
         self._columns["outcome"][row] = _CODES[LATE if late else IN_TIME]
         self._columns["tier"][row] = self._number(tier)
+        self._columns["loops"][row] = loops
 
     def ended(self, row: int, latency: float, outcome: str, cause: str = "", retry_ms: float | None = None) -> None:
         """End a request without a response: the cause in a few words, and the server's hint when to retry."""
@@ -74,12 +75,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows of a record as arrays [requests]. Times are in seconds except ``retry_ms``, and NaN if absent."""
+    """Rows of a record as arrays [requests]. Times are in seconds except ``retry_ms``; what is absent is NaN."""
 
     due: Array
     lag: Array
     latency: Array
     retry_ms: Array
+    loops: Array
     outcome: Array
     kind: Array
     tier: Array

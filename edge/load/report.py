@@ -20,17 +20,19 @@ _STEPS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Requests with something in common; ``latency`` is that of the responses."""
+    """Requests with something in common; ``latency`` is that of the responses, ``loops`` their mean if looped."""
 
     name: str
     requests: int
     outcomes: dict[str, int]
     latency: Percentiles
+    loops: float | None = None
 
     @classmethod
     def of(cls, name: str, columns: Columns) -> Group:
         """Return the group of some rows."""
-        return cls(name, len(columns), columns.counts(), Percentiles.of(columns.latency[columns.answered]))
+        latency = Percentiles.of(columns.latency[columns.answered])
+        return cls(name, len(columns), columns.counts(), latency, mean_loops(columns))
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -88,6 +90,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         interval_seconds: length of each point of the timeline.
         curve: percents, and the latency of the responses in ms at them.
         memory: of the server; None if it reports none.
+        loops: mean of the responses of looped models; None without any.
     """
 
     models: tuple[str, ...]
@@ -106,6 +109,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     by_model: tuple[Group, ...]
     by_choice: tuple[Group, ...]
     by_priority: tuple[Group, ...]
+    by_limits: tuple[Group, ...]
     by_tier: tuple[Group, ...]
     causes: tuple[Cause, ...]
     lag: Percentiles
@@ -115,6 +119,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     interval_seconds: float
     curve: tuple[tuple[float, float], ...]
     memory: Memory | None
+    loops: float | None
 
     @property
     def lost(self) -> int:
@@ -134,10 +139,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     def named_groups(self) -> list[tuple[str, Group]]:
         """Return all groups with unambiguous names, that of all requests first."""
         return [
-            ("all", Group("all", self.requests, self.outcomes, self.latency)),
+            ("all", Group("all", self.requests, self.outcomes, self.latency, self.loops)),
             *((group.name, group) for group in self.by_model if len(self.by_model) > 1),
             *((f"policy {group.name or 'of the server'}", group) for group in self.by_choice),
             *((f"priority {group.name}", group) for group in self.by_priority),
+            *((group.name or "the server's limits", group) for group in self.by_limits),
             *((f"answered by {group.name}", group) for group in self.by_tier),
         ]
 
@@ -181,6 +187,7 @@ def report_of(
         by_model=groups(measured, kinds, lambda kind: kind.model) or (Group.of(kinds[0].model, measured),),
         by_choice=groups(measured, kinds, lambda kind: kind.policy),
         by_priority=groups(measured, kinds, lambda kind: str(kind.priority)),
+        by_limits=groups(measured, kinds, lambda kind: kind.limits),
         by_tier=tiers(measured),
         causes=causes(measured),
         lag=lag,
@@ -190,6 +197,7 @@ def report_of(
         interval_seconds=interval_of(seconds),
         curve=curve(answered),
         memory=memory,
+        loops=mean_loops(measured),
     )
 
 
@@ -205,6 +213,12 @@ def tiers(columns: Columns) -> tuple[Group, ...]:
     """Return a group for each tier that responses name."""
     found = sorted(set(columns.tier.tolist()) - {""})
     return tuple(Group.of(tier, columns.where(columns.tier == tier)) for tier in found)
+
+
+def mean_loops(columns: Columns) -> float | None:
+    """Return the mean loops of the responses of looped models; None without any."""
+    found = columns.loops[~np.isnan(columns.loops)]
+    return float(found.mean()) if len(found) else None
 
 
 def causes(columns: Columns) -> tuple[Cause, ...]:

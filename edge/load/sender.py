@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import selectors
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import grpc
+import numpy as np
 
 from edge.client.connection import open_channel
 from edge.errors import Literally, ServerError
@@ -142,8 +144,8 @@ class Sender:
             self.record.ended(row, time.perf_counter() - due, *_ending(error, by_client))
         else:
             latency = time.perf_counter() - due
-            tier = _tier(response) if kind.tiered else ""
-            self.record.answered(row, latency, late=bool(limit) and latency > limit, tier=tier)
+            tier, loops = _facts(response, kind) if kind.tiered or kind.loops else ("", math.nan)
+            self.record.answered(row, latency, late=bool(limit) and latency > limit, tier=tier, loops=loops)
 
 
 def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, float | None]:
@@ -163,9 +165,14 @@ def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, flo
     return (REFUSED if code in _REFUSALS else FAILED), cause, retry
 
 
-def _tier(response: bytes) -> str:
-    parameters = pb.ModelInferResponse.FromString(response).parameters
-    return parameters["tier"].string_param if "tier" in parameters else ""
+def _facts(response: bytes, kind: Kind) -> tuple[str, float]:
+    """Return the tier that answered, empty if the model has one, and the mean loops of the rows, NaN without any."""
+    message = pb.ModelInferResponse.FromString(response)
+    tier = message.parameters["tier"].string_param  # a map of Protobuf adds what it lacks, empty
+    names = [output.name for output in message.outputs]
+    if kind.loops not in names:
+        return tier, math.nan
+    return tier, float(np.frombuffer(message.raw_output_contents[names.index(kind.loops)], np.int32).mean())
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]], interrupt: Callable[[], None]) -> T:

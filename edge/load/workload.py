@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import LoopProgram
 from edge.client.inference import InferRequest, encode
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 from edge.load.inputs import golden_inputs, text_inputs
 from edge.load.plan import Plan
 from edge.pb import inference_pb2 as pb
@@ -31,6 +32,8 @@ class Kind(NamedTuple):
         priority: 1 to 10; 0 leaves it to the server.
         deadline_ms: from when the request is due; 0 for none.
         tiered: whether the model has several tiers, so that its responses name one.
+        max_loops: of a looped model; 0 leaves it to the server, as with ``tolerance``.
+        loops: name of the output with the loops of each row; empty if the model is not looped.
     """
 
     model: str
@@ -38,6 +41,15 @@ class Kind(NamedTuple):
     priority: int
     deadline_ms: float
     tiered: bool
+    max_loops: int = 0
+    tolerance: float = 0.0
+    loops: str = ""
+
+    @property
+    def limits(self) -> str:
+        """The requested limits of a loop, for people; empty without any."""
+        given = {"max_loops": self.max_loops, "tolerance": self.tolerance}
+        return ", ".join(f"{name} {value:g}" for name, value in given.items() if value)
 
 
 class Workload:
@@ -56,17 +68,28 @@ class Workload:
         self._bodies: list[list[bytes]] = []
         self._tails: list[bytes] = []
         policies = (plan.policies or {"": 1.0}).items()
-        priorities, deadlines_ms = (mix or {0.0: 1.0} for mix in (plan.priorities, plan.deadlines_ms))
-        mixes = list(product(policies, priorities.items(), deadlines_ms.items()))
+        numbers = (plan.priorities, plan.deadlines_ms, plan.max_loops, plan.tolerances)
+        priorities, deadlines_ms, max_loops, tolerances = ((mix or {0.0: 1.0}).items() for mix in numbers)
+        mixes = list(product(policies, priorities, deadlines_ms, max_loops, tolerances))
+        programs = [bundle.manifest.program for bundle in bundles]
+        if (plan.max_loops or plan.tolerances) and not any(isinstance(one, LoopProgram) for one in programs):
+            option = "--max-loops" if plan.max_loops else "--tolerance"
+            given, fix = Literally("it without a looped model"), "Leave it out."
+            raise UsageError(option, given=given, expected="a looped model among the bundles", fix=fix)
         parts = []
         for bundle, part in bundles.items():
             bodies, tiers = _bodies(bundle, plan), [tier.name for tier in bundle.manifest.tiers]
             _check_policies(plan, bundle.manifest.name, tiers)
-            for (policy, one), (priority, two), (deadline_ms, three) in mixes:
-                self.kinds.append(Kind(bundle.manifest.name, policy, int(priority), deadline_ms, len(tiers) > 1))
+            program = bundle.manifest.program
+            loops = program.loops if isinstance(program, LoopProgram) else ""
+            for (policy, one), (priority, two), (deadline_ms, three), (budget, four), (tolerance, five) in mixes:
+                kind = Kind(bundle.manifest.name, policy, int(priority), deadline_ms, len(tiers) > 1)
+                if loops:
+                    kind = kind._replace(max_loops=int(budget), tolerance=tolerance, loops=loops)
+                self.kinds.append(kind)
                 self._bodies.append(bodies)
-                self._tails.append(_tail(policy, int(priority)))
-                parts.append(part * one * two * three)
+                self._tails.append(_tail(kind))
+                parts.append(part * one * two * three * four * five)
         self._parts = np.array(parts) / sum(parts)
         self._generator = np.random.default_rng([plan.seed, 1])  # another sequence than the arrivals'
         self._drawn: list[tuple[int, int]] = []
@@ -91,12 +114,16 @@ def timeout_tail(seconds: float) -> bytes:
     return tail.SerializeToString()
 
 
-def _tail(policy: str, priority: int) -> bytes:
+def _tail(kind: Kind) -> bytes:
     tail = pb.ModelInferRequest()
-    if policy:
-        tail.parameters["policy" if policy in POLICIES else "tier"].string_param = policy
-    if priority:
-        tail.parameters["priority"].int64_param = priority
+    if kind.policy:
+        tail.parameters["policy" if kind.policy in POLICIES else "tier"].string_param = kind.policy
+    if kind.priority:
+        tail.parameters["priority"].int64_param = kind.priority
+    if kind.max_loops:
+        tail.parameters["max_loops"].int64_param = kind.max_loops
+    if kind.tolerance:
+        tail.parameters["tolerance"].double_param = kind.tolerance
     return tail.SerializeToString()
 
 

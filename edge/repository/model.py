@@ -156,6 +156,7 @@ class Model:
                 the profile, or a text cannot be read.
         """
         rows = self._rows(arrays)
+        self._check_points(arrays)
         inputs = dict(arrays)
         step = self._preprocess
         texts = [spec.name for spec in step.inputs] if step else []
@@ -223,6 +224,18 @@ class Model:
         if rows > limit:
             raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")
         return rows
+
+    def _check_points(self, arrays: Mapping[str, Array]) -> None:
+        loop = self.manifest.program
+        if not isinstance(loop, LoopProgram) or not loop.points or not loop.values:
+            return
+        if not {loop.points, loop.values} <= arrays.keys():  # the missing one is reported with the others
+            return
+        points, values = arrays[loop.points].shape[1], arrays[loop.values].shape[1]
+        if points != values + 1:
+            given = Literally(f"{points} points and {values} values")
+            fix = "Give the value of each point but the last, whose value is predicted."
+            raise self._invalid(f"{loop.points!r} and {loop.values!r}", given, "one point more than values", fix)
 
     def _invalid(self, what: str, given: object, expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"{what} of {self.name!r}", given=given, expected=expected, fix=fix)

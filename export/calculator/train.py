@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,10 +21,11 @@ from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from export.training.device import DeviceName, device_of, model_device
 from export.training.objective import Score
+from export.training.observer import SILENT, Observer
 from export.training.recipe import Recipe
 from export.training.run_files import RunFiles
 from export.training.state import fingerprint
-from export.training.trainer import Epoch, Step, train
+from export.training.trainer import train
 
 
 def _recipe(peak_learning_rate: float, patience: int) -> Recipe:
@@ -116,9 +117,7 @@ def train_run(
     adaptive: AdaptiveMode | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
-    on_resume: Callable[[int, int], None] = lambda step, steps: None,
-    on_step: Callable[[Step], None] = lambda step: None,
-    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    observer: Observer = SILENT,
 ) -> RunMetrics:
     """Make a network, train it unless it is constructed, evaluate it, and write its run directory.
 
@@ -150,9 +149,7 @@ def train_run(
             state=files.state,
             save_every=2000,
             log=files.log,
-            on_resume=on_resume,
-            on_step=on_step,
-            on_epoch=on_epoch,
+            observer=observer,
         )
         epochs_run, best_epoch, seconds = len(trained.scores), trained.best_epoch, trained.seconds
         model.cpu()

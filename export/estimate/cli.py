@@ -34,6 +34,7 @@ _MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
     "--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128, or those of SHAPES]"
 )
 @click.option("--batch", "batches", callback=parse_lengths, help="Rows of a run, such as 1,8.  [default: 1]")
+@click.option("--loops", type=click.FloatRange(1), help="Of a looped model.  [default: mean of its golden prompts]")
 @click.option(
     "--precision", type=click.Choice(["fp16", "int8"]), default="fp16", show_default=True, help="Of --shapes."
 )
@@ -53,6 +54,7 @@ def estimate(
     mode: str,
     lengths: tuple[int, ...],
     batches: tuple[int, ...],
+    loops: float | None,
     precision: str,
     table: Path | None,
     out: Path | None,
@@ -84,6 +86,7 @@ def estimate(
                 lengths=lengths,
                 batches=batches or (1,),
                 table=table,
+                loops=loops,
                 on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
             )
         if as_json:
@@ -118,10 +121,25 @@ def estimate(
 
 
 def _print(found: Estimate) -> None:
-    columns = ("tier", "precision", "rows", "tokens", "GFLOP", "kernels", "ms", "from", "to", "times faster", "")
+    parts = ["part"] if any(row.part for row in found.rows) else []
+    columns = (
+        "tier",
+        *parts,
+        "precision",
+        "rows",
+        "tokens",
+        "GFLOP",
+        "kernels",
+        "ms",
+        "from",
+        "to",
+        "times faster",
+        "",
+    )
     rows = [
         (
             row.tier,
+            *(row.part for _ in parts),
             row.precision,
             row.rows,
             row.tokens,
@@ -138,4 +156,7 @@ def _print(found: Estimate) -> None:
     print_table(f"{found.bundle} on {found.device} at {found.power_mode}: {found.label}", columns, rows)
     click.echo(f"Error band: {found.band:.0%} either way. {found.bias}")
     click.echo(f"Launches: {found.kernels}.")
+    for row in found.rows:
+        if row.loops and row.rows == found.rows[0].rows:
+            click.echo(f"Loops of {row.tier}: {row.loops:.4g}, {row.loops_source}.")
     click.echo(f"Recommended: {found.recommended_tier}, {found.recommendation}. Prediction, not measured on an Orin.")

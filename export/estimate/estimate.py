@@ -9,39 +9,18 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Manifest
+from edge.bundles.manifest import LoopProgram, Manifest
 from edge.errors import UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Shape, check_key
 from export.estimate.devices import DEVICES, mode_of
+from export.estimate.loop import check_options, loop_rows
 from export.estimate.model import RUNTIME, TierModel, how_counted, input_shapes
 from export.estimate.operations import Halves
-from export.estimate.roofline import BAND, BIAS, Prediction
+from export.estimate.roofline import BAND, BIAS
+from export.estimate.rows import Row
 
 #: The least predicted speed-up that recommends a tier: below it, the error of a prediction is larger than the gain.
 _WORTH = 1.15
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One tier for inputs of one size.
-
-    Attributes:
-        tokens: of each input; None where the model's inputs have a fixed size.
-        milliseconds: the latency, predicted or the sum of measured layers.
-        prediction: the predicted latency, and its parts.
-        times_faster: the latency of the first tier over this one's, both measured or both predicted.
-        counted: whether the kernels were counted in an engine; otherwise the prediction has those of the fit.
-        label: a prediction, or the source of the measurements.
-    """
-
-    tier: str
-    precision: str
-    rows: int
-    tokens: int | None
-    milliseconds: float
-    prediction: Prediction
-    times_faster: float
-    counted: bool
-    label: str
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -139,6 +118,7 @@ def estimate_bundle(
     lengths: Sequence[int] = (),
     batches: Sequence[int] = (1,),
     table: Path | None = None,
+    loops: float | None = None,
     on_tier: Callable[[int, int], None] = lambda done, tiers: None,
 ) -> Estimate:
     """Predict the latency of each tier of a bundle.
@@ -146,6 +126,7 @@ def estimate_bundle(
     Args:
         lengths: tokens; empty for 32 and 128, as far as the bundle takes them.
         table: a measured latency table; its times replace the predictions of tiers in its precision for one row.
+        loops: of a request of a looped model; None is the mean of the golden prompts.
 
     Raises:
         UsageError: the mode does not exist, the bundle does not take inputs of a given size, or the table is of another
@@ -154,7 +135,12 @@ def estimate_bundle(
     mode = mode_of(device, power_mode)
     bundle = Bundle.open(path)
     manifest = bundle.manifest
+    check_options(bundle, lengths=lengths, table=table, loops=loops)
     sizes = _sizes(manifest, tuple(lengths), tuple(batches))
+    if isinstance(manifest.program, LoopProgram):
+        return _estimate(
+            path, device, power_mode, loop_rows(bundle, mode, batches=batches, loops=loops, on_tier=on_tier)
+        )
     measured = MeasuredTable.read(table, device, power_mode) if table else None
     rows: list[Row] = []
     dense: dict[tuple[int, int | None, str], float] = {}  # by batch, tokens and label
@@ -182,8 +168,11 @@ def estimate_bundle(
             counted = model.launches is not None
             rows.append(Row(tier.name, model.precision, batch, tokens, milliseconds, found, faster, counted, label))
         on_tier(done + 1, len(manifest.tiers))
-    tier_name, reason = _recommended(rows)
-    all_counted = all(row.counted for row in rows)
+    return _estimate(path, device, power_mode, rows)
+
+
+def _estimate(path: Path, device: str, power_mode: str, rows: Sequence[Row]) -> Estimate:
+    tier_name, reason = _recommended([row for row in rows if row.loops or not row.part])
     return Estimate(
         str(path),
         DEVICES[device].name,
@@ -191,7 +180,7 @@ def estimate_bundle(
         PREDICTION,
         BAND,
         BIAS,
-        how_counted(all_counted),
+        how_counted(all(row.counted for row in rows)),
         tuple(rows),
         tier_name,
         reason,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Profile, Tier
+from edge.bundles.manifest import Profile, Role, Tier
 from edge.datatypes import TensorSpec
 from edge.errors import BackendError
 from edge.runtimes import tensorrt_package
@@ -85,10 +85,10 @@ def _messages() -> Iterator[list[str]]:
 
 
 class TierModel:
-    """One tier's file, with the kernels of its engine where they can be counted."""
+    """A tier's file of a role, with the kernels of its engine where they can be counted."""
 
-    def __init__(self, bundle: Bundle, tier: Tier) -> None:
-        artifact = bundle.artifact(RUNTIME, tier.name)
+    def __init__(self, bundle: Bundle, tier: Tier, role: Role = "model") -> None:
+        self.artifact = artifact = bundle.artifact(RUNTIME, tier.name, role)
         self.precision = artifact.precision
         self._subject = f"model {bundle.path / artifact.file}"
         self._data = bundle.read(artifact.file)

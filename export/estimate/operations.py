@@ -8,7 +8,8 @@ from math import prod
 import msgspec
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.reference import ReferenceEvaluator
 
 from edge.errors import BundleError, Literally
 
@@ -91,7 +92,10 @@ def _hidden_units(widths: Sequence[tuple[int, ...]], dim: int) -> list[int]:
 
 
 def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """Return the model with inputs of fixed shapes, and the shapes that follow."""
+    """Return the model with inputs of fixed shapes, and the shapes that follow.
+
+    Where the inference does not find the shape of a product, one run on zeros shows it.
+    """
     for value in model.graph.input:
         if value.name in shapes:
             for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
@@ -99,7 +103,43 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    graph = model.graph
+    fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
+    fixed |= {tensor.name for tensor in graph.initializer}
+    if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in _PRODUCTS):
+        _add_computed_shapes(model)
+    return model
+
+
+def _is_fixed(value: ValueInfoProto) -> bool:
+    kind = value.type.tensor_type
+    return kind.HasField("shape") and all(dimension.HasField("dim_value") for dimension in kind.shape.dim)
+
+
+def _add_computed_shapes(model: ModelProto) -> None:
+    feeds = {
+        value.name: np.zeros(
+            [dimension.dim_value for dimension in value.type.tensor_type.shape.dim],
+            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
+        )
+        for value in model.graph.input
+    }
+    try:
+        found = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+    except Exception:  # it raises whatever its operators do; what is missing is reported where it is needed
+        return
+    del model.graph.value_info[:]
+    outputs = {value.name: value for value in model.graph.output}
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray | np.generic):  # an optional input that a node leaves out
+            continue
+        kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        value = onnx.helper.make_tensor_value_info(name, kind, array.shape)
+        if name in outputs:
+            outputs[name].CopyFrom(value)
+        else:
+            model.graph.value_info.append(value)
 
 
 class _Graph:

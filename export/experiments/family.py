@@ -159,9 +159,7 @@ def stages(inputs: FamilyInputs, directory: Path, *, seed: int, budget: Budget, 
             max_length=settings.max_length,
             data_dir=inputs.data_dir,
             teacher=teacher,
-            on_resume=watch.on_resume,
-            on_step=watch.on_step,
-            on_epoch=watch.on_epoch,
+            observer=watch,
         )
 
     teacher = directory / TEACHER

@@ -126,6 +126,8 @@ def export_looped(run: str | Path, repository: str | Path, *, version: int = 1, 
             max_loops=MAX_LOOPS,
             most_loops=MOST_LOOPS,
             tolerance=TOLERANCE,
+            points="xs",
+            values="ys",
         ),
         measures=metrics.measures,
     )

@@ -1,4 +1,4 @@
-"""Options of looped models for ``fewheads train``, and its table of their errors."""
+"""Options of looped models for ``fewheads train``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from edge.cli.output import print_table
 from edge.errors import UsageError
 from export.looped import NAMES, PREFIX
 from export.training.watch import Watch
@@ -30,11 +29,13 @@ class LoopedOptions(msgspec.Struct, frozen=True):
         size: ``small`` for two cores, or ``paper`` for a GPU.
         injection: how each loop takes the prompt in; None is the default, a sum.
         unlooped: layers that run once, without loops.
+        stages: number of stages to train, the first ones; None is all of them.
     """
 
     size: str = "small"
     injection: str | None = None
     unlooped: bool = False
+    stages: int | None = None
     layers: int | None = None
     dim: int | None = None
     steps: int | None = None
@@ -67,6 +68,7 @@ _OPTIONS = (
         help="Looped models: how each loop takes the prompt in.  [default: add]",
     ),
     click.option("--unlooped", is_flag=True, help="Looped models: train twelve layers that run once instead."),
+    click.option("--stages", type=click.IntRange(1), help="Looped models: first stages to train.  [default: all]"),
     click.option("--layers", type=click.IntRange(1, 48), help="Looped models: layers.  [default: 1; unlooped 12]"),
     click.option(
         "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
@@ -113,22 +115,10 @@ def train_looped(
     plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)
     return train_run(
         function,
-        plan,
+        msgspec.structs.replace(plan, stages=plan.stages[: options.stages]),
         directory,
         seed=seed,
         device=device,
         tensorboard=tensorboard,
-        on_resume=watch.on_resume,
-        on_step=watch.on_step,
-        on_epoch=watch.on_epoch,
+        observer=watch,
     )
-
-
-def print_errors(name: str, runs: str, metrics: RunMetrics) -> None:
-    """Print the normalised squared error after each number of loops."""
-    rows = []
-    for measure in metrics.measures:
-        low, high = measure.interval or (measure.value, measure.value)
-        rows.append((measure.split, f"{measure.value:.4g}", f"{low:.4g} … {high:.4g}", measure.n))
-    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
-    print_table(title, ("loops", "squared error / normaliser", "95 % interval", "prompts"), rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from export.processor import processor
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from export.training.device import DeviceName, device_of
+from export.training.observer import SILENT, Observer
 from export.training.run_files import RunFiles
-from export.training.trainer import Epoch, Step, train
+from export.training.trainer import train
 
 #: Prompts of an evaluation, as in the paper, and their seed, which no training uses.
 PROMPTS, EVALUATION_SEED = 1280, 2**41
@@ -47,9 +47,7 @@ def train_run(
     seed: int,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
-    on_resume: Callable[[int, int], None] = lambda step, steps: None,
-    on_step: Callable[[Step], None] = lambda step: None,
-    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    observer: Observer = SILENT,
 ) -> RunMetrics:
     """Train a model stage by stage, measure it, and write its run directory.
 
@@ -91,9 +89,7 @@ def train_run(
             seed=seed,
             state=files.state,
             log=files.log,
-            on_resume=on_resume,
-            on_step=on_step,
-            on_epoch=on_epoch,
+            observer=observer,
         )
         best = len(scores) + trained.best_epoch
         losses += trained.losses

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table
-from export.figures import check_plot
 from export.loading import loading_torch
 from export.options import replace_option, run_data_dir_option
 from export.outputs import check_file

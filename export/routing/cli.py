@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table, stdout, working
 from edge.errors import Literally, UsageError
 from edge.files import write_whole
-from export.figures import check_plot
 from export.loading import loading_torch
 from export.options import replace_option, run_data_dir_option
 from export.outputs import check_file

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table
+from edge.cli.output import json_option, print_json
 from edge.errors import UsageError
 from export.loading import loading_torch
+from export.measures import print_measures
 from export.options import (
     data_dir_option,
     device_option,
@@ -24,7 +25,6 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.runs import RunMetrics
     from export.training.device import DeviceName
     from export.training.recipe import Precision
 
@@ -143,16 +143,14 @@ def finetune(
                     teacher=teacher,
                     device=device,
                     tensorboard=tensorboard,
-                    on_resume=watch.on_resume,
-                    on_step=watch.on_step,
-                    on_epoch=watch.on_epoch,
+                    observer=watch,
                 )
             )
     metrics = pooled(trained)
     if as_json:
         print_json({"task": task, "runs": [str(run) for run in runs.values()], "metrics": metrics})
         return
-    _print_measures(task, ", ".join(map(str, runs.values())), metrics)
+    print_measures(task, ", ".join(map(str, runs.values())), metrics)
 
 
 def _checked_name(name: str) -> str:
@@ -160,12 +158,3 @@ def _checked_name(name: str) -> str:
         fix = "Give a name here, and its place with --out."
         raise UsageError("--name", given=name, expected="the name of a directory, without / and a leading dot", fix=fix)
     return name
-
-
-def _print_measures(task: str, runs: str, metrics: RunMetrics) -> None:
-    rows = []
-    for measure in metrics.measures:
-        low, high = measure.interval or (measure.value, measure.value)
-        rows.append((measure.split, measure.metric, measure.value, f"{low:.4f} … {high:.4f}", measure.n))
-    title = f"{task}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
-    print_table(title, ("split", "metric", "value", "95 % interval", "items"), rows)

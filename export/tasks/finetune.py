@@ -1,10 +1,10 @@
-"""Fine-tuning on a task, with an optional teacher and an optional further loss."""
+"""The objective of a fine-tuning on a task, with an optional teacher and an optional further loss."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -24,7 +24,6 @@ from export.tasks.tokens import Batch, Rows, shuffled_batches
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
 from export.training.state import fingerprint
-from export.training.trainer import Trained, train
 
 
 class Extra(Protocol):
@@ -103,28 +102,6 @@ class TaskObjective:
     def evaluate(self) -> Score:
         """Return the score on the hold-out."""
         return Score(self._evaluate(), self._metric)
-
-
-def fine_tune(
-    model: Head,
-    rows: Rows,
-    recipe: Recipe,
-    *,
-    seed: int,
-    evaluate: Callable[[], float],
-    metric: str = "score",
-    teacher: Head | None = None,
-    extra: Extra | None = None,
-    **options: Any,
-) -> Trained:
-    """Train a model in place.
-
-    The arguments are those of :class:`TaskObjective`, and ``options`` of :func:`export.training.trainer.train`.
-    """
-    objective = TaskObjective(
-        model, rows, recipe, seed=seed, evaluate=evaluate, metric=metric, teacher=teacher, extra=extra
-    )
-    return train(objective, recipe, seed=seed, **options)
 
 
 def _loss(model: Head, batch: Batch, recipe: Recipe, wanted: TeacherOutputs | None, followed: Sequence[int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,16 +16,17 @@ from export.processor import processor
 from export.provenance import provenance
 from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup
 from export.tasks import data_directory
-from export.tasks.finetune import fine_tune
+from export.tasks.finetune import TaskObjective
 from export.tasks.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.task import Data, Reader, Task
 from export.training.device import DeviceName, device_of
+from export.training.observer import SILENT, Observer
 from export.training.recipe import Precision
 from export.training.run_files import RunFiles
-from export.training.trainer import Epoch, Step, Trained
+from export.training.trainer import Trained, train
 from export.transformer import TransformerConfig
 
 
@@ -63,9 +64,7 @@ def finetune_run(
     teacher: str | Path | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
-    on_resume: Callable[[int, int], None] = lambda step, steps: None,
-    on_step: Callable[[Step], None] = lambda step: None,
-    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    observer: Observer = SILENT,
 ) -> RunMetrics:
     """Fine-tune a model, measure it on hold-out and dev, and write its run directory.
 
@@ -90,7 +89,7 @@ def finetune_run(
     architecture = task.architecture(config, data.labels, max_length)
     model = with_head(found, architecture, seed).to(place)
     files = RunFiles(Path(directory), tensorboard)
-    tuned = fine_tune(
+    objective = TaskObjective(
         model,
         data.train,
         recipe,
@@ -98,12 +97,8 @@ def finetune_run(
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         metric=task.headline,
         teacher=_teacher(task, teacher, model).to(place) if teacher else None,
-        state=files.state,
-        log=files.log,
-        on_resume=on_resume,
-        on_step=on_step,
-        on_epoch=on_epoch,
     )
+    tuned = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     predictions = predict_splits(task, model, data)
     start = "random weights" if isinstance(source, TransformerConfig) else Path(source).name
     metrics = save_run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from export.errors import TrainingError
 from export.training.device import model_device
 from export.training.log import TrainingLog
 from export.training.objective import Objective, Score
+from export.training.observer import SILENT, Epoch, Observer, Step
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
 from export.training.state import load_state, save_state
@@ -23,22 +23,6 @@ from export.training.state import load_state, save_state
 #: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
 _GPU_STEPS = 10
 _FIX = "Train again with a lower learning rate, or with another --seed."
-
-
-class Step(msgspec.Struct, frozen=True):
-    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
-
-    number: int
-    steps: int
-    loss: float
-    seconds_left: float
-
-
-class Epoch(msgspec.Struct, frozen=True):
-    """A finished epoch: its number from 1, and its score."""
-
-    number: int
-    score: Score
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -61,9 +45,7 @@ def train(
     save_every: int = 200,
     log: TrainingLog | None = None,
     log_every: int = 100,
-    on_resume: Callable[[int, int], None] = lambda step, steps: None,
-    on_step: Callable[[Step], None] = lambda step: None,
-    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    observer: Observer = SILENT,
 ) -> Trained:
     """Train the model of an objective in place, and leave it in evaluation mode with the weights of its best epoch.
 
@@ -75,7 +57,6 @@ def train(
             an uninterrupted one. The caller deletes the file.
         save_every: steps between two states; each epoch ends with a state, too.
         log: receives the loss every ``log_every`` steps, and the score of each epoch.
-        on_resume: called with the step and the number of steps, if the run resumes.
 
     Raises:
         TrainingError: a loss, a gradient or a score is not finite.
@@ -89,7 +70,7 @@ def train(
         per_epoch = objective.steps_per_epoch
         steps = recipe.epochs * per_epoch
         if run.step:
-            on_resume(run.step, steps)
+            observer.on_resume(run.step, steps)
         if log is not None:
             log.resume(run.step)
         report_every = _GPU_STEPS if device.type == "cuda" else 1
@@ -103,7 +84,7 @@ def train(
                 if run.step % report_every == 0:
                     run.check()
                     pace = (time.perf_counter() - started) / (run.step - first)
-                    on_step(Step(run.step, steps, run.last_loss, pace * (steps - run.step)))
+                    observer.on_step(Step(run.step, steps, run.last_loss, pace * (steps - run.step)))
                 if log is not None and run.step % log_every == 0:
                     run.check()
                     log.write(run.step, loss=run.last_loss, learning_rate=rate, seconds=run.seconds)
@@ -114,7 +95,7 @@ def train(
             run.end_epoch(score)
             if log is not None:
                 log.write(run.step, epoch=len(run.scores), loss=run.losses[-1], score=score.value, scored=str(score))
-            on_epoch(Epoch(len(run.scores), score))
+            observer.on_epoch(Epoch(len(run.scores), score))
             run.save()
         objective.model.load_state_dict(run.best_weights)
     objective.model.eval()

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from rich.progress import Progress, TaskID
 
 from edge.cli.output import progress, remark
-
-# torch takes seconds to import, and a command that fails at once need not wait for it.
-if TYPE_CHECKING:
-    from export.training.trainer import Epoch, Step
+from export.training.observer import Epoch, Observer, Step
 
 
-class Watch:
+class Watch(Observer):
     """Moves a bar of steps with loss, score and time left, and prints a line when a run resumes.
 
     Args:

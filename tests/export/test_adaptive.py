@@ -18,12 +18,11 @@ from export.adaptive.term import Penalty, Target, adaptive_term
 from export.adaptive.use import head_use
 from export.attention import MultiHeadAttention
 from export.errors import ReductionError
-from export.tasks.finetune import fine_tune
 from export.tasks.objectives import outputs_of
 from export.tasks.predictions import predict
 from export.tasks.recipe import Recipe
 from tests.support.reduction_data import batches, config, inputs, model
-from tests.support.task_data import accuracy_on, interrupt_at, make_classifier, same
+from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, same
 
 CURVE = CostCurve((0.0, 0.25, 0.5, 1.0), (0.5, 0.55, 0.7, 1.0))
 
@@ -198,7 +197,7 @@ RECIPE = Recipe(epochs=2, batch_size=32, peak_learning_rate=2e-3)
 def learnt(train, holdout):
     dense = make_classifier()
     recipe = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
-    fine_tune(dense, train, recipe, seed=0, evaluate=accuracy_on(dense, holdout))
+    fine_tune(dense, train, recipe, evaluate=accuracy_on(dense, holdout))
     return rotated_model(dense, [train.batch(np.arange(64))])
 
 
@@ -206,7 +205,7 @@ def trained(learnt, train, holdout, mode, how, recipe=RECIPE, scorer=None, **opt
     model = with_scores(learnt, mode, scorer or scorers(0))
     before = head_use(model, holdout)
     with adaptive_term(model, how) as term:
-        tuned = fine_tune(model, train, recipe, seed=0, evaluate=accuracy_on(model, holdout), extra=term, **options)
+        tuned = fine_tune(model, train, recipe, evaluate=accuracy_on(model, holdout), extra=term, **options)
     return model, before, head_use(model, holdout), tuned
 
 
@@ -251,7 +250,7 @@ def test_an_interrupted_budget_ends_with_the_same_bits(learnt, train, holdout, t
     whole = trained(learnt, train, holdout, "budget", how)[0]
     options = {"state": tmp_path / "state", "save_every": 3}
     with pytest.raises(KeyboardInterrupt):
-        trained(learnt, train, holdout, "budget", how, on_step=interrupt_at(4), **options)
+        trained(learnt, train, holdout, "budget", how, observer=Seen(4), **options)
     assert same(whole, trained(learnt, train, holdout, "budget", how, **options)[0])
 
 
@@ -259,5 +258,5 @@ def test_a_run_stops_below_its_floor_and_keeps_the_epoch_before(train):
     model = make_classifier()
     scores = iter([0.9, 0.8, 0.6, 0.95])
     recipe = Recipe(epochs=4, batch_size=64)
-    tuned = fine_tune(model, train, recipe, seed=0, evaluate=lambda: next(scores), stop_below=0.7)
+    tuned = fine_tune(model, train, recipe, evaluate=lambda: next(scores), stop_below=0.7)
     assert (tuned.scores, tuned.best_epoch, tuned.steps) == ((0.9, 0.8, 0.6), 2, 15)

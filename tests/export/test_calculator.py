@@ -18,6 +18,7 @@ from export.checkpoint import load
 from export.errors import DataError, TrainingError
 from export.training.recipe import Recipe, learning_rate
 from export.training.trainer import clip, train
+from tests.support.task_data import Seen
 
 
 def test_splits_have_the_documented_sizes_starts_and_ranges(splits):
@@ -144,15 +145,15 @@ def test_transformer4_learns(adaptive, splits, runs):
 
 
 def test_patience_stops_the_run_and_the_best_weights_are_restored(splits):
-    seen = []
+    seen = Seen()
     model = create("calculator-gate", 0)
     recipe = Recipe(epochs=40, peak_learning_rate=0.3, patience=3)  # a rate at which the loss rises and falls
-    fitted = fit(model, recipe, splits["train"], splits["val"], seed=0, on_epoch=seen.append)
+    fitted = fit(model, recipe, splits["train"], splits["val"], seed=0, observer=seen)
     error = np.abs(model.predict(splits["val"].tokens)[:, 0] - splits["val"].truth).mean()
     epochs = len(fitted.scores)
     assert epochs == fitted.best_epoch + recipe.patience < recipe.epochs
-    assert [epoch.number for epoch in seen] == list(range(1, epochs + 1))
-    assert error == pytest.approx(seen[fitted.best_epoch - 1].score.printed, rel=1e-5)
+    assert [epoch.number for epoch in seen.epochs] == list(range(1, epochs + 1))
+    assert error == pytest.approx(seen.epochs[fitted.best_epoch - 1].score.printed, rel=1e-5)
 
 
 def test_weights_depend_on_the_seed_alone(splits):

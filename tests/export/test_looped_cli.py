@@ -19,6 +19,7 @@ from export.looped.recipes import plan_of
 from export.looped.solvers import trajectory
 from export.looped.train import create, train_run
 from export.training.trainer import train as train_objective
+from tests.support.task_data import Seen
 
 
 def invoke(command, *arguments):
@@ -82,18 +83,11 @@ def test_an_unlooped_model_is_not_served(tmp_path):
 def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
     plan = plan_of("linear", "small", dim=8, steps=6)
     whole = train_run("linear", plan, tmp_path / "whole", seed=0)
-    seen = []
-
-    def stop(step):
-        seen.append(step.number)
-        if len(seen) == 7:  # in the second stage
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_run("linear", plan, tmp_path / "again", seed=0, on_step=stop)
-    stages = []
-    again = train_run("linear", plan, tmp_path / "again", seed=0, on_resume=lambda *at: stages.append(at))
-    assert stages == [(6, 6)]  # the first stage is not repeated
+        train_run("linear", plan, tmp_path / "again", seed=0, observer=Seen(7))  # in the second stage
+    seen = Seen()
+    again = train_run("linear", plan, tmp_path / "again", seed=0, observer=seen)
+    assert seen.resumed == [(6, 6)]  # the first stage is not repeated
     assert (again.scores, again.losses, again.measures) == (whole.scores, whole.losses, whole.measures)
     log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in log] == [1, 1]

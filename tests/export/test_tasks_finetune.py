@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from export.errors import CheckpointError, TrainingError
 from export.heads import SequenceClassifier, SpanClassifier
-from export.tasks.finetune import fine_tune
 from export.tasks.images import Images, vit
 from export.tasks.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
 from export.tasks.recipe import Distillation, Recipe
@@ -16,26 +15,27 @@ from export.tasks.teacher import Teacher
 from export.tasks.tokens import Encoded
 from export.training.recipe import learning_rate
 from export.transformer import Transformer
-from tests.support.task_data import accuracy_on, interrupt_at, make_classifier, make_transformer, same
+from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 
 RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
 
 
 def tune(model, train, holdout, recipe=RECIPE, **options):
-    return fine_tune(model, train, recipe, seed=0, evaluate=accuracy_on(model, holdout), **options)
+    return fine_tune(model, train, recipe, evaluate=accuracy_on(model, holdout), **options)
 
 
 def test_thirty_steps_learn_a_separable_task(train, holdout):
     model = make_classifier()
-    steps, epochs = [], []
-    tuned = tune(model, train, holdout, on_step=steps.append, on_epoch=epochs.append)
+    seen = Seen()
+    tuned = tune(model, train, holdout, observer=seen)
+    steps = seen.steps
     assert max(tuned.scores) > 0.95
     assert accuracy_on(model, holdout)() == max(tuned.scores)
     assert (tuned.steps, len(steps), steps[-1].number, steps[-1].seconds_left) == (30, 30, 30, 0)
     assert steps[0].seconds_left > 0
     assert steps[-1].loss < steps[0].loss / 3
     assert tuned.losses == pytest.approx([sum(s.loss for s in steps[i : i + 10]) / 10 for i in (0, 10, 20)])
-    assert [epoch.score.value for epoch in epochs] == list(tuned.scores)
+    assert [epoch.score.value for epoch in seen.epochs] == list(tuned.scores)
     assert not model.training
 
 
@@ -46,12 +46,12 @@ def test_an_interrupted_run_ends_with_the_same_bits(stop, train, holdout, tmp_pa
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        tune(make_classifier(), train, holdout, state=state, save_every=3, on_step=interrupt_at(stop))
+        tune(make_classifier(), train, holdout, state=state, save_every=3, observer=Seen(stop))
     resumed = make_classifier()
-    seen = []
-    tuned = tune(resumed, train, holdout, state=state, save_every=3, on_step=lambda step: seen.append(step.number))
-    assert stop - 4 < seen[0] <= stop  # not from the beginning
-    assert seen[-1] == 30
+    seen = Seen()
+    tuned = tune(resumed, train, holdout, state=state, save_every=3, observer=seen)
+    assert stop - 4 < seen.steps[0].number <= stop  # not from the beginning
+    assert seen.steps[-1].number == 30
     assert same(resumed, whole)
     assert (tuned.scores, tuned.losses) == (expected.scores, expected.losses)
     # A finished run is not trained again.
@@ -89,7 +89,7 @@ def test_the_best_epoch_is_kept(train):
         found.append(copy.deepcopy(model))
         return next(scores)
 
-    assert fine_tune(model, train, replace(RECIPE, epochs=4), seed=0, evaluate=evaluate).best_epoch == 2
+    assert fine_tune(model, train, replace(RECIPE, epochs=4), evaluate=evaluate).best_epoch == 2
     assert [same(model, one) for one in found] == [False, True, False, False]
 
 

@@ -29,6 +29,8 @@ EMBED = """embed (float[N, T, 1] xs) => (float[N, T, 1] prompt, float[N, T, 1] s
     prompt = Identity(xs)
     state = Sub(xs, xs)
 }"""
+#: The same with the values of a prompt, which it ignores.
+EMBED_VALUES = EMBED.replace("(float[N, T, 1] xs)", "(float[N, T, 1] xs, float[N, K] ys)")
 STEP = """step (float[N, T, 1] state, float[N, T, 1] prompt, int64[N, 1] last)
     => (float[N, T, 1] next_state, float[N, 1] prediction, float[N, 1] residual) {
     sum = Add(state, prompt)
@@ -53,12 +55,20 @@ def prompt(*values: float, tokens: int = 3) -> np.ndarray:
     return xs
 
 
-def write_halving_bundle(directory: Path, golden_loops: int = MAX_LOOPS, **changes: Any) -> Bundle:
-    """Write the bundle; ``changes`` are fields of its program."""
+def write_halving_bundle(
+    directory: Path, golden_loops: int = MAX_LOOPS, *, values: bool = False, **changes: Any
+) -> Bundle:
+    """Write the bundle, with ``values`` one of prompts with values; ``changes`` are fields of its program."""
     xs = prompt(1, 2)
+    inputs, profile_of_inputs, embed, given = XS, {"xs": SEQUENCE}, EMBED, {"xs": xs}
+    if values:
+        inputs, embed = (*XS, TensorSpec("ys", "FP32", (-1, -1))), EMBED_VALUES
+        profile_of_inputs["ys"] = Profile(min=(1, 1), opt=(2, TOKENS), max=(MAX_BATCH_SIZE, TOKENS))
+        given["ys"] = xs[:, 1:, 0]
+        changes |= {"points": "xs", "values": "ys"}
     table = np.array([0, 0, 0, 1, 1, 1], np.float32)
     files = {
-        "embed.onnx": serialized(graph_of(EMBED)),
+        "embed.onnx": serialized(graph_of(embed)),
         "step.onnx": serialized(graph_of(STEP, half=np.float32(0.5), two=np.array([2]), table=table)),
     }
     first = {"prompt": xs, "state": np.zeros_like(xs)}
@@ -72,27 +82,27 @@ def write_halving_bundle(directory: Path, golden_loops: int = MAX_LOOPS, **chang
         "loops": np.full((2, 1), MAX_LOOPS, np.int32),
     }
     for name, golden in (
-        ("embed", Golden({"xs": xs}, first)), ("step", Golden(steps, halved)), ("", Golden({"xs": xs}, whole))
+        ("embed", Golden(given, first)), ("step", Golden(steps, halved)), ("", Golden(given, whole))
     ):  # fmt: skip
         files[f"{name}.golden.npz".lstrip(".")] = golden.encode()
     last = TensorSpec("last", "INT64", (-1, 1))
     profile = {**{spec.name: SEQUENCE for spec in STATES}, "last": Profile(min=(1, 1), opt=(2, 1), max=(4, 1))}
-    parts = {"embed": (XS, STATES, {"xs": SEQUENCE}), "step": ((*STATES, last), (STATES[1], *NUMBERS), profile)}
-    parts["step"] = ((*STATES, last), (TensorSpec("next_state", "FP32", (-1, -1, 1)), *NUMBERS), profile)
+    outputs_of_step = (TensorSpec("next_state", "FP32", (-1, -1, 1)), *NUMBERS)
+    parts = {"embed": (inputs, STATES, profile_of_inputs), "step": ((*STATES, last), outputs_of_step, profile)}
     artifacts = tuple(
         Artifact(
             file=f"{role}.onnx", runtime="any", precision="fp32", opset=17, tolerance=EXACT, role=role,
-            inputs=inputs, outputs=outputs, profile=profile, golden=f"{role}.golden.npz",
+            inputs=reads, outputs=gives, profile=allowed, golden=f"{role}.golden.npz",
         )
-        for role, (inputs, outputs, profile) in parts.items()
+        for role, (reads, gives, allowed) in parts.items()
     )  # fmt: skip
     names = ("state", "prompt", "last", "next_state", "prediction", "residual", "loops")
     limits = {"max_loops": MAX_LOOPS, "most_loops": MOST_LOOPS, "tolerance": TOLERANCE}
     manifest = manifest_of(
         NAME,
-        XS,
+        inputs,
         (*NUMBERS, TensorSpec("loops", "INT32", (-1, 1))),
-        {"xs": SEQUENCE},
+        profile_of_inputs,
         max_batch_size=MAX_BATCH_SIZE,
         tiers=(Tier(name="full", artifacts=artifacts),),
         program=LoopProgram(**{**dict(zip(names, names, strict=True)), **limits, **changes}),

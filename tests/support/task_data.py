@@ -18,9 +18,12 @@ from export.huggingface_names import NAMES
 from export.reduction.cli import reduce
 from export.tasks.cli import finetune
 from export.tasks.examples import Examples
+from export.tasks.finetune import TaskObjective
 from export.tasks.models import open_tuned
 from export.tasks.predictions import predict
 from export.tasks.tokens import encode
+from export.training.observer import Observer
+from export.training.trainer import train
 from export.transformer import LayerShape, Transformer, TransformerConfig
 
 POSITIVE, NEGATIVE = ["good", "fine", "nice"], ["bad", "awful", "poor"]
@@ -115,12 +118,29 @@ def accuracy_on(model, rows):
     return evaluate
 
 
-def interrupt_at(number):
-    def interrupt(step):
-        if step.number == number:
+def fine_tune(model, rows, recipe, *, evaluate, teacher=None, extra=None, **options):
+    """Train a model in place; ``options`` are those of the trainer."""
+    objective = TaskObjective(model, rows, recipe, seed=0, evaluate=evaluate, teacher=teacher, extra=extra)
+    return train(objective, recipe, seed=0, **options)
+
+
+class Seen(Observer):
+    """Keeps what a training reports, and interrupts it in its step ``stop``, counted over all of its stages."""
+
+    def __init__(self, stop=None):
+        self.resumed, self.steps, self.epochs = [], [], []
+        self.stop = stop
+
+    def on_resume(self, step, steps):
+        self.resumed.append((step, steps))
+
+    def on_step(self, step):
+        self.steps.append(step)
+        if len(self.steps) == self.stop:
             raise KeyboardInterrupt
 
-    return interrupt
+    def on_epoch(self, epoch):
+        self.epochs.append(epoch)
 
 
 def same(one, other):

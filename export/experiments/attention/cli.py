@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from export.experiments.attention.summary import Row
     from export.intervals import Difference
     from export.training.recipe import Precision
-    from export.training.trainer import Step
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -131,11 +130,11 @@ def compare(
     with progress() as bar:
         working = bar.add_task("comparing", total=None, note="")
 
-        def on_mechanism(name: str, seed: int) -> Callable[[Step], None]:
+        def on_mechanism(name: str, seed: int) -> Watch:
             bar.reset(working, description=f"{name}, seed {seed}", total=None)
             if not bar.console.is_terminal:
                 remark(f"{name}, seed {seed}")
-            return Watch(f"{name}, seed {seed}", bar, working).on_step
+            return Watch(f"{name}, seed {seed}", bar, working, lines=False)
 
         result = comparison.compare(
             dense, task, data, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_mechanism=on_mechanism

@@ -28,7 +28,7 @@ from export.tasks.models import open_model
 from export.tasks.registry import task_of
 from export.tasks.run import prepare
 from export.tasks.task import Data, Task
-from export.training.trainer import Step
+from export.training.observer import SILENT, Observer
 
 FULL = "full"
 RESULTS = "results.json"
@@ -85,15 +85,14 @@ def compare(
     directory: Path,
     *,
     lengths: Sequence[int] = (),
-    on_mechanism: Callable[[str, int], Callable[[Step], None]] = lambda name, seed: lambda step: None,
+    on_mechanism: Callable[[str, int], Observer] = lambda name, seed: SILENT,
 ) -> Result:
     """Train and measure the missing mechanisms, and return the results of all.
 
     Args:
         directory: has a subdirectory for each seed, and in it one for each mechanism.
         lengths: numbers of tokens for the timing of single shapes; empty for none.
-        on_mechanism: called with name and seed before an unfinished mechanism; the function that it returns is called
-            after each step of the training.
+        on_mechanism: called with name and seed before an unfinished mechanism; returns what observes its training.
 
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
@@ -109,9 +108,9 @@ def compare(
         for mechanism in mechanisms:
             if read_record(place_of(directory, seed, mechanism.name)):
                 continue
-            on_step = on_mechanism(mechanism.name, seed)
+            observer = on_mechanism(mechanism.name, seed)
             shared = shared or shared_inputs(dense, task, data, settings, seed, directory)
-            run_mechanism(mechanism, shared, task, data, settings, watch, directory, on_step)
+            run_mechanism(mechanism, shared, task, data, settings, watch, directory, observer)
     config = dense.transformer.config
     if lengths:
         on_mechanism("lengths", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from export.experiments.attention.records import Record, Settings, SharedInputs,
 from export.experiments.attention.stopwatch import Stopwatch, predict_int8
 from export.heads import SequenceClassifier
 from export.processor import processor
-from export.tasks.finetune import fine_tune
+from export.tasks.finetune import TaskObjective
 from export.tasks.predictions import Predicted
 from export.tasks.task import HOLDOUT, Data, Task
 from export.tasks.tokens import Encoded
-from export.training.trainer import Step
+from export.training.observer import Observer
+from export.training.trainer import train
 
 #: Suffix of the records of mechanisms in INT8.
 INT8 = "+int8"
@@ -56,7 +56,7 @@ def run_mechanism(
     settings: Settings,
     watch: Stopwatch,
     directory: Path,
-    on_step: Callable[[Step], None],
+    observer: Observer,
 ) -> None:
     """Make, train and measure a mechanism, and write its record; an unfinished training resumes."""
     place = place_of(directory, shared.seed, mechanism.name)
@@ -71,7 +71,7 @@ def run_mechanism(
 
     state = place.with_name(f".{mechanism.name}.state")
     with adaptive_term(model, how) if how else nullcontext() as term:
-        tuned = fine_tune(
+        objective = TaskObjective(
             model,
             data.train,
             settings.recipe,
@@ -79,10 +79,9 @@ def run_mechanism(
             evaluate=evaluate,
             teacher=copy.deepcopy(shared.dense) if settings.distil else None,
             extra=term,
-            stop_below=shared.score - settings.stop_points / 100 if how else None,
-            state=state,
-            on_step=on_step,
         )
+        floor = shared.score - settings.stop_points / 100 if how else None
+        tuned = train(objective, settings.recipe, seed=shared.seed, stop_below=floor, state=state, observer=observer)
     # A run that was interrupted after its last epoch has no new predictions for the hold-out.
     known = {HOLDOUT: predicted[tuned.best_epoch - 1]} if len(predicted) == len(tuned.scores) else {}
     predictions = {name: known.get(name) or task.predict(model, rows) for name, rows in data.measured.items()}

@@ -1,0 +1,88 @@
+"""Tensors on the command line of ``fewheads infer``: as JSON, or from files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.errors import Literally, UsageError
+
+#: What reading and converting malformed input raises.
+_MALFORMED = (OSError, EOFError, BadZipFile, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def read_tensors(arguments: Sequence[str], specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+    """Return the tensors of ``--input``, by name.
+
+    Args:
+        arguments: ``NAME=JSON``; ``NAME=@FILE.npy``; or ``@FILE``, an ``.npz`` or a JSON object of tensors by name.
+        specs: the model's inputs.
+
+    Raises:
+        UsageError: a file cannot be read, or a tensor does not fit its input.
+    """
+    inputs = {}
+    for argument in arguments:
+        for name, value in _named(argument, specs):
+            inputs[name] = _converted(value, specs[name])
+    return inputs
+
+
+def _named(argument: str, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, Any]]:
+    """Yield the names in an argument with their JSON or arrays."""
+    if argument.startswith("@"):
+        path = Path(argument[1:])
+        expected = f"an .npz file or a JSON object, with tensors of {sorted(specs)}"
+        try:
+            found = np.load(path, allow_pickle=False) if path.suffix == ".npz" else json.loads(path.read_bytes())
+            values = dict(found)
+        except _MALFORMED as error:
+            given, fix = Literally(f"{argument} ({error})"), "Correct the file, or give --input NAME=JSON."
+            raise UsageError("--input", given=given, expected=expected, fix=fix) from None
+        unknown = [name for name in values if name not in specs]
+        if unknown:
+            raise UsageError(f"--input {argument}", given=unknown[0], expected=expected, fix="Rename it.")
+        yield from values.items()
+        return
+    name, found, value = argument.partition("=")
+    if not found or name not in specs:
+        expected = f"NAME=JSON with NAME of {sorted(specs)}"
+        raise UsageError("--input", given=argument, expected=expected, fix="Name it.")
+    try:
+        yield name, np.load(Path(value[1:]), allow_pickle=False) if value.startswith("@") else json.loads(value)
+    except _MALFORMED as error:
+        raise _malformed(specs[name], value, error) from None
+
+
+def _converted(value: Any, spec: TensorSpec) -> Array:
+    try:
+        array = np.asarray(value, dtype=NUMPY_TYPES[spec.datatype])
+        if spec.datatype == "BYTES":
+            array = np.asarray(np.frompyfunc(_encoded, 1, 1)(array))
+    except _MALFORMED as error:
+        raise _malformed(spec, json.dumps(value, default=str), error) from None
+    if not spec.accepts(array.shape):
+        fix = "The model's metadata has these sizes, -1 being any."
+        if spec.accepts((1, *array.shape)):
+            fix = "The first dimension is that of the rows: put a single one into one more pair of brackets."
+        given = Literally(f"the shape {list(array.shape)}")
+        raise UsageError(f"--input {spec.name}", given=given, expected=f"{list(spec.shape)}", fix=fix)
+    return array
+
+
+def _malformed(spec: TensorSpec, value: str, error: Exception) -> UsageError:
+    expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
+    given, fix = Literally(f"{value} ({error})"), "Quote it for the shell, for example --input x='[[1, 2]]'."
+    return UsageError(f"--input {spec.name}", given=given, expected=expected, fix=fix)
+
+
+def _encoded(item: object) -> bytes:
+    if not isinstance(item, str | bytes):
+        raise TypeError(f"{item!r} is not text")
+    return item.encode() if isinstance(item, str) else item

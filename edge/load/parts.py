@@ -1,0 +1,177 @@
+"""Time of each file of a bundle on this machine, and of one loop of a looped model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.golden import Golden
+from edge.datatypes import Array
+from edge.profiling.conditions import Conditions
+from edge.profiling.timing import WARM_UP, turns
+from edge.programs.program import LoopLimits
+from edge.programs.tier_program import TierProgram, golden_loops, load_tier
+from edge.runner import Runner
+from edge.runtimes.build import build
+
+#: Calls of a file that are timed together, and loops by which two timed requests differ.
+_SERIES = 8
+
+
+class FileTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Median time of a call of one file for golden rows, of several calls in a row."""
+
+    tier: str
+    role: str
+    file: str
+    precision: str
+    runtime: str
+    rows: int
+    milliseconds: float
+
+
+class LoopTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One loop of a tier, as the server runs it.
+
+    Attributes:
+        milliseconds: of a loop without the embedding: the difference between requests of more and of fewer loops.
+        beyond_step_microseconds: of these, what a call of the step's file alone does not take.
+        golden_loops: mean of the golden rows, within the model's own limits.
+        request_milliseconds: median of golden rows that end on their own.
+    """
+
+    tier: str
+    rows: int
+    milliseconds: float
+    beyond_step_microseconds: float
+    golden_loops: float
+    request_milliseconds: float
+
+
+class BundleTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of a bundle, in the conditions that they depend on; ``power_mode`` is empty except on a Jetson."""
+
+    name: str
+    version: int
+    device: str
+    power_mode: str
+    calls: int
+    files: tuple[FileTime, ...]
+    loops: tuple[LoopTime, ...]
+
+
+def time_parts(
+    path: Path,
+    *,
+    target: str = "auto",
+    calls: int = 60,
+    cache: Path | None = None,
+    on_progress: Callable[[int, int, str], None] = lambda done, parts, name: None,
+) -> BundleTimes:
+    """Build a bundle, and time its files and loops with one row and with the most rows, in turns.
+
+    ``on_progress`` receives the number of finished and of all measurements, and the present tier.
+
+    Raises:
+        UsageError: a Jetson hides its power mode.
+        FewheadsError: as :func:`edge.runtimes.build.build`.
+    """
+    bundle, conditions = Bundle.open(path), Conditions()
+    power_mode, device = conditions.power_mode(), ""
+    sizes = sorted({1, bundle.manifest.max_batch_size or 1})
+    tiers = bundle.manifest.tiers
+    files: list[FileTime] = []
+    loops: list[LoopTime] = []
+    for number, tier in enumerate(tiers):
+        on_progress(number * len(sizes), len(tiers) * len(sizes), tier.name)
+        for role in bundle.manifest.roles:
+            build(bundle, target, cache, tier=tier.name, role=role)
+        with closing(load_tier(bundle, target, cache, tier=tier.name)) as program:
+            device = conditions.device(program.main.runner.device)
+            for place, rows in enumerate(sizes):
+                seconds = _in_turns(_calls(program, rows), calls)
+                files += _file_times(program, rows, seconds)
+                if program.loop:
+                    loops.append(_loop_time(program, rows, seconds))
+                on_progress(number * len(sizes) + place + 1, len(tiers) * len(sizes), tier.name)
+    manifest = bundle.manifest
+    return BundleTimes(
+        name=manifest.name,
+        version=manifest.version,
+        device=device,
+        power_mode=power_mode,
+        calls=calls,
+        files=tuple(files),
+        loops=tuple(loops),
+    )
+
+
+def _calls(program: TierProgram, rows: int) -> dict[str, Callable[[], object]]:
+    """Return the calls to time, by role, and of a loop also requests of one and many loops, and one as it comes."""
+    bundle = program.bundle
+    tier = bundle.tier(program.tier)
+    calls: dict[str, Callable[[], object]] = {}
+    for role, loaded in program.files.items():
+        calls[role] = partial(_series, loaded.runner, _rows_of(bundle, bundle.golden_of(tier, loaded.artifact), rows))
+    if program.loop:
+        inputs = _rows_of(bundle, bundle.goldens[tier.name], rows)
+        for name, loops in (("one", 1), ("many", 1 + _SERIES)):
+            calls[name] = partial(program.compute, inputs, LoopLimits(loops, -1.0))  # no residual is below 0
+        calls["request"] = partial(program.compute, inputs)
+    return calls
+
+
+def _series(runner: Runner, feeds: Mapping[str, Array]) -> None:
+    for _ in range(_SERIES):
+        runner.infer(feeds)
+
+
+def _rows_of(bundle: Bundle, golden: Golden, rows: int) -> Mapping[str, Array]:
+    if not bundle.manifest.max_batch_size:
+        return golden.inputs
+    return {name: array[np.arange(rows) % len(array)] for name, array in golden.inputs.items()}
+
+
+def _in_turns(calls: Mapping[str, Callable[[], object]], number: int) -> dict[str, Array]:
+    seconds = {name: np.zeros(number) for name in calls}
+    for turn in range(-WARM_UP, number):
+        for name in turns(list(calls), turn):
+            begun = time.perf_counter()
+            calls[name]()
+            if turn >= 0:
+                seconds[name][turn] = time.perf_counter() - begun
+    return seconds
+
+
+def _file_times(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -> list[FileTime]:
+    return [
+        FileTime(
+            tier=program.tier,
+            role=role,
+            file=loaded.artifact.file,
+            precision=loaded.artifact.precision,
+            runtime=loaded.runtime.name,
+            rows=rows,
+            milliseconds=float(1e3 * np.median(seconds[role])) / _SERIES,
+        )
+        for role, loaded in program.files.items()
+    ]
+
+
+def _loop_time(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -> LoopTime:
+    loops = seconds["many"] - seconds["one"]
+    return LoopTime(
+        tier=program.tier,
+        rows=rows,
+        milliseconds=float(1e3 * np.median(loops)) / _SERIES,
+        beyond_step_microseconds=float(1e6 * np.median(loops - seconds["step"])) / _SERIES,
+        golden_loops=golden_loops(program),
+        request_milliseconds=float(1e3 * np.median(seconds["request"])),
+    )

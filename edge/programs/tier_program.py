@@ -1,0 +1,97 @@
+"""One tier of a bundle as a program in this process, without a server around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import LoopProgram, Role
+from edge.datatypes import Array
+from edge.errors import FewheadsError
+from edge.programs.loop import LOOPS, Loop, LoopRunners
+from edge.programs.program import Computed, LoopLimits, Options, Program, SingleRun
+from edge.runtimes.build import Loaded, load_with
+from edge.runtimes.runtime import Runtime
+from edge.runtimes.table import first_that_works
+
+
+class TierProgram:
+    """The program of one tier: it computes requests one at a time, and chooses among no tiers.
+
+    Args:
+        files: the loaded file of each role.
+
+    Attributes:
+        loop: the loop's limits and names; None if the model is not looped.
+    """
+
+    def __init__(self, bundle: Bundle, tier: str, files: Mapping[Role, Loaded]) -> None:
+        self.bundle, self.tier, self.files = bundle, tier, files
+        program = bundle.manifest.program
+        self.loop = program if isinstance(program, LoopProgram) else None
+        self._program: Program
+        if self.loop:
+            runners = LoopRunners(files["embed"].runner, files["step"].runner)
+            self._program = Loop(self.loop, {tier: runners})
+        else:
+            self._program = SingleRun({tier: files["model"].runner})
+
+    @property
+    def main(self) -> Loaded:
+        """The file that computes the outputs: of a loop, its step."""
+        return self.files[self.bundle.manifest.roles[-1]]
+
+    def compute(self, inputs: Mapping[str, Array], limits: LoopLimits | None = None) -> Computed:
+        """Compute one request; ``limits`` are those of a loop, None for the manifest's."""
+        return self._program.compute(inputs, Options(self.tier, limits))
+
+    def limits(self, max_loops: int | None = None, tolerance: float | None = None) -> LoopLimits | None:
+        """Return the limits of a loop, the manifest's where they are None; None if the model is not looped."""
+        if not self.loop:
+            return None
+        return LoopLimits(max_loops or self.loop.max_loops, self.loop.tolerance if tolerance is None else tolerance)
+
+    def close(self) -> None:
+        """Free the memory of all files."""
+        for loaded in self.files.values():
+            loaded.runner.close()
+
+
+def load_tier(
+    bundle: Bundle, target: str = "auto", cache: Path | None = None, *, tier: str | None = None
+) -> TierProgram:
+    """Load the files of a tier, the full one if None, all with the same runtime.
+
+    Raises:
+        FewheadsError: as :func:`edge.runtimes.build.load_runner`. Nothing stays loaded.
+    """
+    name = bundle.tier(tier).name
+    load = partial(_load_files, bundle=bundle, tier=name, cache=cache)
+    return TierProgram(bundle, name, first_that_works(target, str(bundle.path), load))
+
+
+def _load_files(runtime: Runtime, bundle: Bundle, tier: str, cache: Path | None) -> dict[Role, Loaded]:
+    files: dict[Role, Loaded] = {}
+    try:
+        for role in bundle.manifest.roles:
+            files[role] = load_with(runtime, bundle, cache, tier, role)
+    except FewheadsError:
+        for loaded in files.values():
+            loaded.runner.close()
+        raise
+    return files
+
+
+def golden_loops(program: TierProgram) -> float:
+    """Return the mean loops of a looped model's golden rows, within its own limits."""
+    golden = program.bundle.goldens[program.tier]
+    most = program.bundle.manifest.max_batch_size
+    loops = [
+        program.compute({name: array[start : start + most] for name, array in golden.inputs.items()}).facts[LOOPS]
+        for start in range(0, golden.rows, most)
+    ]
+    return float(np.concatenate(loops).mean())

@@ -1,0 +1,22 @@
+"""The table of what a run was measured at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge.cli.output import print_table
+
+# torch takes seconds to import, and a command that fails at once need not wait for it.
+if TYPE_CHECKING:
+    from export.runs import RunMetrics
+
+
+def print_measures(name: str, runs: str, metrics: RunMetrics) -> None:
+    """Print the measures of a model, and the places of its runs."""
+    rows = []
+    for measure in metrics.measures:
+        low, high = measure.interval or (measure.value, measure.value)
+        metric = measure.metric.replace("_", " ")
+        rows.append((measure.split, metric, measure.value, f"{low:.4g} … {high:.4g}", measure.n))
+    title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
+    print_table(title, ("split", "metric", "value", "95 % interval", "items"), rows)

@@ -1,0 +1,154 @@
+"""Commands on looped models: requests with limits, measurements with loops, files by role."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge.bundles import rules
+from edge.bundles.bundle import Bundle
+from edge.datatypes import TensorSpec
+from edge.errors import BundleError, InvalidRequest
+from edge.launch import running_server
+from edge.load.inputs import random_inputs
+from edge.programs.tier_program import load_tier
+from edge.repository.model import Model
+from tests.support.commands import fewheads, mistake, shown
+from tests.support.loop_model import ENDLESS, NAME, prompt, write_halving_bundle
+from tests.support.models import ORACLE_BUNDLE
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
+
+
+@pytest.fixture(scope="module")
+def looped_url(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_server([bundle.path], cache=tmp_path_factory.mktemp("cache")) as ready:
+        yield f"127.0.0.1:{ready.grpc_port}"
+
+
+def found(*arguments: object) -> Any:
+    return json.loads(shown(*arguments, "--json"))
+
+
+def test_infer_sends_a_file_with_limits(looped_url: str, tmp_path: Path) -> None:
+    file, archive = tmp_path / "prompts.json", tmp_path / "prompts.npz"
+    file.write_text(json.dumps({"xs": prompt(1, 2, ENDLESS).tolist()}))
+    np.savez(archive, xs=prompt(1))
+    infer = ("infer", NAME, "--url", looped_url)
+    for options, loops, stopped in (
+        ((f"--input=@{file}", "--max-loops=3"), [3, 3, 3], "budget"),
+        ((f"--input=@{archive}", "--tolerance=0.5"), [1], "tolerance"),
+    ):
+        answer = found(*infer, *options)
+        assert ([row[0] for row in answer["outputs"]["loops"]], answer["stopped"]) == (loops, stopped)
+    assert "stopped by its budget" in shown(*infer, f"--input=@{file}")
+
+
+def test_infer_says_what_is_wrong_with_a_prompt(looped_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.json"
+    file.write_text('{"xy": [[[1]]]}')
+    for tensor, message in (
+        ("xs=[[1],[2]]", "got the shape [2, 1], expected [-1, -1, 1]. The first dimension is that of the rows"),
+        ("xs=[[[1, 2]]]", "got the shape [1, 1, 2], expected [-1, -1, 1]. The model's metadata"),
+        (f"@{file}", "got 'xy', expected an .npz file or a JSON object, with tensors of ['xs']"),
+        (f"@{tmp_path / 'none.json'}", "No such file"),
+    ):
+        assert message in mistake("infer", NAME, "--url", looped_url, "--input", tensor)
+
+
+def test_bench_measures_the_loops_of_its_limits(bundle: Bundle, looped_url: str) -> None:
+    bench = ("bench", bundle.path, "--url", looped_url, "--requests", 20)
+    for options, loops in (((), 4), (("--max-loops", 3), 3), (("--tolerance", 0.5, "--rows", 2), 1)):
+        (report,) = found(*bench, *options)
+        assert (report["in_process"]["loops"], report["served"]["loops"]) == (loops, loops)
+    assert "expected one value for all requests" in mistake(*bench, "--tolerance", "0.5,0.1")
+
+
+def test_load_mixes_limits(bundle: Bundle, looped_url: str) -> None:
+    report = found(
+        *("bench", bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.6),
+        *("--warm-up", 0, "--tolerance", "0.5=1,0.25=1", "--max-loops", 9),
+    )
+    groups = {group["name"]: group for group in report["by_limits"]}
+    assert {name: group["loops"] for name, group in groups.items()} == {
+        "max_loops 9, tolerance 0.5": 1,
+        "max_loops 9, tolerance 0.25": 2,
+    }
+    requests = [group["requests"] for group in groups.values()]
+    assert sum(requests) == report["requests"] == 60
+    assert report["loops"] == pytest.approx(np.average([1, 2], weights=requests[::-1]))
+    line = mistake("bench", ORACLE_BUNDLE, "--url", looped_url, "--rate", 1, "--max-loops", 3)
+    assert "--max-loops: got it without a looped model" in line
+
+
+def test_a_named_looped_model_gets_prompts_of_linear_functions() -> None:
+    specs = (TensorSpec("xs", "FP32", (-1, -1, 3)), TensorSpec("ys", "FP32", (-1, -1)))
+    for inputs in random_inputs("m", specs, 2):
+        assert (inputs["xs"].shape, inputs["ys"].shape) == ((2, 7, 3), (2, 6))
+        for xs, ys in zip(inputs["xs"][:, :-1], inputs["ys"], strict=True):
+            _, residual, *_ = np.linalg.lstsq(xs, ys, rcond=None)
+            assert residual < 1e-9
+
+
+def test_profile_times_files_and_loops(bundle: Bundle, tmp_path: Path) -> None:
+    out = tmp_path / "times.json"
+    times = found("profile", bundle.path, "--calls", 3, "--target", "onnxruntime", "--cache", tmp_path, "--out", out)
+    assert json.loads(out.read_bytes()) == times
+    assert [(file["role"], file["rows"]) for file in times["files"]] == [
+        (role, rows) for rows in (1, 4) for role in ("embed", "step")
+    ]
+    assert all(file["milliseconds"] > 0 for file in times["files"])
+    assert [(loop["rows"], loop["golden_loops"]) for loop in times["loops"]] == [(1, 4), (4, 4)]
+    profile = ("profile", bundle.path, "--calls", 3, "--cache", tmp_path)
+    assert "got something there, expected a free path" in mistake(*profile, "--out", out)
+    assert "--lengths: got (8,), expected none with a bundle" in mistake(*profile, "--lengths", 8)
+    assert "--out: got none, expected a file for the table" in mistake("profile", tmp_path)
+
+
+def test_on_device_measures_loops(bundle: Bundle, tmp_path: Path) -> None:
+    quick = ("--requests=10", "--rounds=2", "--idle-gaps=0.01", "--idle-requests=1", "--target=onnxruntime")
+    record = found("bench", "--on-device", bundle.path, *quick, "--cache", tmp_path)
+    assert {(one["rows"], one["where"], one["loops"]) for one in record["series"]} == {
+        (rows, where, 4) for rows in (1, 4) for where in ("in process", "served")
+    }
+
+
+def test_info_build_and_doctor_name_the_roles(bundle: Bundle, tmp_path: Path) -> None:
+    text = shown("info", bundle.path)
+    assert "step until residual is at most 0.1 (tolerance) or 20 loops are done (max_loops)" in text
+    text = shown("build", bundle.path, "--target", "onnxruntime", "--cache", tmp_path)
+    assert all(f"{NAME} 1 (full {role})" in text for role in ("embed", "step"))
+    checks = {check["name"]: check for check in found("doctor", bundle.path)["checks"]}
+    assert all(checks[f"{NAME} full {role}"]["status"] == "ok" for role in ("embed", "step"))
+    broken = shutil.copytree(bundle.path, tmp_path / "broken")
+    (broken / "step.onnx").write_bytes(b"broken")
+    done = fewheads("doctor", broken, "--json")
+    assert done.returncode == 1
+    (check,) = [check for check in json.loads(done.stdout)["checks"] if check["name"].startswith("broken")]
+    assert (check["status"], "step.onnx" in check["found"]) == ("failed", True)
+
+
+def test_a_prompt_has_one_point_more_than_values(bundle: Bundle, tmp_path: Path) -> None:
+    manifest = bundle.manifest
+    for points, values in (("xs", None), ("xs", "zz"), ("xs", "xs")):
+        program = msgspec.structs.replace(manifest.program, points=points, values=values)
+        with pytest.raises(BundleError, match=r"loop points and values: got .*, expected two of \['xs'\], or neither"):
+            rules.check(msgspec.structs.replace(manifest, program=program), "m")
+    paired = write_halving_bundle(tmp_path / "paired", values=True)
+    program = load_tier(paired, "onnxruntime", tmp_path)
+    model = Model(paired, {("full", role): loaded for role, loaded in program.files.items()}, 0)
+    good = {"xs": prompt(1, tokens=3), "ys": np.ones((1, 2), np.float32)}
+    assert model.prepare(good).rows == 1
+    with pytest.raises(InvalidRequest, match=r"'xs' and 'ys' of 'halving': got 4 points and 2 values, expected one"):
+        model.prepare({**good, "xs": prompt(1, tokens=4)})
+    program.close()
