@@ -45,6 +45,12 @@ def resampled(metric: Callable[..., Array], *arrays: Array, generator: np.random
     return np.concatenate([metric(*(array[chunk] for array in arrays)) for chunk in rows])
 
 
+def item_shares(items: int) -> Array:
+    """Return the share of each item in each resample of :func:`draws`, [:data:`RESAMPLES`, items], for means."""
+    rows = np.concatenate(list(draws(items)))
+    return np.stack([np.bincount(row, minlength=items) for row in rows]) / items
+
+
 def middle(values: Array) -> tuple[float, float]:
     """Return the bounds of the middle 95 % of some values."""
     low, high = np.quantile(values, [0.025, 0.975])
