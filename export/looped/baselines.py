@@ -78,11 +78,17 @@ def averaging(pairs: Pairs) -> Tensor:
 
 
 def gradient_descent(pairs: Pairs, steps: int, rate: float = 0.1) -> Tensor:
-    """Descend from zero weights along the gradient of half the mean squared error."""
+    """Descend from zero weights along the gradient of the mean squared error.
+
+    Where the rate would diverge, as it does with few pairs, the largest curvature's inverse takes its place.
+    """
     xs, ys = pairs.xs, pairs.ys[..., None]
-    weights = torch.zeros_like(pairs.points)[..., None]
+    curvature = 2 / xs.shape[1] * xs.mT @ xs
+    target = 2 / xs.shape[1] * xs.mT @ ys
+    rates = (1 / torch.linalg.eigvalsh(curvature)[:, -1]).clamp(max=rate)[:, None, None]
+    weights = torch.zeros_like(target)
     for _ in range(steps):
-        weights = weights - rate / xs.shape[1] * (xs.mT @ (xs @ weights - ys))
+        weights = weights - rates * (curvature @ weights - target)
     return _dot(pairs.points, weights[..., 0])
 
 

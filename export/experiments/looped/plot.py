@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from export.experiments.looped.published import DIMS, PUBLISHED
 from export.experiments.looped.results import Curve, Shifted, TaskResult
@@ -20,6 +20,9 @@ _ERROR = "squared error / variance of the values"
 #: Baselines that have no error left, and those that diverge, would squeeze everything else.
 _LEAST, _MOST = 1e-4, 4.0
 _COLUMNS = 4
+_MODELS = ("looped", "unlooped")
+#: Of models and of baselines.
+_STYLES: dict[bool, dict[str, Any]] = {True: {"ls": "-", "lw": 2}, False: {"ls": "--", "lw": 1}}
 
 
 def draw(result: TaskResult, directory: Path) -> list[Path]:
@@ -46,13 +49,16 @@ def _samples(result: TaskResult) -> Figure:
     """Draw the error over the number of pairs, and beside it the published one in 20 dimensions."""
     figure = new_figure(13, 5, without=_WITHOUT)
     measured, published = figure.subplots(1, 2, sharey=True)
-    for number, curve in enumerate(result.by_pairs):
-        ours = curve.name in (result.looped, result.unlooped)
-        _band(measured, curve, color=f"C{number}", style="-" if ours else "--", width=2 if ours else 1)
+    roles = {result.looped: "looped", result.unlooped: "unlooped"}
+    names = ["looped", "unlooped", *(curve.name for curve in result.by_pairs if curve.name not in roles)]
+    for curve in result.by_pairs:
+        role = roles.get(curve.name, curve.name)
+        _band(measured, curve, color=f"C{names.index(role)}", **_STYLES[role in _MODELS])
     measured.set(title=f"{result.function}, d = {result.dims}, measured", ylabel=_ERROR)
     for name, errors in PUBLISHED[result.function].items():
-        ours = name in ("looped", "unlooped")
-        published.plot(list(errors), list(errors.values()), ".-" if ours else ".--", label=name, lw=2 if ours else 1)
+        style = _STYLES[name in _MODELS]
+        color = f"C{names.index(name)}"
+        published.plot(list(errors), list(errors.values()), marker=".", color=color, label=name, **style)
     same = "" if result.dims == DIMS else ", another size"
     published.set(title=f"{result.function}, d = {DIMS}, published by the paper's authors{same}")
     for axes in (measured, published):
@@ -72,7 +78,7 @@ def _loops(result: TaskResult) -> Figure | None:
     for curve in result.run_loops:
         axes.plot(curve.x, curve.mean, color="0.6", lw=0.8)
     axes.plot([], [], color="0.6", lw=0.8, label="each seed")
-    _band(axes, next(curve for curve in result.by_loops if curve.name == result.looped), color="C0")
+    _band(axes, next(curve for curve in result.by_loops if curve.name == result.looped), color="C0", lw=2)
     _levels(axes, result)
     trained = next(group.loops for group in result.groups if group.name == result.looped)
     axes.axvline(trained, color="black", lw=0.8, ls=":", label=f"most loops in training, {trained}")
@@ -102,7 +108,9 @@ def _shifts(result: TaskResult) -> Figure | None:
         return None
     rows = -(-len(names) // _COLUMNS)
     figure = new_figure(3.6 * _COLUMNS, 3 * rows, without=_WITHOUT)
-    panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).flat
+    panels = list(figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).flat)
+    for axes in panels[len(names) :]:
+        axes.set_axis_off()
     for axes, name in zip(panels, names, strict=False):
         found = _of(result, name)
         for method in found[0].errors:
@@ -159,8 +167,8 @@ def _levels(axes: Axes, result: TaskResult) -> None:
         axes.axhline(group.error, color=f"C{9 - number}", lw=1, ls="--", label=group.name)
 
 
-def _band(axes: Axes, curve: Curve, *, color: str, style: str = "-", width: float = 2) -> None:
-    axes.plot(curve.x, curve.mean, style, color=color, lw=width, label=curve.name)
+def _band(axes: Axes, curve: Curve, *, color: str, **style: Any) -> None:
+    axes.plot(curve.x, curve.mean, color=color, label=curve.name, **style)
     axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.2, lw=0)
 
 

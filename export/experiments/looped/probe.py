@@ -1,8 +1,8 @@
 """Probes: small networks that read Xᵀy or the least-squares solution from the states of a model.
 
 As in the paper's public code, a probe pools the tokens with weights from a softmax and applies an MLP. Its error says
-what is in a state, and where; it does not say what the model uses. Two controls have no answer to find: targets of
-other prompts, and a model with random weights, from which Xᵀy can be computed only as far as the tokens have it.
+what is in a state, and where; it does not say what the model uses. Two controls show what probes find without a
+solver: the targets of other prompts, which are in no state, and a model with random weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ TARGETS = ("Xᵀy", "least squares", "Xᵀy of other prompts")
 #: Loops after which a looped model is probed.
 LOOPS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 30)
 _TRAINING, _HELD_OUT, _SEED = 4096, 1024, 2**43
-_STEPS, _BATCH, _HIDDEN, _RATE = 1000, 256, 64, 1e-3
+#: Steps of a probe's training.
+STEPS = 1000
+_BATCH, _HIDDEN, _RATE = 256, 64, 1e-3
 
 
 def probe_run(model: PromptTransformer, function: str) -> Arrays:
@@ -84,7 +86,7 @@ def _probe(tokens: Tensor, targets: Tensor) -> Array:
     probes = _Probes(len(targets), tokens.shape[1], tokens.shape[2], targets.shape[2])
     optimizer = torch.optim.Adam(probes.parameters(), lr=_RATE, fused=True)
     training = _TRAINING // _BATCH
-    for step in range(_STEPS):
+    for step in range(STEPS):
         number = step % training
         loss = (probes(batches[number]) - wanted[number]).square().mean(dim=(1, 2)).sum()
         optimizer.zero_grad()

@@ -12,6 +12,12 @@ from export.intervals import RESAMPLES, Difference
 _LOOPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 60, 80, 120, 200, 500)
 #: Numbers of pairs in a table of curves, at most.
 _COLUMNS = 11
+#: Errors below this are of the arithmetic.
+_ROUNDING = 1e-6
+_SHIFTS = (
+    "The models were trained on none of these. A scale's square divides the errors, too. With noise, values that are "
+    "predicted have it as well, and ridge is the best possible method."
+)
 
 
 def report_of(results: Results, figures: Sequence[str]) -> str:
@@ -104,7 +110,7 @@ def _published(task: TaskResult) -> list[str]:
 
 
 def _by_loops(task: TaskResult) -> list[str]:
-    curves = [*task.by_loops, *task.run_loops]
+    curves = [*task.by_loops, *(task.run_loops if len(task.run_loops) > 1 else ())]
     if not curves:
         return []
     columns = [loops for loops in _LOOPS if loops <= curves[0].x[-1]]
@@ -133,7 +139,8 @@ def _shifts(task: TaskResult) -> list[str]:
         for one in task.shifts
         if one.pairs in shown
     ]
-    return _table(("prompts", "pairs", *methods, "looped minus unlooped"), rows)
+    table = _table(("prompts", "pairs", *methods, "looped minus unlooped"), rows)
+    return [_SHIFTS, "", *table] if table else []
 
 
 def _probed(task: TaskResult, number: int) -> list[str]:
@@ -208,6 +215,8 @@ def _with_bounds(value: float, low: float, high: float, sign: str = "") -> str:
 
 
 def _number(value: float | None, sign: str = "") -> str:
+    if value is not None and 0 < abs(value) < _ROUNDING:
+        return f"<{_ROUNDING:g}"
     return "" if value is None else f"{value:{sign}.3g}"
 
 

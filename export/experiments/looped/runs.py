@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from edge.errors import Literally, UsageError
 from edge.files import sha256
 from export.checkpoint import load
@@ -25,7 +27,7 @@ class Trained(NamedTuple):
 
     Attributes:
         loops: the most that the last stage of its training ran; 1 if unlooped.
-        digest: of the weights.
+        digest: of the weights and the model's arguments.
     """
 
     name: str
@@ -69,7 +71,7 @@ def open_runs(paths: Iterable[Path]) -> dict[Task, dict[str, list[Trained]]]:
 
     Raises:
         CheckpointError: a path is not a run of a transformer for prompts.
-        UsageError: two runs have the same name or weights, or a run's function class is unknown.
+        UsageError: two runs have the same name or are the same model, or a run's function class is unknown.
     """
     tasks: dict[Task, dict[str, list[Trained]]] = {}
     known: dict[str, Path] = {}
@@ -114,5 +116,5 @@ def _open(path: Path) -> Trained:
         # The stages' curricula are a part of the record; the last number is that of the last stage.
         recorded = re.findall(r"loops=Rising\(start=\d+, end=(\d+)", config.provenance.trainer)
         loops = int(recorded[-1]) if recorded else _LOOPS
-    digest = sha256((path / WEIGHTS).read_bytes())
+    digest = sha256((path / WEIGHTS).read_bytes() + msgspec.json.encode(config.arguments))
     return Trained(path.resolve().name, function, model, config.provenance.seed or 0, loops, metrics.seconds, digest)
