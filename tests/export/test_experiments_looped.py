@@ -25,7 +25,7 @@ from export.looped.model import PromptTransformer
 from export.looped.recipes import plan_of
 from export.looped.train import train_run
 from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.runs import RunConfig, RunMetrics, read_config
 from tests.support.task_data import invoke
 
 PROMPTS, LOOPS = 40, 6
@@ -36,42 +36,45 @@ def runs(tmp_path_factory):
     """Directories of two seeds of a looped model, of which one is trained, and of others with random weights."""
     place = tmp_path_factory.mktemp("runs")
     train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "seed0", seed=0)
-    write_run(place / "seed1", "linear", seed=1)
+    trainer = read_config(place / "seed0").provenance.trainer
+    write_run(place / "seed1", "linear", seed=1, trainer=trainer)
+    write_run(place / "other", "linear", seed=2)
     write_run(place / "tied", "linear", injection="none")
     write_run(place / "unlooped", "linear", injection=None, layers=2)
     write_run(place / "looped-tree", "tree")
     return place
 
 
-def write_run(path, function, *, seed=0, **options):
+def write_run(path, function, *, seed=0, trainer="none", **options):
     config = plan_of(function, "small", dim=8, **options).config
     torch.manual_seed(seed)
-    record = provenance(trainer="none", data="none", seed=seed)
+    record = provenance(trainer=trainer, data="none", seed=seed)
     arguments = {"function": function, "config": msgspec.to_builtins(config)}
     save(path, PromptTransformer(config), RunConfig(MODEL, arguments, record), RunMetrics(1, 1, 1, 1.0, ()))
 
 
 @pytest.fixture(scope="module")
 def opened(runs):
-    return open_runs(runs / name for name in ("unlooped", "tied", "seed0", "seed1", "looped-tree"))
+    return open_runs(runs / name for name in ("unlooped", "tied", "seed0", "other", "seed1", "looped-tree"))
 
 
 def command(runs, out, *options):
     return invoke(looped, *runs, "--prompts", PROMPTS, "--loops", LOOPS, "--out", out, *options)
 
 
-def test_runs_of_a_shape_are_seeds_of_one_model(opened):
+def test_runs_of_a_shape_and_training_are_seeds_of_one_model(opened):
     task = Task("linear", 5, 11)
     assert {name: [run.name for run in group] for name, group in opened[task].items()} == {
         "unlooped, L=2, D=8": ["unlooped"],
         "looped, L=1, D=8, no injection": ["tied"],
         "looped, L=1, D=8": ["seed0", "seed1"],
+        "looped, L=1, D=8, training 2": ["other"],
     }
     assert [main_group(opened[task], looped=kind) for kind in (True, False)] == [
         "looped, L=1, D=8",
         "unlooped, L=2, D=8",
     ]
-    assert [run.loops for group in opened[task].values() for run in group] == [1, 30, 30, 30]
+    assert [run.loops for group in opened[task].values() for run in group] == [1, 30, 30, 30, 30]
     assert main_group(opened[Task("tree", 5, 21)], looped=False) is None
 
 
@@ -93,6 +96,7 @@ def test_errors_by_pairs_and_by_loops_are_those_of_single_loops(opened):
 
 def test_one_command_writes_results_report_and_figures_and_takes_further_runs(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "STEPS", 2)
+    monkeypatch.setattr(probe, "LOOPS", (1, 2))
     out = tmp_path / "out"
     first = [runs / "seed0", runs / "unlooped"]
     found = json.loads(command(first, out, "--json"))

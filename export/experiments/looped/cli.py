@@ -42,9 +42,10 @@ _PACKAGES = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
 def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: Path, as_json: bool) -> None:
     """Repeat paper 003's experiments with runs of `fewheads train looped-…`, looped and --unlooped.
 
-    Runs of the same shape count as seeds of one model; for each function class, the looped and the unlooped model with
-    most seeds are compared with each other, with the baselines and with the published errors. Further shapes
-    (--layers, --dim, --injection) have curves of their own. Writes results.json, report.md and figures.
+    Runs of the same shape and training count as seeds of one model. For each function class, the looped and the
+    unlooped model with most seeds, or the first of them, are compared with each other, with the baselines and with the
+    published errors. Further shapes (--layers, --dim, --injection) have curves of their own. Writes results.json,
+    report.md and figures.
     """
     check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings="settings.json")
     for module, package in _PACKAGES.items():

@@ -152,7 +152,6 @@ def _computed(part: Part, directory: Path) -> Arrays:
     path = directory / part.file
     if path.exists():
         return _read(path)
-    torch.set_num_threads(1)
     found = part.make()
     data = io.BytesIO()
     np.savez_compressed(data, **{name: np.asarray(array) for name, array in found.items()})  # type: ignore[arg-type]

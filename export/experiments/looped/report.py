@@ -48,7 +48,7 @@ def _task(task: TaskResult) -> list[str]:
         ("Runs", _runs(task)),
         ("Error by number of pairs (figure 2), 5th and 95th percentile", _by_pairs(task)),
         (_published_title(task), _published(task)),
-        ("Error by loops", _by_loops(task)),
+        ("Error by loops, 5th and 95th percentile", _by_loops(task)),
         (f"{task.looped} against the others, after all pairs", _against(task)),
         ("Other distributions of prompts", _shifts(task)),
         *((f"Probes: {probed.model}", _probed(task, number)) for number, probed in enumerate(task.probes)),

@@ -1,4 +1,4 @@
-"""Trained runs, grouped by what they learn and by their shape; the runs of a group differ in their seed."""
+"""Trained runs, grouped by what they learn, their shape and training; the runs of a group differ in their seed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Trained(NamedTuple):
 
     Attributes:
         loops: the most that the last stage of its training ran; 1 if unlooped.
+        training: the record of how it was trained, without the seed.
         digest: of the weights and the model's arguments.
     """
 
@@ -36,6 +37,7 @@ class Trained(NamedTuple):
     seed: int
     loops: int
     seconds: float
+    training: str
     digest: str
 
     @property
@@ -74,6 +76,7 @@ def open_runs(paths: Iterable[Path]) -> dict[Task, dict[str, list[Trained]]]:
         UsageError: two runs have the same name or are the same model, or a run's function class is unknown.
     """
     tasks: dict[Task, dict[str, list[Trained]]] = {}
+    trainings: dict[tuple[Task, str], list[str]] = {}
     known: dict[str, Path] = {}
     for path in paths:
         run = _open(path)
@@ -84,7 +87,13 @@ def open_runs(paths: Iterable[Path]) -> dict[Task, dict[str, list[Trained]]]:
             known[key] = path
         config = run.model.config
         task = Task(run.function, config.dims, config.points)
-        tasks.setdefault(task, {}).setdefault(group_name(config), []).append(run)
+        name = group_name(config)
+        trained = trainings.setdefault((task, name), [])
+        if run.training not in trained:
+            trained.append(run.training)
+        number = trained.index(run.training) + 1
+        name = name if number == 1 else f"{name}, training {number}"
+        tasks.setdefault(task, {}).setdefault(name, []).append(run)
     return tasks
 
 
@@ -111,10 +120,12 @@ def _open(path: Path) -> Trained:
     if function not in FUNCTION_CLASSES:
         expected, fix = f"one of {', '.join(FUNCTION_CLASSES)}", "Train it again."
         raise UsageError(f"{path} function", given=Literally(function), expected=expected, fix=fix)
-    loops = 1
+    loops, trainer = 1, config.provenance.trainer
     if model.config.injection is not None:
         # The stages' curricula are a part of the record; the last number is that of the last stage.
-        recorded = re.findall(r"loops=Rising\(start=\d+, end=(\d+)", config.provenance.trainer)
+        recorded = re.findall(r"loops=Rising\(start=\d+, end=(\d+)", trainer)
         loops = int(recorded[-1]) if recorded else _LOOPS
     digest = sha256((path / WEIGHTS).read_bytes() + msgspec.json.encode(config.arguments))
-    return Trained(path.resolve().name, function, model, config.provenance.seed or 0, loops, metrics.seconds, digest)
+    return Trained(
+        path.resolve().name, function, model, config.provenance.seed or 0, loops, metrics.seconds, trainer, digest
+    )
