@@ -99,7 +99,7 @@ def _by_pairs(task: TaskResult) -> list[str]:
 
 def _published_title(task: TaskResult) -> str:
     size = "this size" if task.dims == DIMS else f"another size, d = {DIMS}"
-    return f"Published errors, of {size}"
+    return f"Published errors, of {size}{', read off the figure' if task.function == 'tree' else ''}"
 
 
 def _published(task: TaskResult) -> list[str]:
