@@ -25,7 +25,7 @@ from export.looped.model import PromptTransformer
 from export.looped.recipes import plan_of
 from export.looped.train import train_run
 from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics, read_config
+from export.runs import RunConfig, RunMetrics
 from tests.support.task_data import invoke
 
 PROMPTS, LOOPS = 40, 6
@@ -33,14 +33,15 @@ PROMPTS, LOOPS = 40, 6
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Directories of two seeds of a looped model, of which one is trained, and of others with random weights."""
+    """Directories of a trained unlooped model, and of looped ones with random weights, two of them seeds of one."""
     place = tmp_path_factory.mktemp("runs")
-    train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "seed0", seed=0)
-    trainer = read_config(place / "seed0").provenance.trainer
+    plan = plan_of("linear", "small", dim=8, injection=None, layers=2, steps=1)
+    train_run("linear", plan, place / "unlooped", seed=0)
+    trainer = "; ".join(str(stage.curriculum) for stage in plan_of("linear", "small").stages)
+    write_run(place / "seed0", "linear", trainer=trainer)
     write_run(place / "seed1", "linear", seed=1, trainer=trainer)
     write_run(place / "other", "linear", seed=2)
     write_run(place / "tied", "linear", injection="none")
-    write_run(place / "unlooped", "linear", injection=None, layers=2)
     write_run(place / "looped-tree", "tree")
     return place
 
