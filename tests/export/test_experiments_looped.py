@@ -167,7 +167,6 @@ def result(fewest):
 
 def test_a_probe_finds_what_is_in_the_states_and_not_what_is_in_others(opened, monkeypatch):
     (run, _) = opened[Task("linear", 5, 11)]["looped, L=1, D=8"]
-    monkeypatch.setattr(probe, "STEPS", 200)
     monkeypatch.setattr(probe, "LOOPS", (1,))
     found = probe.probe_run(run.model, "linear")
     products, _, others = found["errors"][0]
