@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -43,6 +44,18 @@ def resampled(metric: Callable[..., Array], *arrays: Array, generator: np.random
     """
     rows = draws(len(arrays[0]), generator)
     return np.concatenate([metric(*(array[chunk] for array in arrays)) for chunk in rows])
+
+
+@lru_cache(maxsize=1)
+def item_shares(items: int) -> Array:
+    """Return the share of each item in each resample of :func:`draws`, [:data:`RESAMPLES`, items], read-only.
+
+    The product with values [items, m] is their means in all resamples.
+    """
+    rows = np.concatenate(list(draws(items)))
+    shares = np.stack([np.bincount(row, minlength=items) for row in rows]) / items
+    shares.flags.writeable = False
+    return shares
 
 
 def middle(values: Array) -> tuple[float, float]:

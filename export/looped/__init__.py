@@ -1,6 +1,8 @@
 """Looped transformers that learn function classes in context: paper 003, after Garg et al. 2022 (arXiv 2208.01066).
 
 - :mod:`export.looped.functions` draws prompts: points and their values under a random function
+- :mod:`export.looped.baselines` has methods that learn each prompt from scratch
+- :mod:`export.looped.shifts` draws prompts that differ from those of the training
 - :mod:`export.looped.model` has the looped and the unlooped transformer
 - :mod:`export.looped.objective` has the truncated loss and its curricula
 - :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates

@@ -6,6 +6,8 @@ The state's change is that of the last two tokens, the last pair's value and the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -40,16 +42,23 @@ def residual(state: Tensor, next_state: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def trajectory(model: PromptTransformer, xs: Tensor, ys: Tensor, loops: int) -> Trajectory:
-    """Run a number of loops; arguments as :meth:`export.looped.model.PromptTransformer.forward`."""
+def states(model: PromptTransformer, xs: Tensor, ys: Tensor, loops: int) -> Iterator[Tensor]:
+    """Yield the states Y_0, Y_1, … [N, T, D]; arguments as :meth:`export.looped.model.PromptTransformer.forward`."""
     prompt = model.embed(xs, ys)
     state = model.first_state(prompt)
-    predictions, residuals = [], []
+    yield state
     for _ in range(loops):
-        next_state = model.step(state, prompt)
+        state = model.step(state, prompt)
+        yield state
+
+
+@torch.no_grad()
+def trajectory(model: PromptTransformer, xs: Tensor, ys: Tensor, loops: int) -> Trajectory:
+    """Run a number of loops; arguments as :func:`states`."""
+    predictions, residuals = [], []
+    for state, next_state in pairwise(states(model, xs, ys, loops)):
         predictions.append(model.predict(next_state)[:, -1])
         residuals.append(residual(state, next_state))
-        state = next_state
     return Trajectory(torch.stack(predictions).cpu().numpy(), torch.stack(residuals).cpu().numpy())
 
 

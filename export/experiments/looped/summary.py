@@ -1,0 +1,185 @@
+"""Results of the parts: means over runs, with intervals that resample prompts and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge.datatypes import Array
+from export.experiments.looped.parts import Key
+from export.experiments.looped.paths import Arrays
+from export.experiments.looped.probe import TARGETS
+from export.experiments.looped.results import Against, Curve, Group, Probed, Run, Shifted, TaskResult
+from export.experiments.looped.runs import Groups, Task, Trained, main_group
+from export.experiments.looped.stopping import stopping_of
+from export.intervals import RESAMPLES, Difference, item_shares, middle
+from export.looped.baselines import BASELINES
+from export.looped.shifts import SHIFTS
+
+#: Errors below this share of the variance are rounding; no ratio to them is a number of interest.
+_ROUNDING = 1e-6
+#: A path is settled where its error is within 5 % of its last.
+SETTLED = 1.05
+_METHODS = ("least squares", "ridge")
+
+
+class _Sample:
+    """Errors of runs on the same prompts, [S, N, m], and their mean in each resample, [resamples, m].
+
+    Args:
+        kind: runs of different kinds are resampled apart, because equal seeds do not make them pairs.
+    """
+
+    def __init__(self, errors: Sequence[Array], normaliser: float, kind: int) -> None:
+        self.errors = np.stack([np.asarray(array, np.float64) for array in errors]) / normaliser
+        seeds, items, _ = self.errors.shape
+        shares = np.random.default_rng(kind).multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES) / seeds
+        means = np.stack([item_shares(items) @ of_run for of_run in self.errors], axis=1)  # [resamples, S, m]
+        self.drawn = (means * shares[..., None]).sum(axis=1)
+
+    @property
+    def mean(self) -> Array:
+        mean: Array = self.errors.mean(axis=(0, 1))
+        return mean
+
+    def curve(self, name: str, x: Sequence[int]) -> Curve:
+        low, high = np.percentile(self.drawn, [5, 95], axis=0)
+        return Curve(name, tuple(map(int, x)), *(tuple(map(float, values)) for values in (self.mean, low, high)))
+
+
+def summary_of(task: Task, groups: Groups, parts: Mapping[Key, Arrays]) -> TaskResult:
+    """Return the results of a task from its parts."""
+    ours, other = main_group(groups, looped=True), main_group(groups, looped=False)
+    looped, unlooped = (groups[name] if name else [] for name in (ours, other))
+
+    def by_pairs(runs: Sequence[Trained]) -> _Sample:
+        return _Sample([parts["path", run.name]["pairs"] for run in runs], task.normaliser, int(runs[0].looped))
+
+    def by_loops(runs: Sequence[Trained]) -> _Sample:
+        return _Sample([parts["path", run.name]["loops"].T for run in runs], task.normaliser, 1)
+
+    samples = {name: by_pairs(runs) for name, runs in groups.items()}
+    paths = {name: by_loops(runs) for name, runs in groups.items() if runs[0].looped}
+    curves = [samples[name].curve(name, range(task.points)) for name in (ours, other) if name]
+    baselines = {}
+    for name in BASELINES[task.function]:
+        part = parts["baseline", name]
+        baselines[name] = _Sample([part["errors"]], task.normaliser, 2)
+        curves.append(baselines[name].curve(name, list(part["pairs"])))
+    level = float(samples[other].mean[-1]) if other else None
+    return TaskResult(
+        name=task.name,
+        function=task.function,
+        dims=task.dims,
+        points=task.points,
+        looped=ours,
+        unlooped=other,
+        groups=tuple(_group(name, groups[name], sample, paths.get(name), level) for name, sample in samples.items()),
+        runs=tuple(
+            _run(run, name, by_pairs([run]), by_loops([run]) if run.looped else None)
+            for name, runs in groups.items()
+            for run in runs
+        ),
+        by_pairs=tuple(curves),
+        by_loops=tuple(path.curve(name, _loops(path)) for name, path in paths.items()),
+        run_loops=tuple(by_loops([run]).curve(run.name, _loops(by_loops([run]))) for run in looped),
+        against=_against(samples, baselines, ours, other),
+        shifts=_shifts(task, looped, unlooped, parts),
+        probes=_probes(looped, unlooped, parts),
+        **stopping_of(task, looped, parts, within=SETTLED),
+    )
+
+
+def _loops(path: _Sample) -> range:
+    return range(1, path.mean.shape[0] + 1)
+
+
+def _group(name: str, runs: Sequence[Trained], sample: _Sample, path: _Sample | None, level: float | None) -> Group:
+    config = runs[0].model.config
+    settled = as_unlooped = None
+    if path is not None:
+        outside = np.flatnonzero(path.mean > SETTLED * path.mean[-1])
+        settled = int(outside[-1]) + 2 if len(outside) else 1
+        reached = np.flatnonzero(path.mean <= (-1 if level is None else level))
+        as_unlooped = int(reached[0]) + 1 if len(reached) else None
+    return Group(
+        name=name,
+        looped=path is not None,
+        layers=len(config.shapes),
+        dim=config.dim,
+        seeds=len(runs),
+        parameters=runs[0].model.parameter_count,
+        loops=runs[0].loops,
+        error=float(sample.mean[-1]),
+        interval=middle(sample.drawn[:, -1]),
+        longest=None if path is None else float(path.mean[-1]),
+        settled=settled,
+        as_unlooped=as_unlooped,
+    )
+
+
+def _run(run: Trained, group: str, sample: _Sample, path: _Sample | None) -> Run:
+    longest = None if path is None else float(path.mean[-1])
+    error, interval = float(sample.mean[-1]), middle(sample.drawn[:, -1])
+    return Run(run.name, group, run.seed, run.seconds, run.loops, error, interval, longest)
+
+
+def _against(
+    samples: Mapping[str, _Sample], baselines: Mapping[str, _Sample], looped: str | None, unlooped: str | None
+) -> tuple[Against, ...]:
+    if looped is None:
+        return ()
+    ours, found = samples[looped], []
+    others = {**({unlooped: samples[unlooped]} if unlooped else {}), **baselines}
+    for name, other in others.items():
+        error, mine = float(other.mean[-1]), float(ours.mean[-1])
+        ratio = mine / error if error > _ROUNDING else None
+        bounds = None if ratio is None else middle(ours.drawn[:, -1] / other.drawn[:, -1])
+        difference = Difference(mine - error, middle(ours.drawn[:, -1] - other.drawn[:, -1]))
+        found.append(Against(name, error, difference, ratio, bounds))
+    return tuple(found)
+
+
+def _shifts(
+    task: Task, looped: Sequence[Trained], unlooped: Sequence[Trained], parts: Mapping[Key, Arrays]
+) -> tuple[Shifted, ...]:
+    if task.function != "linear":
+        return ()
+    found = []
+    for name, shift in SHIFTS.items():
+        keys: dict[str, list[Key]] = {
+            "looped": [("shift", name, run.name) for run in looped],
+            "unlooped": [("shift", name, run.name) for run in unlooped],
+            **{method: [("shift", name, method)] for method in _METHODS if ("shift", name, method) in parts},
+        }
+        samples = {
+            method: _Sample([parts[key]["errors"] for key in of_method], shift.normaliser(task.dims), kind)
+            for kind, (method, of_method) in enumerate(keys.items())
+            if of_method
+        }
+        measured = [int(pairs) for pairs in parts["shift", name, "least squares"]["pairs"]]
+        for column, pairs in enumerate(measured):
+            errors = {method: float(sample.mean[column]) for method, sample in samples.items()}
+            difference = None
+            if looped and unlooped:
+                one, other = samples["looped"], samples["unlooped"]
+                bounds = middle(one.drawn[:, column] - other.drawn[:, column])
+                difference = Difference(errors["looped"] - errors["unlooped"], bounds)
+            found.append(Shifted(name, pairs, errors, difference))
+    return tuple(found)
+
+
+def _probes(looped: Sequence[Trained], unlooped: Sequence[Trained], parts: Mapping[Key, Arrays]) -> tuple[Probed, ...]:
+    wanted = {
+        "looped": ("probe", looped[0].name) if looped else None,
+        "unlooped": ("probe", unlooped[0].name) if unlooped else None,
+        "looped, random weights": ("untrained", looped[0].name) if looped else None,
+    }
+    found = []
+    for model, key in wanted.items():
+        if key is not None and key in parts:
+            part = parts[key]
+            errors = {name: tuple(map(float, column)) for name, column in zip(TARGETS, part["errors"].T, strict=True)}
+            found.append(Probed(model, tuple(map(int, part["stages"])), errors))
+    return tuple(found)
