@@ -240,7 +240,8 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     state, both FP32 [-1, 1]. The manifest's outputs are the last two and ``loops`` (INT32, [-1, 1]).
 
     A row ends when its residual is at most ``tolerance``, or after ``max_loops``. Requests may set both, with at most
-    ``most_loops``.
+    ``most_loops``. The server computes ``check_every`` loops at once, and looks at the residuals of all of them
+    afterwards, so this number changes no answer, only when rows join and leave.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("embed", "step")
@@ -255,6 +256,7 @@ class LoopProgram(Struct, frozen=True, tag="loop", tag_field="type"):
     max_loops: Positive
     most_loops: Positive
     tolerance: Annotated[float, msgspec.Meta(gt=0)]
+    check_every: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
 
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""

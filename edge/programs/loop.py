@@ -1,7 +1,7 @@
 """Loop: a step is repeated on its own output until the state of each row settles.
 
 Rows of several requests are computed together and end independently: :class:`LoopSession` drops a row that has settled,
-and takes new ones between two steps. The state crosses to the host after each step.
+and takes new ones between two steps. The state stays on the device; predictions and residuals come to the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options
 from edge.programs.session import Finished, IterativeProgram, Session
-from edge.runner import Runner
+from edge.runner import DeviceLoop, LoopTensors, Runner
 
 #: The facts of each row: the loops that it took, and why it stopped.
 LOOPS, STOPPED = "loops", "stopped"
@@ -55,16 +55,15 @@ class LoopSession(Session):
     def __init__(self, config: LoopProgram, runners: LoopRunners) -> None:
         self._config = config
         self._runners = runners
+        self._device: DeviceLoop | None = None  # until the first request
+        self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
         self._requests: dict[object, _Request] = {}
         self._owners: list[tuple[_Request, int]] = []  # of each row: its request, and its place there
-        self._state: Array = np.zeros((0, 0, 0), np.float32)
-        self._prompt = self._state
-        self._last: Array = np.zeros((0, 1), np.int64)
         self._loops: Array = np.zeros(0, np.int32)
         self._max_loops: Array = np.zeros(0, np.int32)
         self._tolerance: Array = np.zeros(0, np.float32)
-        self._predictions: Array = np.zeros((0, 1), np.float32)
-        self._residuals: Array = np.zeros((0, 1), np.float32)
+        self._predictions: Array = np.zeros(0, np.float32)
+        self._residuals: Array = np.zeros(0, np.float32)
 
     @property
     def rows(self) -> int:
@@ -73,47 +72,60 @@ class LoopSession(Session):
 
     def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
         """Add the rows of a request; see :meth:`Session.add`."""
-        embedded = self._runners.embed.infer(inputs)
-        state, prompt = embedded[self._config.state], embedded[self._config.prompt]
-        rows, tokens = state.shape[:2]
-        limits = options.limits or LoopLimits(self._config.max_loops, self._config.tolerance)
+        config, embed = self._config, self._runners.embed
+        if embed.device == "GPU":
+            embedded = embed.run(inputs, keep=(config.state, config.prompt))
+        else:
+            embedded = dict(embed.infer(inputs))
+        if not self._device:
+            tensors = LoopTensors(*(getattr(config, field) for field in LoopTensors._fields))
+            self._device = self._runners.step.loop(tensors, config.check_every)
+        state = embedded[config.state]
+        self._device.add(state, embedded[config.prompt])
+        rows = state.shape[0]
+        limits = options.limits or LoopLimits(config.max_loops, config.tolerance)
         request = self._requests[key] = _Request(key, rows)
         self._owners += [(request, place) for place in range(rows)]
-        self._state, self._prompt = (_stacked(old, new) for old, new in ((self._state, state), (self._prompt, prompt)))
-        self._last = np.concatenate([self._last, np.full((rows, 1), tokens - 1, np.int64)])
         self._loops = np.concatenate([self._loops, np.zeros(rows, np.int32)])
         self._max_loops = np.concatenate([self._max_loops, np.full(rows, limits.max_loops, np.int32)])
         self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
-        none = np.full((rows, 1), np.nan, np.float32)
+        none = np.full(rows, np.nan, np.float32)
         self._predictions = np.concatenate([self._predictions, none])
         self._residuals = np.concatenate([self._residuals, none])
 
     def step(self) -> list[Finished]:
-        """Run one loop of all rows; see :meth:`Session.step`."""
-        config = self._config
-        feeds = {config.state: self._state, config.prompt: self._prompt, config.last: self._last}
-        outputs = self._runners.step.infer(feeds)
-        self._state = outputs[config.next_state]
-        self._predictions, self._residuals = outputs[config.prediction], outputs[config.residual]
-        self._loops += 1
-        settled = self._residuals[:, 0] <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
-        ended = settled | (self._loops >= self._max_loops)
+        """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
+
+        A row ends with the first of these loops that settles it or uses up its budget, and the rest is for nothing.
+        """
+        if not self._device:
+            return []
+        predictions, residuals = self._device.step()
+        self._loops += len(self._since)
+        self._predictions, self._residuals = predictions[-1], residuals[-1]
+        loops = self._loops + self._since  # [check_every, rows]
+        settled = residuals <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
+        ended = settled | (loops >= self._max_loops)
         if not ended.any():
             return []
-        for row in np.flatnonzero(ended).tolist():
-            self._record(row).end(self._owners[row][1], bool(settled[row]))
-        self._keep(~ended)
+        leaving = np.any(ended, axis=0)
+        for row in np.flatnonzero(leaving).tolist():
+            request, place = self._owners[row]
+            at = ended[:, row].argmax(), row
+            request.record(place, predictions[at], loops[at], residuals[at])
+            request.end(place, bool(settled[at]))
+        self._keep(~leaving)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
             del self._requests[request.key]
-        return [Finished(request.key, request.computed(config)) for request in done]
+        return [Finished(request.key, request.computed(self._config)) for request in done]
 
     def partial(self, key: object) -> Computed:
         """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
-        for row, (owner, _) in enumerate(self._owners):
+        for row, (owner, place) in enumerate(self._owners):
             if owner is request:
-                self._record(row)
+                request.record(place, self._predictions[row], self._loops[row], self._residuals[row])
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
@@ -122,17 +134,17 @@ class LoopSession(Session):
         if request:
             self._keep(np.array([owner is not request for owner, _ in self._owners], bool))
 
-    def _record(self, row: int) -> _Request:
-        request, place = self._owners[row]
-        request.record(place, self._predictions[row], self._loops[row], self._residuals[row])
-        return request
-
     def _keep(self, kept: Array) -> None:
-        self._owners = [owner for owner, keep in zip(self._owners, kept.tolist(), strict=True) if keep]
-        self._state, self._prompt, self._last = self._state[kept], self._prompt[kept], self._last[kept]
-        self._loops, self._max_loops = self._loops[kept], self._max_loops[kept]
-        self._tolerance = self._tolerance[kept]
-        self._predictions, self._residuals = self._predictions[kept], self._residuals[kept]
+        """Keep some rows; those from the end move into the gaps."""
+        rows = int(np.count_nonzero(kept))
+        order = np.arange(rows)
+        order[~kept[:rows]] = rows + np.flatnonzero(kept[rows:])
+        if self._device:
+            self._device.keep(order)
+        self._owners = [self._owners[row] for row in order.tolist()]
+        self._loops, self._max_loops = self._loops[order], self._max_loops[order]
+        self._tolerance = self._tolerance[order]
+        self._predictions, self._residuals = self._predictions[order], self._residuals[order]
 
 
 class _Request:
@@ -146,7 +158,7 @@ class _Request:
         self._residuals = np.zeros((rows, 1), np.float32)
         self._stopped = np.full(rows, BY_BUDGET, f"U{len(BY_TOLERANCE)}")
 
-    def record(self, place: int, prediction: Array, loops: int, residual: Array) -> None:
+    def record(self, place: int, prediction: float, loops: int, residual: float) -> None:
         self._predictions[place], self._loops[place], self._residuals[place] = prediction, loops, residual
 
     def end(self, place: int, settled: bool) -> None:
@@ -163,14 +175,3 @@ class _Request:
         return Computed(
             outputs, {LOOPS: self._loops[:, 0].copy(), STOPPED: self._stopped.copy()}, float(self._loops.max())
         )
-
-
-def _stacked(old: Array, new: Array) -> Array:
-    """Return rows below others, shorter ones with zeros at the end."""
-    if not len(old):
-        return new
-    tokens = max(old.shape[1], new.shape[1])
-    stacked = np.zeros((len(old) + len(new), tokens, new.shape[2]), new.dtype)
-    stacked[: len(old), : old.shape[1]] = old
-    stacked[len(old) :, : new.shape[1]] = new
-    return stacked
