@@ -59,11 +59,13 @@ class LoopSession(Session):
         self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
         self._requests: dict[object, _Request] = {}
         self._owners: list[tuple[_Request, int]] = []  # of each row: its request, and its place there
-        self._loops: Array = np.zeros(0, np.int32)
-        self._max_loops: Array = np.zeros(0, np.int32)
+        self._count = 0  # loops of the session
+        self._begins: Array = np.zeros(0, np.int64)  # the session's loops before each row's first one
+        self._ends: Array = np.zeros(0, np.int64)  # and after the last one that its budget allows
+        self._next_end = 0  # the smallest of them
         self._tolerance: Array = np.zeros(0, np.float32)
-        self._predictions: Array = np.zeros(0, np.float32)
-        self._residuals: Array = np.zeros(0, np.float32)
+        self._predictions: Array = np.zeros((1, 0), np.float32)
+        self._residuals = self._predictions
 
     @property
     def rows(self) -> int:
@@ -86,34 +88,35 @@ class LoopSession(Session):
         limits = options.limits or LoopLimits(config.max_loops, config.tolerance)
         request = self._requests[key] = _Request(key, rows)
         self._owners += [(request, place) for place in range(rows)]
-        self._loops = np.concatenate([self._loops, np.zeros(rows, np.int32)])
-        self._max_loops = np.concatenate([self._max_loops, np.full(rows, limits.max_loops, np.int32)])
+        begins = np.full(rows, self._count)
+        self._begins = np.concatenate([self._begins, begins])
+        self._ends = np.concatenate([self._ends, begins + limits.max_loops])
+        self._next_end = int(self._ends.min())
         self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
-        none = np.full(rows, np.nan, np.float32)
-        self._predictions = np.concatenate([self._predictions, none])
-        self._residuals = np.concatenate([self._residuals, none])
+        none = np.full((1, rows), np.nan, np.float32)
+        self._predictions = np.hstack([self._predictions[-1:], none])
+        self._residuals = np.hstack([self._residuals[-1:], none])
 
     def step(self) -> list[Finished]:
         """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
 
         A row ends with the first of these loops that settles it or uses up its budget, and the rest is for nothing.
         """
-        if not self._device:
+        if not self._device or not self._owners:
             return []
-        predictions, residuals = self._device.step()
-        self._loops += len(self._since)
-        self._predictions, self._residuals = predictions[-1], residuals[-1]
-        loops = self._loops + self._since  # [check_every, rows]
-        settled = residuals <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
-        ended = settled | (loops >= self._max_loops)
-        if not ended.any():
+        self._predictions, self._residuals = self._device.step()
+        self._count += len(self._since)
+        settled = self._residuals <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
+        if self._count < self._next_end and not np.count_nonzero(settled):
             return []
+        counts = self._count + self._since
+        ended: Array = settled | (counts >= self._ends)  # [check_every, rows]
         leaving = np.any(ended, axis=0)
         for row in np.flatnonzero(leaving).tolist():
+            step = int(ended[:, row].argmax())
+            self._record(row, step)
             request, place = self._owners[row]
-            at = ended[:, row].argmax(), row
-            request.record(place, predictions[at], loops[at], residuals[at])
-            request.end(place, bool(settled[at]))
+            request.end(place, bool(settled[step, row]))
         self._keep(~leaving)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
@@ -123,9 +126,9 @@ class LoopSession(Session):
     def partial(self, key: object) -> Computed:
         """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
-        for row, (owner, place) in enumerate(self._owners):
+        for row, (owner, _) in enumerate(self._owners):
             if owner is request:
-                request.record(place, self._predictions[row], self._loops[row], self._residuals[row])
+                self._record(row, -1)
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
@@ -133,6 +136,12 @@ class LoopSession(Session):
         request = self._requests.pop(key, None)
         if request:
             self._keep(np.array([owner is not request for owner, _ in self._owners], bool))
+
+    def _record(self, row: int, step: int) -> None:
+        """Record what a row has come to at one of the steps that were computed last."""
+        request, place = self._owners[row]
+        loops = self._count + int(self._since[step, 0]) - self._begins[row]
+        request.record(place, self._predictions[step, row], loops, self._residuals[step, row])
 
     def _keep(self, kept: Array) -> None:
         """Keep some rows; those from the end move into the gaps."""
@@ -142,9 +151,9 @@ class LoopSession(Session):
         if self._device:
             self._device.keep(order)
         self._owners = [self._owners[row] for row in order.tolist()]
-        self._loops, self._max_loops = self._loops[order], self._max_loops[order]
-        self._tolerance = self._tolerance[order]
-        self._predictions, self._residuals = self._predictions[order], self._residuals[order]
+        self._begins, self._ends, self._tolerance = self._begins[order], self._ends[order], self._tolerance[order]
+        self._next_end = int(self._ends.min()) if rows else 0
+        self._predictions, self._residuals = self._predictions[:, order], self._residuals[:, order]
 
 
 class _Request:

@@ -43,7 +43,8 @@ class OnnxRuntimeLoop:
         self._prompt = self._states[0]
         self._last: Array = np.zeros((0, 1), np.int64)
         self._results: Array = np.zeros((2, steps, 0, 1), np.float32)
-        self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's array
+        # The bindings of the steps, and their results, by the number of rows and the array of the state.
+        self._bound: dict[tuple[int, int], tuple[list[Any], tuple[Array, Array]]] = {}
 
     def add(self, state: Tensor, prompt: Tensor) -> None:
         """Copy rows behind the others; see :meth:`edge.runner.DeviceLoop.add`."""
@@ -72,17 +73,18 @@ class OnnxRuntimeLoop:
     def step(self) -> tuple[Array, Array]:
         """Compute the steps; see :meth:`edge.runner.DeviceLoop.step`."""
         key = self._rows, self._current
-        bindings = self._bindings.get(key)
         try:
-            if bindings is None:
-                bindings = self._bindings[key] = [self._binding(place) for place in range(self._steps)]
+            if key not in self._bound:
+                bindings = [self._binding(place) for place in range(self._steps)]
+                predictions, residuals = self._results[:, :, : self._rows, 0]
+                self._bound[key] = bindings, (predictions, residuals)
+            bindings, results = self._bound[key]
             for binding in bindings:
                 self._session.run_with_iobinding(binding)
         except Exception as error:
             raise self._failed(error) from error
         self._current = (self._current + self._steps) % 2
-        predictions, residuals = self._results[:, :, : self._rows, 0]
-        return predictions, residuals
+        return results
 
     def _binding(self, place: int) -> Any:
         """Return the binding of the step at a place among those of one call."""
@@ -113,4 +115,4 @@ class OnnxRuntimeLoop:
         last, self._last = self._last, np.zeros((capacity, 1), np.int64)
         self._last[:rows] = last[:rows]
         self._results = np.zeros((2, self._steps, capacity, 1), np.float32)
-        self._bindings.clear()
+        self._bound.clear()
