@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import prod
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from edge.datatypes import TensorSpec, byte_size
@@ -303,7 +304,8 @@ class Engine:
             # Wait first: a context in use must not be freed.
             if self._shared.synchronize():
                 raise
-            log.warning("%s runs without CUDA graphs: %s", self._subject, error)
+            clear_frames(error.__traceback__)  # they refer to contexts, and so may a log that keeps the error
+            log.warning("%s runs without CUDA graphs: %s", self._subject, str(error))
             self._uses_graphs = False
             self._enqueue_plain(work, after, enqueued)
             return
