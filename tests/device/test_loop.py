@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tritonclient.grpc.aio import InferenceServerClient
 
 from edge.bundles.bundle import Bundle
 from edge.errors import InvalidRequest, RunnerError
@@ -20,7 +22,9 @@ from edge.runtimes.build import load_runner
 from edge.runtimes.tensorrt_device import shared_device
 from tests.device.software import SoftwareDriver
 from tests.support.commands import answer, fewheads
+from tests.support.in_process import running_here
 from tests.support.loop_model import ENDLESS, NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
+from tests.support.sample_requests import triton_input
 
 FULL = Options("full")
 TENSORS = LoopTensors("state", "prompt", "last", "next_state", "prediction", "residual")
@@ -203,3 +207,26 @@ def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
                 close(both)
     assert outcomes["cuStreamBeginCapture"] == outcomes["cuGraphInstantiateWithFlags"] == {True}
     assert all(False in outcomes[function] for function in ("cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"))
+
+
+async def test_a_server_answers_from_the_device(cache: Path, tmp_path: Path, software: SoftwareDriver) -> None:
+    nothing = software.live()
+    random = np.random.default_rng(0)
+    async with (
+        running_here(tmp_path, lambda place: write_halving_bundle(place / NAME), cache, target="tensorrt") as ready,
+        InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+
+        async def ask(value: float, tokens: int, max_loops: int) -> None:
+            given = [triton_input("xs", prompt(value, tokens=tokens))]
+            result = await client.infer(NAME, given, parameters={"max_loops": max_loops})
+            loops = max_loops if value == ENDLESS else min(4, max_loops)
+            assert result.as_numpy("loops").item() == loops
+            assert result.as_numpy("prediction").item() == pytest.approx(value * (1 - 0.5**loops))
+
+        await asyncio.gather(
+            *(ask(float(random.choice([1, 2, ENDLESS])), *map(int, random.integers(1, [6, 30]))) for _ in range(200))
+        )
+        counts = shared_device().counts
+        assert counts["launches"] > 10 * counts["captures"] > 0
+    assert software.live() == nothing

@@ -1,4 +1,4 @@
-"""The graphs of a looped model in TensorRT-RTX: they compile, and FP16 attention is one kernel for prompts of any length.
+"""The graphs of a looped model in TensorRT-RTX: they compile, and attention in FP16 is one kernel at any length.
 
 In FP16, TensorRT-RTX 1.7 fuses the causal attention of a step, with its scale, its mask and the softmax, although the
 mask is computed from the number of tokens, which is dynamic. In FP32 it fuses no attention. Both sizes have heads that
