@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -54,12 +54,11 @@ class DeviceLoop(Protocol):
     def add(self, state: Tensor, prompt: Tensor) -> None:
         """Add rows behind the others, each as long as the tensors, [n, T, width]."""
 
-    def keep(self, order: Array) -> None:
-        """Keep some rows, and drop the others.
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Drop some rows, so that ``rows`` are left.
 
         Args:
-            order: the index of each row that stays. A row below ``len(order)`` stays where it is, so that only rows
-                from the end move, into the gaps.
+            moves: the old place of a row that stays, ``rows`` or more, and its new place, that of a dropped row.
         """
 
     def step(self) -> tuple[Array, Array]:

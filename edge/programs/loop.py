@@ -6,7 +6,9 @@ and takes new ones between two steps. The state stays on the device; predictions
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -35,10 +37,11 @@ class Loop(IterativeProgram):
     def __init__(self, config: LoopProgram, runners: Mapping[str, LoopRunners]) -> None:
         self.config = config
         self._runners = runners
+        self._idle: dict[str, deque[DeviceLoop]] = {tier: deque() for tier in runners}
 
     def session(self, options: Options) -> LoopSession:
         """Return a session of a tier without rows."""
-        return LoopSession(self.config, self._runners[options.tier])
+        return LoopSession(self.config, self._runners[options.tier], self._idle[options.tier])
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run the loop for the rows of one request until the last of them has ended."""
@@ -50,12 +53,17 @@ class Loop(IterativeProgram):
 
 
 class LoopSession(Session):
-    """Rows in progress. One thread uses it."""
+    """Rows in progress. One thread uses it.
 
-    def __init__(self, config: LoopProgram, runners: LoopRunners) -> None:
+    Args:
+        idle: loops without rows, for the sessions of all threads.
+    """
+
+    def __init__(self, config: LoopProgram, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
         self._config = config
         self._runners = runners
-        self._device: DeviceLoop | None = None  # until the first request
+        self._idle = idle
+        self._device: DeviceLoop | None = None  # while there are rows
         self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
         self._requests: dict[object, _Request] = {}
         self._owners: list[tuple[_Request, int]] = []  # of each row: its request, and its place there
@@ -79,11 +87,10 @@ class LoopSession(Session):
             embedded = embed.run(inputs, keep=(config.state, config.prompt))
         else:
             embedded = dict(embed.infer(inputs))
-        if not self._device:
-            tensors = LoopTensors(*(getattr(config, field) for field in LoopTensors._fields))
-            self._device = self._runners.step.loop(tensors, config.check_every)
         state = embedded[config.state]
-        self._device.add(state, embedded[config.prompt])
+        device = self._device or self._new_loop()
+        device.add(state, embedded[config.prompt])
+        self._device = device
         rows = state.shape[0]
         limits = options.limits or LoopLimits(config.max_loops, config.tolerance)
         request = self._requests[key] = _Request(key, rows)
@@ -94,15 +101,15 @@ class LoopSession(Session):
         self._next_end = int(self._ends.min())
         self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
         none = np.full((1, rows), np.nan, np.float32)
-        self._predictions = np.hstack([self._predictions[-1:], none])
-        self._residuals = np.hstack([self._residuals[-1:], none])
+        self._predictions = np.concatenate([self._predictions[-1:], none], axis=1)
+        self._residuals = np.concatenate([self._residuals[-1:], none], axis=1)
 
     def step(self) -> list[Finished]:
         """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
 
         A row ends with the first of these loops that settles it or uses up its budget, and the rest is for nothing.
         """
-        if not self._device or not self._owners:
+        if not self._device:
             return []
         self._predictions, self._residuals = self._device.step()
         self._count += len(self._since)
@@ -111,13 +118,13 @@ class LoopSession(Session):
             return []
         counts = self._count + self._since
         ended: Array = settled | (counts >= self._ends)  # [check_every, rows]
-        leaving = np.any(ended, axis=0)
-        for row in np.flatnonzero(leaving).tolist():
+        leaving: list[int] = np.flatnonzero(np.any(ended, axis=0)).tolist()
+        for row in leaving:
             step = int(ended[:, row].argmax())
             self._record(row, step)
             request, place = self._owners[row]
             request.end(place, bool(settled[step, row]))
-        self._keep(~leaving)
+        self._leave(leaving)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
             del self._requests[request.key]
@@ -135,7 +142,13 @@ class LoopSession(Session):
         """Drop the rows of a request; see :meth:`Session.drop`."""
         request = self._requests.pop(key, None)
         if request:
-            self._keep(np.array([owner is not request for owner, _ in self._owners], bool))
+            self._leave([row for row, (owner, _) in enumerate(self._owners) if owner is request])
+
+    def _new_loop(self) -> DeviceLoop:
+        with suppress(IndexError):  # other threads take them, too
+            return self._idle.pop()
+        tensors = LoopTensors(*(getattr(self._config, field) for field in LoopTensors._fields))
+        return self._runners.step.loop(tensors, self._config.check_every)
 
     def _record(self, row: int, step: int) -> None:
         """Record what a row has come to at one of the steps that were computed last."""
@@ -143,17 +156,27 @@ class LoopSession(Session):
         loops = self._count + int(self._since[step, 0]) - self._begins[row]
         request.record(place, self._predictions[step, row], loops, self._residuals[step, row])
 
-    def _keep(self, kept: Array) -> None:
-        """Keep some rows; those from the end move into the gaps."""
-        rows = int(np.count_nonzero(kept))
-        order = np.arange(rows)
-        order[~kept[:rows]] = rows + np.flatnonzero(kept[rows:])
-        if self._device:
-            self._device.keep(order)
-        self._owners = [self._owners[row] for row in order.tolist()]
-        self._begins, self._ends, self._tolerance = self._begins[order], self._ends[order], self._tolerance[order]
-        self._next_end = int(self._ends.min()) if rows else 0
-        self._predictions, self._residuals = self._predictions[:, order], self._residuals[:, order]
+    def _leave(self, leaving: list[int]) -> None:
+        """Drop some rows, in ascending order; others from the end move into the gaps."""
+        rows = len(self._owners) - len(leaving)
+        staying = sorted({*range(rows, len(self._owners))}.difference(leaving))
+        moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
+        columns = [self._begins, self._ends, self._tolerance]
+        columns += [self._predictions[-1].copy(), self._residuals[-1].copy()]  # not in the device's arrays
+        for source, target in moves:
+            self._owners[target] = self._owners[source]
+            for column in columns:
+                column[target] = column[source]
+        del self._owners[rows:]
+        self._begins, self._ends, self._tolerance, predictions, residuals = (column[:rows] for column in columns)
+        self._predictions, self._residuals = predictions[None], residuals[None]
+        assert self._device
+        self._device.keep(rows, moves)
+        if rows:
+            self._next_end = int(self._ends.min())
+        else:
+            self._idle.append(self._device)
+            self._device = None
 
 
 class _Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edge.datatypes import Array
@@ -24,9 +26,12 @@ class HandleLoop:
             name: _stacked(on_host(self._feeds[name]), rows) if self._feeds else rows for name, rows in new.items()
         }
 
-    def keep(self, order: Array) -> None:
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
         """Keep some rows; see :meth:`edge.runner.DeviceLoop.keep`."""
-        self._feeds = {name: on_host(tensor)[order] for name, tensor in self._feeds.items()} if len(order) else {}
+        order = list(range(rows))
+        for source, target in moves:
+            order[target] = source
+        self._feeds = {name: on_host(tensor)[order] for name, tensor in self._feeds.items()} if rows else {}
 
     def step(self) -> tuple[Array, Array]:
         """Run the steps; see :meth:`edge.runner.DeviceLoop.step`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class OnnxRuntimeLoop:
     ) -> None:
         self._session, self._bind, self._failed = session, bind, failed
         self._tensors, self._steps = tensors, steps
-        self._rows = 0
+        self._lengths: list[int] = []  # tokens of each row
         self._current = 0
         self._states = [np.zeros((0, 0, spec.shape[-1]), NUMPY_TYPES[spec.datatype])] * 2
         self._prompt = self._states[0]
@@ -48,35 +48,36 @@ class OnnxRuntimeLoop:
 
     def add(self, state: Tensor, prompt: Tensor) -> None:
         """Copy rows behind the others; see :meth:`edge.runner.DeviceLoop.add`."""
-        begin, (count, tokens, _) = self._rows, state.shape
+        begin, (count, tokens, _) = len(self._lengths), state.shape
         rows = begin + count
-        longest = max(tokens, self._prompt.shape[1] if begin else 0)
+        longest = max([tokens, *self._lengths])
         if rows > len(self._prompt) or longest != self._prompt.shape[1]:
             capacity = len(self._prompt)
-            self._resize(capacity if rows <= capacity else max(rows, 2 * capacity), longest, begin)
+            self._resize(capacity if rows <= capacity else max(rows, 2 * capacity), longest)
         for array, tensor in ((self._states[self._current], state), (self._prompt, prompt)):
             array[begin:rows, :tokens] = tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
             array[begin:rows, tokens:] = 0
         self._last[begin:rows] = tokens - 1
-        self._rows = rows
+        self._lengths += [tokens] * count
 
-    def keep(self, order: Array) -> None:
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
         """Copy rows from the end into gaps; see :meth:`edge.runner.DeviceLoop.keep`."""
-        rows = self._rows = len(order)
-        gaps = np.flatnonzero(order != np.arange(rows))
-        for array in (self._states[self._current], self._prompt, self._last):
-            array[gaps] = array[order[gaps]]
-        longest = int(self._last[:rows].max(initial=-1)) + 1
-        if rows and longest < self._prompt.shape[1]:
-            self._resize(len(self._prompt), longest, rows)
+        state, lengths = self._states[self._current], self._lengths
+        for source, target in moves:
+            state[target], self._prompt[target] = state[source], self._prompt[source]
+            self._last[target], lengths[target] = self._last[source], lengths[source]
+        del lengths[rows:]
+        if lengths and max(lengths) < self._prompt.shape[1]:
+            self._resize(len(self._prompt), max(lengths))
 
     def step(self) -> tuple[Array, Array]:
         """Compute the steps; see :meth:`edge.runner.DeviceLoop.step`."""
-        key = self._rows, self._current
+        rows = len(self._lengths)
+        key = rows, self._current
         try:
             if key not in self._bound:
                 bindings = [self._binding(place) for place in range(self._steps)]
-                predictions, residuals = self._results[:, :, : self._rows, 0]
+                predictions, residuals = self._results[:, :, :rows, 0]
                 self._bound[key] = bindings, (predictions, residuals)
             bindings, results = self._bound[key]
             for binding in bindings:
@@ -88,7 +89,7 @@ class OnnxRuntimeLoop:
 
     def _binding(self, place: int) -> Any:
         """Return the binding of the step at a place among those of one call."""
-        names, rows, source = self._tensors, self._rows, (self._current + place) % 2
+        names, rows, source = self._tensors, len(self._lengths), (self._current + place) % 2
         arrays = {
             names.state: self._states[source],
             names.prompt: self._prompt,
@@ -99,9 +100,9 @@ class OnnxRuntimeLoop:
         }
         return self._bind({name: array[:rows] for name, array in arrays.items()})
 
-    def _resize(self, capacity: int, tokens: int, rows: int) -> None:
-        """Replace the arrays, with the first rows of the old ones."""
-        copied = min(tokens, self._prompt.shape[1])
+    def _resize(self, capacity: int, tokens: int) -> None:
+        """Replace the arrays, with the present rows of the old ones."""
+        rows, copied = len(self._lengths), min(tokens, self._prompt.shape[1])
 
         def resized(array: Array) -> Array:
             new: Array = np.zeros((capacity, tokens, array.shape[2]), array.dtype)

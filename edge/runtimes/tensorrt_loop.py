@@ -6,6 +6,7 @@ are copied to the host, by the graph itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -132,18 +133,16 @@ class TensorRtLoop:
         self._last_changed = True
         self._rows += rows
 
-    def keep(self, order: Array) -> None:
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
         """Copy rows from the end into gaps; see :meth:`edge.runner.DeviceLoop.keep`."""
-        buffers = self._buffers
+        buffers, size = self._buffers, self._buffers.row_bytes
         with self._model.working() as (shared, _):
-            for target in np.flatnonzero(order != np.arange(len(order))).tolist():
-                row = int(order[target])
+            for source, target in moves:
                 for start in (buffers.states[self._current], buffers.prompt):
-                    size = buffers.row_bytes
-                    shared.device.copy(start + target * size, start + row * size, size, shared.compute)
-                buffers.host_last[target] = buffers.host_last[row]
+                    shared.device.copy(start + target * size, start + source * size, size, shared.compute)
+                buffers.host_last[target] = buffers.host_last[source]
                 self._last_changed = True
-        self._rows = len(order)
+        self._rows = rows
 
     def step(self) -> tuple[Array, Array]:
         """Launch the steps, and wait for them; see :meth:`edge.runner.DeviceLoop.step`."""

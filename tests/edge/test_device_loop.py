@@ -80,15 +80,15 @@ def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays() -> None:
     assert stepped() == [[3, 3], [6, 6]]
     add(1, 5, 10)
     assert stepped() == [[5, 5, 5], [12, 12, 100]]
-    loop.keep(np.array([2, 1]))  # the last row takes the place of the first
+    loop.keep(2, [(2, 0)])  # the last row takes the place of the first
     assert stepped() == [[5, 5], [200, 18]]
-    loop.keep(np.array([1]))
+    loop.keep(1, [(1, 0)])
     assert stepped() == [[3], [24]]
     add(1, 2, 1)
     first, second, third = loop.step()[0], loop.step()[0], loop.step()[0]
     assert np.shares_memory(first, second)
     assert third.tolist() == [[3, 3]]
-    loop.keep(np.zeros(0, int))
+    loop.keep(0, [])
     add(1, 1, 1)
     assert stepped() == [[1], [2]]
     runner.close()
