@@ -16,11 +16,12 @@ import numpy as np
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.session import STOPPED as STOPPED
 from edge.programs.session import Finished, IterativeProgram, Session
 from edge.runner import DeviceLoop, LoopTensors, Runner
 
-#: The facts of each row: the loops that it took, and why it stopped.
-LOOPS, STOPPED = "loops", "stopped"
+#: Facts of each row, beside why it stopped: the loops that it took, and its last residual.
+LOOPS, RESIDUAL = "loops", "residual"
 BY_TOLERANCE, BY_BUDGET = "tolerance", "budget"
 
 
@@ -36,6 +37,8 @@ class Loop(IterativeProgram):
 
     def __init__(self, config: LoopProgram, runners: Mapping[str, LoopRunners]) -> None:
         self.config = config
+        self.limits = LoopLimits(config.max_loops, config.tolerance)
+        self.loops_per_step = config.check_every
         self._runners = runners
         self._idle: dict[str, deque[DeviceLoop]] = {tier: deque() for tier in runners}
 
@@ -123,19 +126,21 @@ class LoopSession(Session):
             step = int(ended[:, row].argmax())
             self._record(row, step)
             request, place = self._owners[row]
-            request.end(place, bool(settled[step, row]))
+            request.stop(place, BY_TOLERANCE if settled[step, row] else BY_BUDGET)
+            request.left -= 1
         self._leave(leaving)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
             del self._requests[request.key]
         return [Finished(request.key, request.computed(self._config)) for request in done]
 
-    def partial(self, key: object) -> Computed:
+    def partial(self, key: object, stopped: str = "") -> Computed:
         """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
-        for row, (owner, _) in enumerate(self._owners):
+        for row, (owner, place) in enumerate(self._owners):
             if owner is request:
                 self._record(row, -1)
+                request.stop(place, stopped)
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
@@ -188,15 +193,13 @@ class _Request:
         self._predictions = np.zeros((rows, 1), np.float32)
         self._loops = np.zeros((rows, 1), np.int32)
         self._residuals = np.zeros((rows, 1), np.float32)
-        self._stopped = np.full(rows, BY_BUDGET, f"U{len(BY_TOLERANCE)}")
+        self._stopped = np.full(rows, "", f"U{len(BY_TOLERANCE)}")
 
     def record(self, place: int, prediction: float, loops: int, residual: float) -> None:
         self._predictions[place], self._loops[place], self._residuals[place] = prediction, loops, residual
 
-    def end(self, place: int, settled: bool) -> None:
-        self.left -= 1
-        if settled:
-            self._stopped[place] = BY_TOLERANCE
+    def stop(self, place: int, reason: str) -> None:
+        self._stopped[place] = reason
 
     def computed(self, config: LoopProgram) -> Computed:
         outputs = {
@@ -204,6 +207,6 @@ class _Request:
             config.loops: self._loops.copy(),
             config.residual: self._residuals.copy(),
         }
-        return Computed(
-            outputs, {LOOPS: self._loops[:, 0].copy(), STOPPED: self._stopped.copy()}, float(self._loops.max())
-        )
+        loops, residual = outputs[config.loops][:, 0], outputs[config.residual][:, 0]
+        facts = {LOOPS: loops, RESIDUAL: residual, STOPPED: self._stopped.copy()}
+        return Computed(outputs, facts, float(loops.max()))
