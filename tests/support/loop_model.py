@@ -11,9 +11,6 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
 from edge.datatypes import TensorSpec
-from edge.programs.loop import BY_BUDGET, BY_TOLERANCE, STOPPED, Loop
-from edge.programs.program import LoopLimits, Options
-from edge.programs.session import Finished
 from tests.support.models import graph_of, manifest_of, serialized
 
 NAME = "halving"
@@ -101,32 +98,3 @@ def write_halving_bundle(directory: Path, golden_loops: int = MAX_LOOPS, **chang
         program=LoopProgram(**{**dict(zip(names, names, strict=True)), **limits, **changes}),
     )
     return write_bundle(directory, manifest, files)
-
-
-def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
-    """Check the answers of requests that join a session, leave it, and are dropped, all at random."""
-    random = np.random.default_rng(seed)
-    session = loop.session(Options("full"))
-    given: dict[int, tuple[np.ndarray, LoopLimits]] = {}
-    ended: list[Finished] = []
-    for number in range(60):
-        rows = int(random.integers(1, 3))
-        if session.rows + rows <= MAX_BATCH_SIZE:
-            values = random.choice([1.0, 2.0, ENDLESS], rows).astype(np.float32)
-            given[number] = values, LoopLimits(int(random.integers(1, 9)), float(random.choice([0.5, 0.1])))
-            inputs = {"xs": prompt(*values, tokens=int(random.integers(1, TOKENS + 1)))}
-            session.add(number, inputs, Options("full", given[number][1]))
-        if random.random() < 0.2:
-            session.drop(int(random.choice(list(given))))
-        ended += session.step()
-    assert len(ended) > 30
-    for key, computed in ended:
-        values, limits = given[key]  # type: ignore[index]
-        needed = np.where(values == ENDLESS, limits.max_loops, np.ceil(-np.log2(limits.tolerance)))
-        loops = np.minimum(needed, limits.max_loops)
-        left = np.float32(0.5) ** loops
-        assert computed.outputs["loops"].ravel().tolist() == loops.tolist()
-        np.testing.assert_allclose(computed.outputs["prediction"].ravel(), values * (1 - left), rtol=1e-6)
-        np.testing.assert_allclose(computed.outputs["residual"].ravel(), left + (values == ENDLESS), rtol=1e-6)
-        by_tolerance = (values != ENDLESS) & (needed <= limits.max_loops)
-        assert computed.facts[STOPPED].tolist() == np.where(by_tolerance, BY_TOLERANCE, BY_BUDGET).tolist()
