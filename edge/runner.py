@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,45 @@ class Handle(Protocol):
 
 #: A tensor on the host or on the device.
 Tensor = Array | Handle
+
+
+class LoopTensors(NamedTuple):
+    """The names of a step's tensors: the inputs ``state``, ``prompt`` and ``last``, and the outputs.
+
+    State, prompt and next state are [N, T, width]. ``last`` [N, 1] is the index of each row's last token. Prediction
+    and residual are [N, 1].
+    """
+
+    state: str
+    prompt: str
+    last: str
+    next_state: str
+    prediction: str
+    residual: str
+
+
+class DeviceLoop(Protocol):
+    """The rows of a loop, whose states and prompts stay on a runner's device from step to step.
+
+    Rows may differ in their number of tokens; behind the last one there are zeros. The methods raise as
+    :meth:`Runner.run`, and after an error the loop cannot go on.
+    """
+
+    def add(self, state: Tensor, prompt: Tensor) -> None:
+        """Add rows behind the others, each as long as the tensors, [n, T, width]."""
+
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Drop some rows, so that ``rows`` are left.
+
+        Args:
+            moves: the old place of a row that stays, ``rows`` or more, and its new place, that of a dropped row.
+        """
+
+    def step(self) -> tuple[Array, Array]:
+        """Compute the steps of all rows, and return predictions and residuals after each step, [steps, rows] each.
+
+        The arrays may change with the next call of any method.
+        """
 
 
 class Runner(Protocol):
@@ -70,6 +109,14 @@ class Runner(Protocol):
         Raises:
             InvalidRequest: :func:`check_feeds` finds an error.
             RunnerError: the runtime failed; its text is in the log.
+        """
+
+    def loop(self, tensors: LoopTensors, steps: int = 1) -> DeviceLoop:
+        """Return a loop without rows.
+
+        Args:
+            tensors: of the graph, which is the step.
+            steps: the number of steps that :meth:`DeviceLoop.step` computes at once.
         """
 
     def close(self) -> None:

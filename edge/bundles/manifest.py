@@ -241,7 +241,8 @@ class LoopProgram(Struct, frozen=True, kw_only=True, tag="loop", tag_field="type
     If ``points`` and ``values`` name two inputs, a prompt has one point more than values, in their second dimensions.
 
     A row ends when its residual is at most ``tolerance``, or after ``max_loops``. Requests may set both, with at most
-    ``most_loops``.
+    ``most_loops``. The server computes ``check_every`` loops at once, and looks at the residuals of all of them
+    afterwards, so this number changes no answer, only when rows join and leave.
     """
 
     roles: ClassVar[tuple[Role, ...]] = ("embed", "step")
@@ -258,6 +259,7 @@ class LoopProgram(Struct, frozen=True, kw_only=True, tag="loop", tag_field="type
     max_loops: Positive
     most_loops: Positive
     tolerance: Annotated[float, msgspec.Meta(gt=0)]
+    check_every: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
 
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""

@@ -1,12 +1,14 @@
 """Loop: a step is repeated on its own output until the state of each row settles.
 
 Rows of several requests are computed together and end independently: :class:`LoopSession` drops a row that has settled,
-and takes new ones between two steps. The state crosses to the host after each step.
+and takes new ones between two steps. The state stays on the device; predictions and residuals come to the host.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +16,12 @@ import numpy as np
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.session import STOPPED as STOPPED
 from edge.programs.session import Finished, IterativeProgram, Session
-from edge.runner import Runner
+from edge.runner import DeviceLoop, LoopTensors, Runner
 
-#: The facts of each row: the loops that it took, and why it stopped.
-LOOPS, STOPPED = "loops", "stopped"
+#: Facts of each row, beside why it stopped: the loops that it took, and its last residual.
+LOOPS, RESIDUAL = "loops", "residual"
 BY_TOLERANCE, BY_BUDGET = "tolerance", "budget"
 
 
@@ -34,11 +37,14 @@ class Loop(IterativeProgram):
 
     def __init__(self, config: LoopProgram, runners: Mapping[str, LoopRunners]) -> None:
         self.config = config
+        self.limits = LoopLimits(config.max_loops, config.tolerance)
+        self.loops_per_step = config.check_every
         self._runners = runners
+        self._idle: dict[str, deque[DeviceLoop]] = {tier: deque() for tier in runners}
 
     def session(self, options: Options) -> LoopSession:
         """Return a session of a tier without rows."""
-        return LoopSession(self.config, self._runners[options.tier])
+        return LoopSession(self.config, self._runners[options.tier], self._idle[options.tier])
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run the loop for the rows of one request until the last of them has ended."""
@@ -50,21 +56,27 @@ class Loop(IterativeProgram):
 
 
 class LoopSession(Session):
-    """Rows in progress. One thread uses it."""
+    """Rows in progress. One thread uses it.
 
-    def __init__(self, config: LoopProgram, runners: LoopRunners) -> None:
+    Args:
+        idle: loops without rows, for the sessions of all threads.
+    """
+
+    def __init__(self, config: LoopProgram, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
         self._config = config
         self._runners = runners
+        self._idle = idle
+        self._device: DeviceLoop | None = None  # while there are rows
+        self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
         self._requests: dict[object, _Request] = {}
         self._owners: list[tuple[_Request, int]] = []  # of each row: its request, and its place there
-        self._state: Array = np.zeros((0, 0, 0), np.float32)
-        self._prompt = self._state
-        self._last: Array = np.zeros((0, 1), np.int64)
-        self._loops: Array = np.zeros(0, np.int32)
-        self._max_loops: Array = np.zeros(0, np.int32)
+        self._count = 0  # loops of the session
+        self._begins: Array = np.zeros(0, np.int64)  # the session's loops before each row's first one
+        self._ends: Array = np.zeros(0, np.int64)  # and after the last one that its budget allows
+        self._next_end = 0  # the smallest of them
         self._tolerance: Array = np.zeros(0, np.float32)
-        self._predictions: Array = np.zeros((0, 1), np.float32)
-        self._residuals: Array = np.zeros((0, 1), np.float32)
+        self._predictions: Array = np.zeros((1, 0), np.float32)
+        self._residuals = self._predictions
 
     @property
     def rows(self) -> int:
@@ -73,66 +85,103 @@ class LoopSession(Session):
 
     def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
         """Add the rows of a request; see :meth:`Session.add`."""
-        embedded = self._runners.embed.infer(inputs)
-        state, prompt = embedded[self._config.state], embedded[self._config.prompt]
-        rows, tokens = state.shape[:2]
-        limits = options.limits or LoopLimits(self._config.max_loops, self._config.tolerance)
+        config, embed = self._config, self._runners.embed
+        if embed.device == "GPU":
+            embedded = embed.run(inputs, keep=(config.state, config.prompt))
+        else:
+            embedded = dict(embed.infer(inputs))
+        state = embedded[config.state]
+        device = self._device or self._new_loop()
+        device.add(state, embedded[config.prompt])
+        self._device = device
+        rows = state.shape[0]
+        limits = options.limits or LoopLimits(config.max_loops, config.tolerance)
         request = self._requests[key] = _Request(key, rows)
         self._owners += [(request, place) for place in range(rows)]
-        self._state, self._prompt = (_stacked(old, new) for old, new in ((self._state, state), (self._prompt, prompt)))
-        self._last = np.concatenate([self._last, np.full((rows, 1), tokens - 1, np.int64)])
-        self._loops = np.concatenate([self._loops, np.zeros(rows, np.int32)])
-        self._max_loops = np.concatenate([self._max_loops, np.full(rows, limits.max_loops, np.int32)])
+        begins = np.full(rows, self._count)
+        self._begins = np.concatenate([self._begins, begins])
+        self._ends = np.concatenate([self._ends, begins + limits.max_loops])
+        self._next_end = int(self._ends.min())
         self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
-        none = np.full((rows, 1), np.nan, np.float32)
-        self._predictions = np.concatenate([self._predictions, none])
-        self._residuals = np.concatenate([self._residuals, none])
+        none = np.full((1, rows), np.nan, np.float32)
+        self._predictions = np.concatenate([self._predictions[-1:], none], axis=1)
+        self._residuals = np.concatenate([self._residuals[-1:], none], axis=1)
 
     def step(self) -> list[Finished]:
-        """Run one loop of all rows; see :meth:`Session.step`."""
-        config = self._config
-        feeds = {config.state: self._state, config.prompt: self._prompt, config.last: self._last}
-        outputs = self._runners.step.infer(feeds)
-        self._state = outputs[config.next_state]
-        self._predictions, self._residuals = outputs[config.prediction], outputs[config.residual]
-        self._loops += 1
-        settled = self._residuals[:, 0] <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
-        ended = settled | (self._loops >= self._max_loops)
-        if not ended.any():
+        """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
+
+        A row ends with the first of these loops that settles it or uses up its budget, and the rest is for nothing.
+        """
+        if not self._device:
             return []
-        for row in np.flatnonzero(ended).tolist():
-            self._record(row).end(self._owners[row][1], bool(settled[row]))
-        self._keep(~ended)
+        self._predictions, self._residuals = self._device.step()
+        self._count += len(self._since)
+        settled = self._residuals <= self._tolerance  # False for NaN: a loop that diverges uses up its budget
+        if self._count < self._next_end and not np.count_nonzero(settled):
+            return []
+        counts = self._count + self._since
+        ended: Array = settled | (counts >= self._ends)  # [check_every, rows]
+        leaving: list[int] = np.flatnonzero(np.any(ended, axis=0)).tolist()
+        for row in leaving:
+            step = int(ended[:, row].argmax())
+            self._record(row, step)
+            request, place = self._owners[row]
+            request.stop(place, BY_TOLERANCE if settled[step, row] else BY_BUDGET)
+            request.left -= 1
+        self._leave(leaving)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
             del self._requests[request.key]
-        return [Finished(request.key, request.computed(config)) for request in done]
+        return [Finished(request.key, request.computed(self._config)) for request in done]
 
-    def partial(self, key: object) -> Computed:
+    def partial(self, key: object, stopped: str = "") -> Computed:
         """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
-        for row, (owner, _) in enumerate(self._owners):
+        for row, (owner, place) in enumerate(self._owners):
             if owner is request:
-                self._record(row)
+                self._record(row, -1)
+                request.stop(place, stopped)
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
         """Drop the rows of a request; see :meth:`Session.drop`."""
         request = self._requests.pop(key, None)
         if request:
-            self._keep(np.array([owner is not request for owner, _ in self._owners], bool))
+            self._leave([row for row, (owner, _) in enumerate(self._owners) if owner is request])
 
-    def _record(self, row: int) -> _Request:
+    def _new_loop(self) -> DeviceLoop:
+        with suppress(IndexError):  # other threads take them, too
+            return self._idle.pop()
+        tensors = LoopTensors(*(getattr(self._config, field) for field in LoopTensors._fields))
+        return self._runners.step.loop(tensors, self._config.check_every)
+
+    def _record(self, row: int, step: int) -> None:
+        """Record what a row has come to at one of the steps that were computed last."""
         request, place = self._owners[row]
-        request.record(place, self._predictions[row], self._loops[row], self._residuals[row])
-        return request
+        loops = self._count + int(self._since[step, 0]) - self._begins[row]
+        request.record(place, self._predictions[step, row], loops, self._residuals[step, row])
 
-    def _keep(self, kept: Array) -> None:
-        self._owners = [owner for owner, keep in zip(self._owners, kept.tolist(), strict=True) if keep]
-        self._state, self._prompt, self._last = self._state[kept], self._prompt[kept], self._last[kept]
-        self._loops, self._max_loops = self._loops[kept], self._max_loops[kept]
-        self._tolerance = self._tolerance[kept]
-        self._predictions, self._residuals = self._predictions[kept], self._residuals[kept]
+    def _leave(self, leaving: list[int]) -> None:
+        """Drop some rows, in ascending order; others from the end move into the gaps."""
+        rows = len(self._owners) - len(leaving)
+        staying = sorted({*range(rows, len(self._owners))}.difference(leaving))
+        moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
+        columns = [self._begins, self._ends, self._tolerance]
+        columns += [self._predictions[-1].copy(), self._residuals[-1].copy()]  # not in the device's arrays
+        for source, target in moves:
+            self._owners[target] = self._owners[source]
+            for column in columns:
+                column[target] = column[source]
+        del self._owners[rows:]
+        self._begins, self._ends, self._tolerance, predictions, residuals = (column[:rows] for column in columns)
+        self._predictions, self._residuals = predictions[None], residuals[None]
+        assert self._device
+        self._device.keep(rows, moves)
+        if rows:
+            self._next_end = int(self._ends.min())
+        else:
+            self._idle.append(self._device)
+            self._device = None
 
 
 class _Request:
@@ -144,15 +193,13 @@ class _Request:
         self._predictions = np.zeros((rows, 1), np.float32)
         self._loops = np.zeros((rows, 1), np.int32)
         self._residuals = np.zeros((rows, 1), np.float32)
-        self._stopped = np.full(rows, BY_BUDGET, f"U{len(BY_TOLERANCE)}")
+        self._stopped = np.full(rows, "", f"U{len(BY_TOLERANCE)}")
 
-    def record(self, place: int, prediction: Array, loops: int, residual: Array) -> None:
+    def record(self, place: int, prediction: float, loops: int, residual: float) -> None:
         self._predictions[place], self._loops[place], self._residuals[place] = prediction, loops, residual
 
-    def end(self, place: int, settled: bool) -> None:
-        self.left -= 1
-        if settled:
-            self._stopped[place] = BY_TOLERANCE
+    def stop(self, place: int, reason: str) -> None:
+        self._stopped[place] = reason
 
     def computed(self, config: LoopProgram) -> Computed:
         outputs = {
@@ -160,17 +207,6 @@ class _Request:
             config.loops: self._loops.copy(),
             config.residual: self._residuals.copy(),
         }
-        return Computed(
-            outputs, {LOOPS: self._loops[:, 0].copy(), STOPPED: self._stopped.copy()}, float(self._loops.max())
-        )
-
-
-def _stacked(old: Array, new: Array) -> Array:
-    """Return rows below others, shorter ones with zeros at the end."""
-    if not len(old):
-        return new
-    tokens = max(old.shape[1], new.shape[1])
-    stacked = np.zeros((len(old) + len(new), tokens, new.shape[2]), new.dtype)
-    stacked[: len(old), : old.shape[1]] = old
-    stacked[len(old) :, : new.shape[1]] = new
-    return stacked
+        loops, residual = outputs[config.loops][:, 0], outputs[config.residual][:, 0]
+        facts = {LOOPS: loops, RESIDUAL: residual, STOPPED: self._stopped.copy()}
+        return Computed(outputs, facts, float(loops.max()))

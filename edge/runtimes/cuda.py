@@ -129,6 +129,14 @@ class Device:
         """Enqueue a copy to the host. The array must be page-locked, and holds the data once the copy is done."""
         self._driver.memcpy_dtoh_async(array, address, stream)
 
+    def copy(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
+        """Enqueue a copy within the device."""
+        self._driver.memcpy_dtod_async(target, source, size_bytes, stream)
+
+    def clear(self, address: int, size_bytes: int, stream: Any) -> None:
+        """Enqueue a fill with zeros."""
+        self._driver.memset_d8_async(address, 0, size_bytes, stream)
+
     def upload(self, address: int, array: Array) -> None:
         """Copy an array to the device and wait for the copy."""
         self._driver.memcpy_htod(address, array)

@@ -12,7 +12,9 @@ from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally, RunnerError
-from edge.runner import Tensor, check_feeds
+from edge.runner import DeviceLoop, LoopTensors, Tensor, check_feeds
+from edge.runtimes.handle_loop import HandleLoop
+from edge.runtimes.onnxruntime_loop import OnnxRuntimeLoop
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -168,9 +170,26 @@ class OnnxRuntimeRunner:
             for name, value in zip(self._output_names, values, strict=True)
         }
 
+    def loop(self, tensors: LoopTensors, steps: int = 1) -> DeviceLoop:
+        """Return a loop without rows; see :class:`edge.runner.Runner`."""
+        if self.device != "CPU":
+            return HandleLoop(self, tensors, steps)
+        assert self._session is not None, "loop after close"
+        state = next(spec for spec in self.inputs if spec.name == tensors.state)
+        return OnnxRuntimeLoop(self._session, self._bound, self._failed, state, tensors, steps)
+
     def close(self) -> None:
         """Release the session and its memory."""
         self._session = None
+
+    def _bound(self, arrays: Mapping[str, Array]) -> onnxruntime.IOBinding:
+        """Return a binding of the session's tensors to arrays, which a run reads and writes in place."""
+        assert self._session is not None, "loop after close"
+        binding, value_of = self._session.io_binding(), import_onnxruntime().OrtValue.ortvalue_from_numpy
+        for name, array in arrays.items():
+            bind = binding.bind_ortvalue_output if name in self._output_names else binding.bind_ortvalue_input
+            bind(name, value_of(array))
+        return binding
 
     def _failed(self, error: Exception) -> RunnerError:
         log.error("%s failed in ONNX Runtime", self._subject, exc_info=error)

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from edge.runner import Handle, Runner, Tensor
+from edge.runner import DeviceLoop, Handle, LoopTensors, Runner, Tensor
+from edge.runtimes.handle_loop import HandleLoop
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source, Suitability
 
@@ -63,6 +64,10 @@ class SimulatedRunner:
         outputs = self._model.run(feeds, keep)
         _sleep_until(self._end(begun))
         return outputs
+
+    def loop(self, tensors: LoopTensors, steps: int = 1) -> DeviceLoop:
+        """Return a loop without rows; see :meth:`edge.runner.Runner.loop`."""
+        return HandleLoop(self, tensors, steps)
 
     def close(self) -> None:
         """Close the model."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from math import prod
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from edge.datatypes import TensorSpec, byte_size
@@ -55,20 +56,26 @@ class Enqueued(NamedTuple):
     addresses: tuple[int, ...]  # of the inputs and outputs
 
 
+#: Runs, one after the other.
+Work = tuple[Enqueued, ...]
+#: Enqueues what follows the run at a place of the work, such as a copy of its outputs; always the same for equal work.
+After = Callable[[int], None]
+
+
 class _Captured(NamedTuple):
-    """A graph, the context that it was captured from and that must not change, and the number of its last run."""
+    """A graph, the contexts that it was captured from and that must not change, and the number of its last launch."""
 
     graph: Graph
-    context: Any
+    contexts: Mapping[Enqueued, Any]
     used: int
 
 
 class Engine:
     """A deserialized engine. Use it only inside ``with device:``.
 
-    A run that recurs among the last :data:`GRAPHS` runs without a graph is captured, and launched as a graph from then
+    Work that recurs among the last :data:`GRAPHS` ones without a graph is captured, and launched as a graph from then
     on. At most :data:`GRAPHS` graphs are kept. A new one replaces the least recently used one, if that has not been
-    used for :data:`_STALE_RUNS` runs: more shapes than graphs must not cause a capture every few runs.
+    used for :data:`_STALE_RUNS` works: more shapes than graphs must not cause a capture every few runs.
 
     The arena of ``shared`` has the activations, so call :meth:`SharedDevice.join` before a run.
 
@@ -84,8 +91,8 @@ class Engine:
         self._trt = trt
         self._logger = logger
         self._uses_graphs = graphs
-        self._graphs: OrderedDict[Enqueued, _Captured] = OrderedDict()
-        self._seen: OrderedDict[Enqueued, None] = OrderedDict()
+        self._graphs: OrderedDict[Work, _Captured] = OrderedDict()
+        self._seen: OrderedDict[Work, None] = OrderedDict()
         self._runs = 0
         self._output_shapes: dict[tuple[int, tuple[Shape, ...]], list[Shape]] = {}
         self._runtime = trt.Runtime(logger)
@@ -165,26 +172,26 @@ class Engine:
             self._output_shapes[profile, shapes] = found
         return found
 
-    def enqueue(self, run: Enqueued) -> None:
-        """Enqueue a run; raise a TensorRtError or a CudaError if it is rejected."""
+    def enqueue(self, *work: Enqueued, after: After | None = None) -> None:
+        """Enqueue runs, and ``after`` behind each; raise a TensorRtError or a CudaError if one is rejected."""
         self._runs += 1
-        captured = self._graphs.get(run)
+        captured = self._graphs.get(work)
         if captured:
-            self._graphs[run] = captured._replace(used=self._runs)
-            self._graphs.move_to_end(run)
+            self._graphs[work] = captured._replace(used=self._runs)
+            self._graphs.move_to_end(work)
             captured.graph.launch(self._shared.compute)
             self._shared.counts["launches"] += 1
         elif not self._uses_graphs:
-            self._enqueue_with(self._context, run)
-        elif run in self._seen and self._has_room():
-            del self._seen[run]
-            self._capture(run)
+            self._enqueue_plain(work, after)
+        elif work in self._seen and self._has_room():
+            del self._seen[work]
+            self._capture(work, after)
         else:
-            self._seen[run] = None
-            self._seen.move_to_end(run)
+            self._seen[work] = None
+            self._seen.move_to_end(work)
             if len(self._seen) > GRAPHS:
                 self._seen.popitem(last=False)
-            self._enqueue_with(self._context, run)
+            self._enqueue_plain(work, after)
 
     def arena_moves(self, arena: Memory) -> None:
         """Use another arena; see :data:`edge.runtimes.tensorrt_device.ArenaMoves`."""
@@ -248,41 +255,62 @@ class Engine:
     def _listed(self, shapes: tuple[Shape, ...]) -> Literally:
         return Literally(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
 
-    def _enqueue_with(self, context: Any, run: Enqueued) -> None:
+    def _enqueue_plain(self, work: Work, after: After | None, begin: int = 0) -> None:
+        for place in range(begin, len(work)):
+            self._bind(self._context, work[place])
+            self._enqueue_bound(self._context, after, place)
+
+    def _enqueue_bound(self, context: Any, after: After | None, place: int) -> None:
+        self._execute(context)
+        if after:
+            after(place)
+        self._shared.counts["enqueues"] += 1
+
+    def _bind(self, context: Any, run: Enqueued) -> None:
         self._set_shapes(context, run.profile, run.shapes)
         for spec, address in zip((*self.inputs, *self.outputs), run.addresses, strict=True):
             done = context.set_tensor_address(spec.name, address)
             self._check(done, f"address of {spec.name!r}", hex(address), "memory of the device")
-        self._execute(context)
-        self._shared.counts["enqueues"] += 1
 
     def _execute(self, context: Any) -> None:
         done = context.execute_async_v3(self._shared.compute.handle)
         self._check(done, "execute_async_v3", done, "True")
 
-    def _capture(self, run: Enqueued) -> None:
-        """Enqueue a run with a context of its own, and capture it for the next runs.
+    def _capture(self, work: Work, after: After | None) -> None:
+        """Enqueue work with a context of its own for each different run, and capture it for the next time.
 
         TensorRT requires an ordinary run before the capture, and an unchanged context afterwards.
         """
-        enqueued = False
+        enqueued = 0
+        contexts: dict[Enqueued, Any] = {}
+
+        def repeat() -> None:
+            for place, run in enumerate(work):
+                self._execute(contexts[run])
+                if after:
+                    after(place)
+
         try:
-            context = self._new_context()
-            context.set_device_memory(self._shared.arena.address, self._shared.arena.size_bytes)
-            self._enqueue_with(context, run)
-            enqueued = True
-            graph = self._shared.device.capture(self._shared.compute, partial(self._execute, context))
+            for run in work:
+                if run not in contexts:
+                    context = contexts[run] = self._new_context()
+                    context.set_device_memory(self._shared.arena.address, self._shared.arena.size_bytes)
+                    self._bind(context, run)
+            for place, run in enumerate(work):
+                self._enqueue_bound(contexts[run], after, place)
+                enqueued += 1
+            graph = self._shared.device.capture(self._shared.compute, repeat)
         except Exception as error:
             # Wait first: a context in use must not be freed.
             if self._shared.synchronize():
                 raise
-            log.warning("%s runs without CUDA graphs: %s", self._subject, error)
+            clear_frames(error.__traceback__)  # they refer to contexts, and so may a log that keeps the error
+            log.warning("%s runs without CUDA graphs: %s", self._subject, str(error))
             self._uses_graphs = False
-            if not enqueued:
-                self._enqueue_with(self._context, run)
+            self._enqueue_plain(work, after, enqueued)
             return
         self._shared.counts["captures"] += 1
-        self._graphs[run] = _Captured(graph, context, self._runs)
+        self._graphs[work] = _Captured(graph, contexts, self._runs)
         if len(self._graphs) > GRAPHS:
             self._shared.compute.synchronize()  # the oldest graph may be in use
             self._graphs.popitem(last=False)[1].graph.free()

@@ -1,0 +1,233 @@
+"""Loops on TensorRT: answers of ONNX Runtime, a state that never leaves the device, graphs of steps, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tritonclient.grpc.aio import InferenceServerClient
+
+from edge.bundles.bundle import Bundle
+from edge.errors import InvalidRequest, RunnerError
+from edge.programs.loop import Loop, LoopRunners, LoopSession
+from edge.programs.program import LoopLimits, Options
+from edge.runner import LoopTensors
+from edge.runtimes.build import load_runner
+from edge.runtimes.tensorrt_device import shared_device
+from tests.device.software import SoftwareDriver
+from tests.support.commands import answer, fewheads
+from tests.support.in_process import running_here
+from tests.support.loop_model import ENDLESS, NAME, prompt, write_halving_bundle
+from tests.support.loop_requests import check_requests_that_join_and_leave
+from tests.support.sample_requests import triton_input
+
+FULL = Options("full")
+TENSORS = LoopTensors("state", "prompt", "last", "next_state", "prediction", "residual")
+ROLES = ("embed", "step")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
+
+
+@pytest.fixture(scope="module")
+def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the engines of both roles, each built in a child process."""
+    directory = tmp_path_factory.mktemp("cache")
+    built = json.loads(answer(fewheads("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json")))
+    assert [one["build"]["golden"]["rows"] for one in built] == [2, 2]
+    return directory
+
+
+@pytest.fixture
+def device_runners(bundle: Bundle, cache: Path) -> Iterator[LoopRunners]:
+    with_gpu = runners(bundle, cache, "tensorrt")
+    yield with_gpu
+    close(with_gpu)
+
+
+def runners(bundle: Bundle, cache: Path, target: str) -> LoopRunners:
+    return LoopRunners(*(load_runner(bundle, target, cache, role=role).runner for role in ROLES))  # type: ignore[arg-type]
+
+
+def close(both: LoopRunners) -> None:
+    for runner in both:
+        runner.close()
+
+
+def loop_of(bundle: Bundle, both: LoopRunners, check_every: int = 1) -> Loop:
+    return Loop(msgspec.structs.replace(bundle.manifest.program, check_every=check_every), {"full": both})  # type: ignore[arg-type, type-var]
+
+
+def limited(max_loops: int, tolerance: float = 1e-9) -> Options:
+    return Options("full", LoopLimits(max_loops, tolerance))
+
+
+@pytest.mark.parametrize("check_every", [1, 2, 3])
+def test_rows_that_join_and_leave_get_the_right_answers(
+    bundle: Bundle, device_runners: LoopRunners, check_every: int
+) -> None:
+    check_requests_that_join_and_leave(loop_of(bundle, device_runners, check_every), seed=check_every)
+
+
+def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver) -> None:
+    session = loop_of(bundle, device_runners).session(FULL)
+    before = copies(software)
+    session.add("long", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(50))
+    # The prompts are mapped memory. The embedding stays on the device: three tokens of each row, in rows of five.
+    assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 6}
+    before = copies(software)
+    for _ in range(12):
+        session.step()
+    # In: where the prompts end. Back: one copy for the results of each step without a graph, and two in captures.
+    assert difference(before, copies(software)) == {"to": 1, "back": 6, "within": 0}
+    session.add("short", {"xs": prompt(1, tokens=5)}, limited(1))
+    before = copies(software)
+    assert [one.key for one in session.step()] == ["short"]
+    assert session.step() == []
+    # The same graph, with a surplus row less; its own copies are no calls. The last row leaves nothing to move.
+    assert difference(before, copies(software)) == {"to": 1, "back": 0, "within": 0}
+    session.add("second", {"xs": prompt(1, tokens=5)}, limited(99))
+    before = copies(software)
+    session.drop("long")  # three of four rows, so the fourth moves to the front: its state and its prompt
+    assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 2}
+    assert session.rows == 1
+
+
+def copies(software: SoftwareDriver) -> dict[str, int]:
+    functions = {
+        "to": ("cuMemcpyHtoD", "cuMemcpyHtoDAsync"),
+        "back": ("cuMemcpyDtoH", "cuMemcpyDtoHAsync"),
+        "within": ("cuMemcpyDtoD", "cuMemcpyDtoDAsync"),
+    }
+    return {way: sum(map(software.calls, names)) for way, names in functions.items()}
+
+
+def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {name: after[name] - before[name] for name in before}
+
+
+@pytest.mark.parametrize(
+    ("check_every", "counts"),
+    [
+        (1, {"enqueues": 4, "captures": 2, "launches": 6}),  # one graph reads the first buffer, one the second
+        (3, {"enqueues": 12, "captures": 2, "launches": 6}),
+        (4, {"enqueues": 8, "captures": 1, "launches": 8}),  # an even number of steps ends where it began
+    ],
+)
+def test_two_buffers_alternate_in_few_graphs(
+    bundle: Bundle, device_runners: LoopRunners, check_every: int, counts: dict[str, int]
+) -> None:
+    session = loop_of(bundle, device_runners, check_every).session(FULL)
+    shared = shared_device()
+    session.add("endless", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(10 * check_every))
+    shared.counts.clear()
+    (ended,) = [one for _ in range(10) for one in session.step()]
+    assert shared.counts == counts
+    outputs = ended.computed.outputs
+    assert outputs["loops"].ravel().tolist() == [10 * check_every] * 3
+    np.testing.assert_allclose(outputs["prediction"], 3 * (1 - 0.5 ** (10 * check_every)) * np.ones((3, 1)), rtol=1e-6)
+    # Four rows, and other rows of another session, use the same graphs.
+    other = loop_of(bundle, device_runners, check_every).session(FULL)
+    del session
+    again = loop_of(bundle, device_runners, check_every).session(FULL)
+    again.add("four", {"xs": prompt(1, 1, 1, 1)}, limited(2 * check_every))
+    shared.counts.clear()
+    assert [one.key for _ in range(2) for one in again.step()] == ["four"]
+    assert shared.counts == {"launches": 2}
+    assert other.rows == 0
+
+
+def test_memory_of_a_dropped_session_is_reused(
+    bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver
+) -> None:
+    loop = loop_of(bundle, device_runners)
+
+    def abandoned() -> LoopSession:
+        session = loop.session(FULL)
+        session.add("left", {"xs": np.full((4, 5, 1), np.nan, np.float32)}, FULL)
+        return session
+
+    sessions, lives = [abandoned() for _ in range(2)], []
+    for _ in range(6):
+        dropping = threading.Thread(target=sessions.clear)  # whichever thread drops the last reference
+        dropping.start()
+        dropping.join()
+        assert loop.compute({"xs": prompt(2, 1)}, FULL).outputs["prediction"].tolist() == [[15 / 8], [15 / 16]]
+        sessions += [abandoned() for _ in range(2)]
+        lives.append(software.live())
+    assert lives[-1] == lives[2]  # when all graphs had been captured
+
+
+def test_rows_that_do_not_fit_are_rejected(device_runners: LoopRunners) -> None:
+    loop = device_runners.step.loop(TENSORS)
+    for shape in ((5, 3, 1), (1, 6, 1), (1, 3, 2)):
+        array = np.zeros(shape, np.float32)
+        with pytest.raises(InvalidRequest, match=r"states and prompts of model .* two equal shapes up to \[4, 5, 1\]"):
+            loop.add(array, array)
+    loop.add(np.ones((1, 2, 1), np.float32), np.ones((1, 2, 1), np.float32))
+    np.testing.assert_array_equal(np.ravel(loop.step()), [1, 0])
+
+
+@pytest.mark.parametrize("check_every", [1, 4])
+def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
+    bundle: Bundle, cache: Path, software: SoftwareDriver, check_every: int
+) -> None:
+    def play(both: LoopRunners) -> bool:
+        """Return whether a loop that replays a graph came through, with the right answers."""
+        session = loop_of(bundle, both, check_every).session(FULL)
+        try:
+            session.add("two", {"xs": prompt(2, ENDLESS, tokens=2)}, limited(6 * check_every))
+            (ended,) = [one for _ in range(6) for one in session.step()]
+        except RunnerError:
+            return False
+        rest = 0.5 ** (6 * check_every)
+        found = ended.computed.outputs["prediction"]
+        np.testing.assert_allclose(found, [[2 * (1 - rest)], [3 * (1 - rest)]], rtol=1e-6)
+        return True
+
+    functions = ("cuMemAlloc", "cuMemHostAlloc", "cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemcpyHtoDAsync")
+    functions += ("cuMemcpyDtoHAsync", "cuStreamBeginCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch")
+    outcomes: dict[str, set[bool]] = {}
+    for function in functions:
+        for nth in (1, 2, 3, 7, 10):
+            both = runners(bundle, cache, "tensorrt")
+            try:
+                software.fail(function, 2, nth, times=2)
+                outcomes.setdefault(function, set()).add(play(both))
+                software.clear()
+                assert play(both), (function, nth)
+            finally:
+                close(both)
+    assert outcomes["cuStreamBeginCapture"] == outcomes["cuGraphInstantiateWithFlags"] == {True}
+    assert all(False in outcomes[function] for function in ("cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"))
+
+
+async def test_a_server_answers_from_the_device(cache: Path, tmp_path: Path, software: SoftwareDriver) -> None:
+    nothing = software.live()
+    random = np.random.default_rng(0)
+    async with (
+        running_here(tmp_path, lambda place: write_halving_bundle(place / NAME), cache, target="tensorrt") as ready,
+        InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+
+        async def ask(value: float, tokens: int, max_loops: int) -> None:
+            given = [triton_input("xs", prompt(value, tokens=tokens))]
+            result = await client.infer(NAME, given, parameters={"max_loops": max_loops})
+            loops = max_loops if value == ENDLESS else min(4, max_loops)
+            assert result.as_numpy("loops").item() == loops
+            assert result.as_numpy("prediction").item() == pytest.approx(value * (1 - 0.5**loops))
+
+        await asyncio.gather(
+            *(ask(float(random.choice([1, 2, ENDLESS])), *map(int, random.integers(1, [6, 30]))) for _ in range(200))
+        )
+        counts = shared_device().counts
+        assert counts["launches"] > 10 * counts["captures"] > 0
+    assert software.live() == nothing
