@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import CascadeProgram, LoopProgram, Role, Serving
@@ -19,7 +17,7 @@ from edge.programs.cascade import AUTO, Cascade
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options, Program, SingleRun
 from edge.runtimes.build import Loaded
-from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.batching import BatchAssembler, nonfinite
 from edge.scheduling.job import UseCount
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
 from edge.scheduling.tier_selection import PINNED, ROUTER, TierSelector
@@ -45,6 +43,7 @@ class Model:
         outputs: the tensors that a client may request, by name.
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
+        finite_only: whether inputs may contain neither NaN nor infinities, as those of a loop.
         load_memory_bytes: growth of the process while it was loaded.
     """
 
@@ -78,6 +77,7 @@ class Model:
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
         program = bundle.manifest.program
+        self.finite_only = isinstance(program, LoopProgram)
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = self._program()
         self.executors = self._executors(options)
@@ -179,15 +179,10 @@ class Model:
                 expected = f"between {list(profile.min)} and {list(profile.max)}"
                 what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
                 raise self._invalid(what, list(shape), expected, fix)
-        if isinstance(self.manifest.program, LoopProgram):
-            self._check_finite(inputs)
+        if self.finite_only and (wrong := nonfinite(inputs)):
+            fix = "A loop would never settle; replace the values that are missing."
+            raise self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
         return Feeds(inputs, rows)
-
-    def _check_finite(self, inputs: Mapping[str, Array]) -> None:
-        for name, array in inputs.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                fix = "A loop would never settle; replace the values that are missing."
-                raise self._invalid(f"input {name!r}", Literally("NaN or Inf"), "finite numbers", fix)
 
     def limits(self, max_loops: int | None, tolerance: float | None) -> LoopLimits | None:
         """Return when a request's rows stop, by the parameters that it sets; None for the manifest's limits.

@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 
 from edge.programs.session import IterativeProgram
-from edge.scheduling.job import Answer, Job
-from edge.scheduling.runs import Runs, nonfinite
+from edge.scheduling.answers import Answer
+from edge.scheduling.batching import nonfinite
+from edge.scheduling.job import Job
+from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import TierExecutor
 
 
@@ -78,6 +80,11 @@ class ContinuousRun:
             ended.append(key)
         if finished and self.executor.failures.count:
             self.executor.failures.succeeded()
+        for job in self.jobs:
+            if job.partials:
+                computed = self._session.partial(job)
+                if job.partials.put(Answer(computed.outputs, computed.facts)):
+                    job.tell(job)
         return ended
 
     def _leave(self, jobs: Sequence[Job]) -> list[Job]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from edge.datatypes import Array
 from edge.errors import Literally, ModelNotReady
 from edge.programs.program import Computed
 from edge.runtimes.device_errors import fatal
-from edge.scheduling.batching import split
-from edge.scheduling.job import Answer, Job
+from edge.scheduling.answers import Answer
+from edge.scheduling.batching import nonfinite, split
+from edge.scheduling.job import Job
 from edge.scheduling.tier_executor import TierExecutor
 
 log = logging.getLogger(__name__)
@@ -184,9 +182,3 @@ class Runs:
             executor.failures.failed(error)
         if executor.on_gpu:
             self.check(error)
-
-
-def nonfinite(outputs: Mapping[str, Array]) -> tuple[str, ...]:
-    """Return the names of the outputs that contain a NaN or an infinity; about 2 µs for a small one."""
-    floats = [(name, array) for name, array in outputs.items() if array.dtype.kind == "f"]
-    return tuple([name for name, array in floats if np.count_nonzero(np.isfinite(array)) != array.size])

@@ -13,12 +13,16 @@ from edge.serving.shared_memory import Window
 
 #: Receives the response, or the error in its place, on the event loop.
 Reply = Callable[[pb.ModelInferResponse | Exception], None]
+#: Receives a call that has a partial answer for its reader to take, on the event loop, before the reply.
+Told = Callable[["Call"], None]
 
 
 class Call(Job):
     """A job of the scheduler that answers a client."""
 
-    __slots__ = ("form", "reply", "request_id", "started_ns", "tier_reason", "timer", "trace_context", "windows")
+    __slots__ = (
+        *("form", "reply", "request_id", "started_ns", "tier_reason", "timer", "told", "trace_context", "windows"),
+    )
 
     request_id: str
     form: Form
@@ -26,5 +30,6 @@ class Call(Job):
     started_ns: int  # arrival of the request, by time.perf_counter_ns()
     tier_reason: str  # why the scheduler chose the tier
     reply: Reply | None  # None after it was given, or after a cancellation
+    told: Told | None  # None on an RPC with one response, and after the reply
     timer: asyncio.TimerHandle | None  # for the server's time limit; None where the client's deadline comes first
     trace_context: Any  # the caller's trace, if requests are traced

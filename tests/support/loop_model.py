@@ -11,6 +11,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
 from edge.datatypes import TensorSpec
+from edge.pb import inference_pb2 as pb
 from tests.support.models import graph_of, manifest_of, serialized
 
 NAME = "halving"
@@ -98,3 +99,14 @@ def write_halving_bundle(directory: Path, golden_loops: int = MAX_LOOPS, **chang
         program=LoopProgram(**{**dict(zip(names, names, strict=True)), **limits, **changes}),
     )
     return write_bundle(directory, manifest, files)
+
+
+def loop_request(*values: float, tokens: int = 3, **parameters: Any) -> pb.ModelInferRequest:
+    """Return a request for the loop: each value ends a prompt."""
+    xs = prompt(*values, tokens=tokens)
+    message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
+    message.inputs.add(name="xs", datatype="FP32", shape=xs.shape)
+    for name, value in parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    return message
