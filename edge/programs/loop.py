@@ -14,11 +14,11 @@ import numpy as np
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import Finished, IterativeProgram, Session
+from edge.programs.session import STOPPED, Finished, IterativeProgram, Session
 from edge.runner import Runner
 
-#: The facts of each row: the loops that it took, and why it stopped.
-LOOPS, STOPPED = "loops", "stopped"
+#: Facts of each row, beside why it stopped: the loops that it took, and its last residual.
+LOOPS, RESIDUAL = "loops", "residual"
 BY_TOLERANCE, BY_BUDGET = "tolerance", "budget"
 
 
@@ -34,6 +34,7 @@ class Loop(IterativeProgram):
 
     def __init__(self, config: LoopProgram, runners: Mapping[str, LoopRunners]) -> None:
         self.config = config
+        self.limits = LoopLimits(config.max_loops, config.tolerance)
         self._runners = runners
 
     def session(self, options: Options) -> LoopSession:
@@ -101,19 +102,22 @@ class LoopSession(Session):
         if not ended.any():
             return []
         for row in np.flatnonzero(ended).tolist():
-            self._record(row).end(self._owners[row][1], bool(settled[row]))
+            request, place = self._record(row), self._owners[row][1]
+            request.stop(place, BY_TOLERANCE if settled[row] else BY_BUDGET)
+            request.left -= 1
         self._keep(~ended)
         done = [request for request in self._requests.values() if not request.left]
         for request in done:
             del self._requests[request.key]
         return [Finished(request.key, request.computed(config)) for request in done]
 
-    def partial(self, key: object) -> Computed:
+    def partial(self, key: object, stopped: str = "") -> Computed:
         """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
-        for row, (owner, _) in enumerate(self._owners):
+        for row, (owner, place) in enumerate(self._owners):
             if owner is request:
                 self._record(row)
+                request.stop(place, stopped)
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
@@ -144,15 +148,13 @@ class _Request:
         self._predictions = np.zeros((rows, 1), np.float32)
         self._loops = np.zeros((rows, 1), np.int32)
         self._residuals = np.zeros((rows, 1), np.float32)
-        self._stopped = np.full(rows, BY_BUDGET, f"U{len(BY_TOLERANCE)}")
+        self._stopped = np.full(rows, "", f"U{len(BY_TOLERANCE)}")
 
     def record(self, place: int, prediction: Array, loops: int, residual: Array) -> None:
         self._predictions[place], self._loops[place], self._residuals[place] = prediction, loops, residual
 
-    def end(self, place: int, settled: bool) -> None:
-        self.left -= 1
-        if settled:
-            self._stopped[place] = BY_TOLERANCE
+    def stop(self, place: int, reason: str) -> None:
+        self._stopped[place] = reason
 
     def computed(self, config: LoopProgram) -> Computed:
         outputs = {
@@ -160,9 +162,9 @@ class _Request:
             config.loops: self._loops.copy(),
             config.residual: self._residuals.copy(),
         }
-        return Computed(
-            outputs, {LOOPS: self._loops[:, 0].copy(), STOPPED: self._stopped.copy()}, float(self._loops.max())
-        )
+        loops, residual = outputs[config.loops][:, 0], outputs[config.residual][:, 0]
+        facts = {LOOPS: loops, RESIDUAL: residual, STOPPED: self._stopped.copy()}
+        return Computed(outputs, facts, float(loops.max()))
 
 
 def _stacked(old: Array, new: Array) -> Array:

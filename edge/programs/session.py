@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from edge.datatypes import Array
-from edge.programs.program import Computed, Options, Program
+from edge.programs.program import Computed, LoopLimits, Options, Program
+
+#: The fact of each row that says why it stopped; empty while it is in progress.
+STOPPED = "stopped"
+BY_DEADLINE = "deadline"
 
 
 class Finished(NamedTuple):
@@ -30,15 +34,26 @@ class Session(Protocol):
     def step(self) -> list[Finished]:
         """Compute one step of all rows, and return the requests that it finished; raise as :meth:`add`."""
 
-    def partial(self, key: object) -> Computed:
-        """Return the outputs of a request in progress as they are after the last step, at least one."""
+    def partial(self, key: object, stopped: str = "") -> Computed:
+        """Return the outputs of a request in progress as they are after the last step, at least one.
+
+        ``stopped`` is the fact of the rows in progress.
+        """
 
     def drop(self, key: object) -> None:
         """Drop the rows of a request, if it is in progress."""
 
 
 class IterativeProgram(Program):
-    """A program of sessions, in which requests are batched continuously."""
+    """A program of sessions, in which requests are batched continuously.
+
+    Attributes:
+        limits: when requests end that set no limits.
+        loops_per_step: of a session.
+    """
+
+    limits: LoopLimits
+    loops_per_step = 1
 
     @abstractmethod
     def session(self, options: Options) -> Session:

@@ -16,11 +16,12 @@ from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options, Program, SingleRun
+from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite
 from edge.scheduling.job import UseCount
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
-from edge.scheduling.tier_selection import PINNED, ROUTER, TierSelector
+from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
@@ -43,6 +44,7 @@ class Model:
         outputs: the tensors that a client may request, by name.
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
+        chooses: whether the selector decides on requests that name neither a tier nor a policy.
         finite_only: whether inputs may contain neither NaN nor infinities, as those of a loop.
         load_memory_bytes: growth of the process while it was loaded.
     """
@@ -83,6 +85,8 @@ class Model:
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
+        loops = isinstance(self.program, IterativeProgram)
+        self.chooses = len(self.executors) > 1 or (loops and self.selector.policy == DEADLINE)
         self._golden = bundle.goldens
 
     def _program(self) -> Program:
@@ -112,6 +116,8 @@ class Model:
                 computed = self.program.compute(inputs, executor.options)
                 seconds = time.perf_counter() - begun
                 executor.latency.observe(executor.assembler.size(inputs), seconds, computed.repeats)
+                if executor.iterative:
+                    executor.loops.observe(executor.limits(executor.options), computed.repeats)
 
     def golden_row(self, tier: str) -> dict[str, Array]:
         """Return golden inputs of a tier: one row, or the whole set where it has no rows."""

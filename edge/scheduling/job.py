@@ -100,6 +100,8 @@ class Job:
     queued_ns: int = field(default_factory=time.perf_counter_ns)
     order: tuple[int, int] = (0, 0)  # in the queue: priority, then arrival
     ready_at: float = 0.0  # until then it may wait for others to join it
+    repeats: float = 1.0  # of the step of an iterative program, predicted while it waits
+    best_effort: bool = False  # whether an iterative program answers it in time with what it has come to
     cancelled: bool = False
     started: bool = False
     batch_rows: int = 0  # of the run that answered it
@@ -132,6 +134,18 @@ class Job:
     def place(self) -> str:
         """Its stage: ``queued``, ``running``, or ``answered`` after the end of its run."""
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
+
+    def leaves(self, now: float) -> bool:
+        """Return whether it is not to be computed: it was cancelled, or its deadline has passed, which is its error."""
+        if self.cancelled or self.deadline is None or self.deadline > now:
+            return self.cancelled
+        self.expire()
+        return True
+
+    def finish(self, answer: Answer, computed_ns: int, batch_rows: int) -> None:
+        """End it with its answer from a run of so many rows, which ended at ``computed_ns``."""
+        self.computed_ns, self.batch_rows, self.nonfinite = computed_ns, batch_rows, int(bool(answer.nonfinite))
+        self.answer = answer
 
     def take_error(self) -> BaseException | None:
         """Return the error and drop the reference to it.

@@ -13,8 +13,9 @@ from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
-from edge.programs.loop import BY_BUDGET, BY_TOLERANCE, STOPPED
+from edge.programs.loop import BY_BUDGET, BY_TOLERANCE
 from edge.programs.program import TIER as TIER_FACT
+from edge.programs.session import BY_DEADLINE, STOPPED
 from edge.repository.entry import Entry
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: A transport's timer may fire this much too early.
 _CLOCK_SECONDS: Final = 0.005
+#: Why a row of a loop stopped. A response names the first of its rows' reasons.
+_REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_TOLERANCE)
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
@@ -243,9 +246,9 @@ class InferenceService:
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and submit it to the scheduler; return whether it has ended."""
         model, parameters = call.form.model, call.form.parameters
-        if len(model.executors) > 1 or parameters.tier or parameters.policy:
+        if model.chooses or parameters.tier or parameters.policy:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
-            call.executor, call.tier_reason = choice.executor, choice.reason
+            call.executor, call.tier_reason, call.best_effort = choice
             call.options = choice.executor.options._replace(limits=call.form.limits)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
@@ -322,8 +325,9 @@ class InferenceService:
                     response.parameters[TIER].string_param = tier
                     response.parameters[TIER_REASON].string_param = call.tier_reason
                 if STOPPED in answer.facts:
-                    used_up = BY_BUDGET in answer.facts[STOPPED].tolist()
-                    response.parameters[STOPPED].string_param = BY_BUDGET if used_up else BY_TOLERANCE
+                    stopped = answer.facts[STOPPED].tolist()
+                    reason = next(reason for reason in _REASONS if reason in stopped)
+                    response.parameters[STOPPED].string_param = reason
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)

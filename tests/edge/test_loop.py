@@ -22,8 +22,9 @@ from edge.datatypes import Array
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.programs.loop import LOOPS, STOPPED, Loop, LoopRunners
+from edge.programs.loop import LOOPS, Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
+from edge.programs.session import STOPPED
 from edge.runtimes.build import load_runner
 from tests.support.inference_service import Running, running_service
 from tests.support.loop_model import ENDLESS, FAILING, MOST_LOOPS, NAME, loop_request, prompt, write_halving_bundle
@@ -151,13 +152,13 @@ async def test_a_deadline_is_checked_between_loops(running: Running) -> None:
 
 
 async def test_a_failing_row_fails_alone(running: Running) -> None:
-    endless = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=200_000)))
+    endless = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=20_000)))
     await asyncio.sleep(0.02)
     tasks = [asyncio.create_task(running.infer(loop_request(value))) for value in (1, FAILING, 2)]
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(done[1], RunnerError)
     assert [array_of(done[place], "loops").tolist() for place in (0, 2)] == [[4], [4]]  # type: ignore[arg-type]
-    assert array_of(await endless, "loops").tolist() == [200_000]
+    assert array_of(await endless, "loops").tolist() == [20_000]
     failed = running.counted(NAME).failures
     assert sum(failed.values()) == 1
 
