@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edge.instruments.snapshot import LoopEnd
 from edge.pb import inference_pb2 as pb
 from edge.scheduling.job import Job
 from edge.serving.forms import Form
@@ -21,13 +22,25 @@ class Call(Job):
     """A job of the scheduler that answers a client."""
 
     __slots__ = (
-        *("form", "reply", "request_id", "started_ns", "tier_reason", "timer", "told", "trace_context", "windows"),
+        *(
+            "form",
+            "loop",
+            "reply",
+            "request_id",
+            "started_ns",
+            "tier_reason",
+            "timer",
+            "told",
+            "trace_context",
+            "windows",
+        ),
     )
 
     request_id: str
     form: Form
     windows: Mapping[str, Window]  # the shared memory of the outputs that go there, by name
     started_ns: int  # arrival of the request, by time.perf_counter_ns()
+    loop: LoopEnd | None  # once a loop is answered
     tier_reason: str  # why the scheduler chose the tier
     reply: Reply | None  # None after it was given, or after a cancellation
     told: Told | None  # None on an RPC with one response, and after the reply

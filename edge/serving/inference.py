@@ -12,8 +12,9 @@ from typing import Final
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
+from edge.instruments.snapshot import LoopEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.loop import BY_BUDGET, BY_TOLERANCE
+from edge.programs.loop import BY_BUDGET, BY_TOLERANCE, LOOPS, RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
 from edge.programs.session import BY_DEADLINE, STOPPED
 from edge.repository.entry import Entry
@@ -187,7 +188,7 @@ class InferenceService:
             shapes=form.shapes,
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
-        call.tier_reason, call.timer = PINNED, None
+        call.tier_reason, call.timer, call.loop = PINNED, None, None
         if form.limits:
             call.options = call.options._replace(limits=form.limits)
         call.trace_context = CARRIER.get() if self._traces else None
@@ -325,9 +326,8 @@ class InferenceService:
                     response.parameters[TIER].string_param = tier
                     response.parameters[TIER_REASON].string_param = call.tier_reason
                 if STOPPED in answer.facts:
-                    stopped = answer.facts[STOPPED].tolist()
-                    reason = next(reason for reason in _REASONS if reason in stopped)
-                    response.parameters[STOPPED].string_param = reason
+                    call.loop = _loop_end(call, answer)
+                    response.parameters[STOPPED].string_param = call.loop.stopped
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)
@@ -375,6 +375,13 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _loop_end(call: Call, answer: Answer) -> LoopEnd:
+    facts = answer.facts
+    stopped = facts[STOPPED].tolist()
+    reason = next(reason for reason in _REASONS if reason in stopped)
+    return LoopEnd(call.executor.tier, int(facts[LOOPS].max()), float(facts[RESIDUAL].max()), reason)
 
 
 def _answering_tiers(call: Call, answer: Answer) -> str:
