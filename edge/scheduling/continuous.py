@@ -95,7 +95,7 @@ class ContinuousRun:
         return True
 
     def _step(self, batch: _Batch, now: float) -> list[Job]:
-        rows, size, requests = batch.session.rows, batch.size, len(batch.jobs)
+        rows, size, first = batch.session.rows, batch.size, next(iter(batch.jobs))
         self._runs.now[self._worker] = Run(now, self.executor, size)
         begun_ns = time.perf_counter_ns()
         try:
@@ -106,9 +106,8 @@ class ContinuousRun:
             self._runs.now[self._worker] = None
         now_ns = time.perf_counter_ns()
         self._learn(size, now_ns - begun_ns)
-        first = next(iter(batch.jobs))
-        if first.statistics:
-            tier = self.executor.tier
+        if first.statistics:  # each request counts once, at its end
+            tier, requests = self.executor.tier, len(finished)
             first.statistics.executed(rows, now_ns - begun_ns, tier=tier, requests=requests, size=size)
         ended = []
         for key, computed in finished:

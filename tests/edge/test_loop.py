@@ -130,6 +130,19 @@ async def test_a_short_request_overtakes_a_long_one(running: Running) -> None:
     assert await running.at_rest(NAME)
 
 
+async def test_steps_are_seen_while_they_run_and_a_request_counts_once(running: Running) -> None:
+    long = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=2_000)))
+    seen = None
+    while not long.done() and not seen:
+        await asyncio.sleep(0)
+        seen = running.scheduler.runs.now[0]  # what the watchdog and the energy meter read
+    assert seen
+    assert (seen.executor.tier, seen.size) == ("full", 3)
+    await asyncio.gather(long, running.infer(loop_request(1)))
+    assert running.repository.find(NAME, "").statistics.runs()["full"].requests == 2
+    assert running.scheduler.runs.now == [None]
+
+
 async def test_rows_wait_for_room_in_the_order_of_their_arrival(running: Running) -> None:
     three = asyncio.create_task(running.infer(loop_request(ENDLESS, ENDLESS, ENDLESS, **ENDLESS_REQUEST)))
     await asyncio.sleep(0.05)
