@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: A transport's timer may fire this much too early.
 _CLOCK_SECONDS: Final = 0.005
+#: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
+_LATE_ANSWER: Final = 1.25
 #: Why a row of a loop stopped. A response names the first of its rows' reasons.
 _REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_TOLERANCE)
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
@@ -147,6 +149,7 @@ class InferenceService:
             self._finish(call)
             return None
         if limit_seconds is not None:
+            limit_seconds *= _LATE_ANSWER if call.best_effort else 1.0
             call.timer = self._loop.call_later(limit_seconds, self._timed_out, call)
         return call
 

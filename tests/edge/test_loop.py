@@ -18,16 +18,23 @@ import tritonclient.grpc as triton
 from edge.bundles import rules
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TensorSpec
-from edge.datatypes import Array
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
 from edge.launch import running_server
-from edge.pb import inference_pb2 as pb
 from edge.programs.loop import LOOPS, Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
 from edge.programs.session import STOPPED
 from edge.runtimes.build import load_runner
 from tests.support.inference_service import Running, running_service
-from tests.support.loop_model import ENDLESS, FAILING, MOST_LOOPS, NAME, loop_request, prompt, write_halving_bundle
+from tests.support.loop_model import (
+    ENDLESS,
+    FAILING,
+    MOST_LOOPS,
+    NAME,
+    array_of,
+    loop_request,
+    prompt,
+    write_halving_bundle,
+)
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import expression, triton_input
 
@@ -102,12 +109,6 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 
     async with running_service(tmp_path, write) as running:
         yield running
-
-
-def array_of(response: pb.ModelInferResponse, name: str) -> Array:
-    place = [output.name for output in response.outputs].index(name)
-    kind = np.int32 if name == "loops" else np.float32
-    return np.frombuffer(response.raw_output_contents[place], kind)
 
 
 ENDLESS_REQUEST = {"max_loops": MOST_LOOPS}

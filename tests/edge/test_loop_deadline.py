@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -16,7 +15,7 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import LoopLimits
 from edge.scheduling.tier_executor import ServingOptions
 from tests.support.inference_service import Running, running_service
-from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, loop_request, write_halving_bundle
+from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, write_halving_bundle
 
 ENDLESS_REQUEST = {"max_loops": MOST_LOOPS}
 
@@ -28,9 +27,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 def end_of(response: pb.ModelInferResponse) -> tuple[list[int], str]:
-    place = [output.name for output in response.outputs].index("loops")
-    loops = np.frombuffer(response.raw_output_contents[place], np.int32).tolist()
-    return loops, response.parameters["stopped"].string_param
+    return array_of(response, "loops").tolist(), response.parameters["stopped"].string_param
 
 
 async def test_a_request_gets_as_many_loops_as_fit_and_says_so(running: Running) -> None:
@@ -40,8 +37,7 @@ async def test_a_request_gets_as_many_loops_as_fit_and_says_so(running: Running)
     (settled, cut), stopped = end_of(response)
     assert (settled, stopped) == (4, "deadline")
     assert 4 < cut < MOST_LOOPS
-    place = [output.name for output in response.outputs].index("prediction")
-    assert np.frombuffer(response.raw_output_contents[place], np.float32).tolist() == [15 / 16, 3]
+    assert array_of(response, "prediction").tolist() == [15 / 16, 3]
     assert await running.at_rest(NAME)
     # With enough time it stops for the usual reasons.
     request = loop_request(1, policy="deadline", max_loops=3)

@@ -8,7 +8,6 @@ from queue import Queue
 from typing import Any, NamedTuple
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
@@ -16,7 +15,7 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, loop_request, prompt, write_halving_bundle
+from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, prompt, write_halving_bundle
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.open_stream import Sender
@@ -26,7 +25,7 @@ ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 #: More steps than a client sees of them.
-MANY = 20_000
+MANY = 6_000
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +57,8 @@ def part_of(message: pb.ModelStreamInferResponse) -> Part:
 
 
 def read(response: Any) -> Part:
-    raw = dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=True))
-    counts = np.frombuffer(raw["loops"], np.int32).tolist()
     final, stopped = (response.parameters[name] for name in ("triton_final_response", "stopped"))
-    return Part(response.id, counts, final.bool_param, stopped.string_param)
+    return Part(response.id, array_of(response, "loops").tolist(), final.bool_param, stopped.string_param)
 
 
 def streamed(*values: float, **parameters: Any) -> pb.ModelInferRequest:
@@ -119,7 +116,7 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     stream = Stub(channel).ModelStreamInfer(iter(sender))
     requests = {
         "long": streamed(ENDLESS, max_loops=MOST_LOOPS),
-        "whole": loop_request(ENDLESS, max_loops=MANY // 4),
+        "whole": loop_request(ENDLESS, max_loops=MANY),
         "short": streamed(1, max_loops=3),
         "behind": loop_request(1),
     }
@@ -135,6 +132,14 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     assert "short" in finals
     stream.cancel()
     assert wait_until(lambda: is_at_rest(loops))
+
+
+def test_stream_ends_in_time_with_the_latest_prediction(channel: grpc.Channel) -> None:
+    request = streamed(ENDLESS, max_loops=MOST_LOOPS, policy="deadline", timeout=500_000)
+    *parts, last = [part_of(message) for message in Stub(channel).ModelStreamInfer(iter([request]))]
+    assert (last.final, last.stopped) == (True, "deadline")
+    assert parts
+    assert parts[-1].loops[0] <= last.loops[0] < MOST_LOOPS
 
 
 @pytest.mark.parametrize("reads", [False, True])

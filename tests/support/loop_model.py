@@ -110,3 +110,9 @@ def loop_request(*values: float, tokens: int = 3, **parameters: Any) -> pb.Model
         kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
     return message
+
+
+def array_of(response: Any, name: str) -> np.ndarray:
+    """Return the elements of an output of the loop."""
+    place = [output.name for output in response.outputs].index(name)
+    return np.frombuffer(response.raw_output_contents[place], np.int32 if name == "loops" else np.float32)
