@@ -13,3 +13,11 @@ RETRY_AFTER_MS: Final = "retry-after-ms"
 STREAM_RETRY_AFTER_MS: Final = "retry_after_ms"
 #: The parameter of the last response to a request of a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
+#: Of a looped model: the output, and the fact of each row, with the loops that it took.
+LOOPS: Final = "loops"
+#: The parameter of a response, and the fact of each row, that says why its loop stopped; empty while it is in progress.
+STOPPED: Final = "stopped"
+#: Reasons: its residual, its budget of loops, or its deadline.
+BY_TOLERANCE: Final = "tolerance"
+BY_BUDGET: Final = "budget"
+BY_DEADLINE: Final = "deadline"

@@ -11,8 +11,7 @@ from edge.client.failures import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
-from edge.programs.loop import LOOPS, STOPPED
-from edge.protocol import STREAM_RETRY_AFTER_MS
+from edge.protocol import LOOPS, STOPPED, STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
 _MAX_RANK = 32  # NumPy 1's limit

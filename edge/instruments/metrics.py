@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from edge.instruments.energy import TierEnergy
 from edge.instruments.histogram import Histogram
-from edge.instruments.snapshot import Labels, Snapshot, Timings
+from edge.instruments.snapshot import Labels, LoopEnd, Snapshot, Timings
 
 #: The types of the Prometheus page. Triton's counters are ``unknown``, because their names lack the suffix ``_total``.
 Kind = Literal["counter", "gauge", "histogram", "unknown"]
 #: Divisors of counted values by their unit: durations are counted in whole ns and reported in seconds.
-PER_UNIT: Final = {"seconds": 1e9}
+PER_UNIT: Final = {"seconds": 1e9, "ratio": 1e9}
 #: The labels' values, and the number or histogram under them.
 Sample = tuple[Labels, float | Histogram]
 
@@ -36,6 +36,7 @@ class Answered(Protocol):
     timings: Timings
     nonfinite: int  # 1 where an output has a NaN or an infinity, else 0
     tier_reason: str  # the reason for the choice of its tier
+    loop: LoopEnd | None  # of a model with a loop
 
 
 class ModelNow(NamedTuple):
@@ -76,6 +77,7 @@ class RequestMetric:
     labels: Labels = ()
     label: Callable[[Answered], Labels] | None = None  # returns the values of the labels, where there are any
     buckets: tuple[int, ...] = ()  # the upper bounds of a histogram, ascending; without them it is a counter
+    of_loops: bool = False  # whether it counts only requests to models with a loop
 
     @property
     def kind(self) -> Kind:
@@ -99,6 +101,29 @@ def _total_us(stage: str, help: str) -> ModelMetric:
     return _total(name, f"Total µs of {help}", lambda totals: totals.stages[stage].total // 1000, "us")
 
 
+def _loop_metric(
+    name: str, help: str, value: Callable[[LoopEnd], int], labels: Labels = ("tier",), **rest: Any
+) -> RequestMetric:
+    """Return a metric of requests to models with a loop; its labels are attributes of the loop's end."""
+
+    def label(request: Answered) -> Labels:
+        return tuple(getattr(request.loop, name) for name in labels)
+
+    def count(request: Answered) -> int:
+        assert request.loop
+        return value(request.loop)
+
+    return RequestMetric(name, help, count, labels=labels, label=label, of_loops=True, **rest)
+
+
+def _residual(end: LoopEnd) -> int:
+    return round(end.residual * 1e9) if end.residual < _MOST_RESIDUAL else _MOST_RESIDUAL * 10**9  # also for NaN
+
+
+#: A larger residual counts as this, so that a loop that diverged does not spoil the sum.
+_MOST_RESIDUAL: Final = 1000
+_LOOPS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_RESIDUALS: Final = (*(digit * 10**power for power in range(3, 9) for digit in (1, 2, 5)), 10**9)
 #: It also has a field of its own in the telemetry.
 NONFINITE: Final = RequestMetric(
     "fewheads_nonfinite_answers_total", "Responses with a NaN or an infinity", attrgetter("nonfinite")
@@ -157,6 +182,17 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("tier", "stage"),
     ),
     NONFINITE,
+    _loop_metric(
+        "fewheads_request_loops",
+        "Loops of a request's slowest row",
+        lambda end: end.loops,
+        unit="loops",
+        buckets=_LOOPS,
+    ),
+    _loop_metric(
+        "fewheads_residual_ratio", "Largest residual of a request's rows", _residual, unit="ratio", buckets=_RESIDUALS
+    ),
+    _loop_metric("fewheads_loop_ends_total", "Requests to models with a loop", lambda end: 1, ("tier", "stopped")),
     ModelMetric(
         "fewheads_model_ready", "1 when the model accepts requests", lambda model: [((), float(model.ready))], "gauge"
     ),

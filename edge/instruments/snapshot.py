@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from edge.instruments.histogram import Histogram
 
@@ -47,6 +48,15 @@ class TierRuns:
     rows: int = 0
     tokens: int = 0  # rows times tokens, padding included, where the model has a sequence axis, else rows
     infer_ns: int = 0
+
+
+class LoopEnd(NamedTuple):
+    """How the loop of one request ended: of its slowest row, and of the row with the largest residual."""
+
+    tier: str
+    loops: int
+    residual: float  # relative change of the state in the last loop; possibly NaN
+    stopped: str  # the reason
 
 
 def _new_stages() -> Stages:

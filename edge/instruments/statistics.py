@@ -26,12 +26,13 @@ class ModelStatistics:
         self._now = Snapshot()
         self._runs: dict[str, TierRuns] = defaultdict(TierRuns)
         self._metrics: list[tuple[RequestMetric, Callable[[Answered], int], Counted]] = []
+        self._loop_metrics = self._metrics[:]  # for requests to a model with a loop; others do not even look at them
         for metric in metrics:
             values: Counted = defaultdict(partial(Histogram, metric.buckets) if metric.buckets else int)
             if not metric.labels and not metric.buckets:
                 values[()] = 0  # a counter without labels begins at 0
             self._now.counted[metric.name] = values
-            self._metrics.append((metric, metric.count, values))
+            (self._loop_metrics if metric.of_loops else self._metrics).append((metric, metric.count, values))
 
     @property
     def execution_count(self) -> int:
@@ -71,7 +72,8 @@ class ModelStatistics:
             batch = now.batches[request.batch_rows]
             batch.compute_input_ns += timings.compute_input_ns
             batch.compute_output_ns += timings.compute_output_ns
-            for metric, count, values in self._metrics:
+            metrics = self._metrics if request.loop is None else self._metrics + self._loop_metrics
+            for metric, count, values in metrics:
                 try:
                     value = count(request)
                     labels = metric.label(request) if metric.label and (value or metric.buckets) else ()
@@ -82,6 +84,7 @@ class ModelStatistics:
                 except Exception:  # noqa: PERF203  # a broken metric must affect neither the response nor other metrics
                     log.exception("metric %s failed and is no longer counted", metric.name)
                     self._metrics = [each for each in self._metrics if each[0] is not metric]
+                    self._loop_metrics = [each for each in self._loop_metrics if each[0] is not metric]
 
     def failed(self, reason: str, duration_ns: int, place: str = "") -> None:
         """Count one failed request.

@@ -20,9 +20,9 @@ from edge.datatypes import Array
 from edge.launch import running_server
 from edge.load.inputs import Inputs, golden_inputs, random_inputs, text_inputs
 from edge.load.percentiles import Percentiles
-from edge.programs.loop import LOOPS
 from edge.programs.program import LoopLimits
 from edge.programs.tier_program import TierProgram, load_tier
+from edge.protocol import LOOPS
 
 #: Number of series that a measurement consists of.
 ROUNDS = 5

@@ -16,13 +16,12 @@ import numpy as np
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import STOPPED as STOPPED
 from edge.programs.session import Finished, IterativeProgram, Session
+from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.runner import DeviceLoop, LoopTensors, Runner
 
-#: Facts of each row, beside why it stopped: the loops that it took, and its last residual.
-LOOPS, RESIDUAL = "loops", "residual"
-BY_TOLERANCE, BY_BUDGET = "tolerance", "budget"
+#: The fact of each row with its last residual.
+RESIDUAL = "residual"
 
 
 class LoopRunners(NamedTuple):

@@ -9,10 +9,6 @@ from typing import NamedTuple, Protocol
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options, Program
 
-#: The fact of each row that says why it stopped; empty while it is in progress.
-STOPPED = "stopped"
-BY_DEADLINE = "deadline"
-
 
 class Finished(NamedTuple):
     """A request whose last row has ended: its key, and its result."""

@@ -12,8 +12,9 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import LoopProgram, Role
 from edge.datatypes import Array
 from edge.errors import FewheadsError
-from edge.programs.loop import LOOPS, Loop, LoopRunners
+from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import Computed, LoopLimits, Options, Program, SingleRun
+from edge.protocol import LOOPS
 from edge.runtimes.build import Loaded, load_with
 from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import first_that_works

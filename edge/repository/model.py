@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import CascadeProgram, LoopProgram, Role, Serving
@@ -18,11 +16,12 @@ from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options, Program, SingleRun
+from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
-from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.batching import BatchAssembler, nonfinite
 from edge.scheduling.job import UseCount
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
-from edge.scheduling.tier_selection import PINNED, ROUTER, TierSelector
+from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
@@ -45,6 +44,8 @@ class Model:
         outputs: the tensors that a client may request, by name.
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
+        chooses: whether the selector decides on requests that name neither a tier nor a policy.
+        finite_only: whether inputs may contain neither NaN nor infinities, as those of a loop.
         load_memory_bytes: growth of the process while it was loaded.
     """
 
@@ -78,11 +79,14 @@ class Model:
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
         program = bundle.manifest.program
+        self.finite_only = isinstance(program, LoopProgram)
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = self._program()
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
+        loops = isinstance(self.program, IterativeProgram)
+        self.chooses = len(self.executors) > 1 or (loops and self.selector.policy == DEADLINE)
         self._golden = bundle.goldens
 
     def _program(self) -> Program:
@@ -112,6 +116,8 @@ class Model:
                 computed = self.program.compute(inputs, executor.options)
                 seconds = time.perf_counter() - begun
                 executor.latency.observe(executor.assembler.size(inputs), seconds, computed.repeats)
+                if executor.iterative:
+                    executor.loops.observe(executor.limits(executor.options), computed.repeats)
 
     def golden_row(self, tier: str) -> dict[str, Array]:
         """Return golden inputs of a tier: one row, or the whole set where it has no rows."""
@@ -180,15 +186,10 @@ class Model:
                 expected = f"between {list(profile.min)} and {list(profile.max)}"
                 what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
                 raise self._invalid(what, list(shape), expected, fix)
-        if isinstance(self.manifest.program, LoopProgram):
-            self._check_finite(inputs)
+        if self.finite_only and (wrong := nonfinite(inputs)):
+            fix = "A loop would never settle; replace the values that are missing."
+            raise self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
         return Feeds(inputs, rows)
-
-    def _check_finite(self, inputs: Mapping[str, Array]) -> None:
-        for name, array in inputs.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                fix = "A loop would never settle; replace the values that are missing."
-                raise self._invalid(f"input {name!r}", Literally("NaN or Inf"), "finite numbers", fix)
 
     def limits(self, max_loops: int | None, tolerance: float | None) -> LoopLimits | None:
         """Return when a request's rows stop, by the parameters that it sets; None for the manifest's limits.

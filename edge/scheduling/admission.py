@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from edge.errors import Literally, Overloaded
 from edge.scheduling.job import Job
 from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyTable
 from edge.scheduling.queue import JobQueue
-from edge.scheduling.runs import Run
 from edge.scheduling.tier_executor import TAIL_DEVIATIONS
 
 #: The least time from the end of a run to the client: the hop to the transport, encoding, and the network.
 _LEAST_RETURN_SECONDS = 0.001
+
+
+class Running(Protocol):
+    """What a worker computes now."""
+
+    def wait_seconds(self, job: Job, now: float) -> float:
+        """Predict how long a job waits for it, on the safe side."""
 
 
 class Admission:
@@ -29,7 +36,7 @@ class Admission:
         self._instances = instances
         self._by_deadline = by_deadline
 
-    def check(self, job: Job, now: float, full: str | None, runs: Callable[[], Iterable[Run]]) -> None:
+    def check(self, job: Job, now: float, full: str | None, runs: Callable[[], Iterable[Running]]) -> None:
         """Record the latency estimate of a job; raise Overloaded if the queue has no room for it or it would be late.
 
         ``full`` is the result of :meth:`JobQueue.full`; ``runs`` returns the current runs that the job waits for.
@@ -38,6 +45,8 @@ class Admission:
         if not full and left == math.inf:
             return
         seconds = self.finish_seconds(job, now, runs())
+        if job.best_effort and seconds > left:  # it ends in time, if there is time for its first step
+            seconds = max(self.finish_seconds(job, now, runs(), first=True), left)
         if full == "requests":
             given, expected = f"{len(self._queue)} waiting requests", f"fewer than {self._queue.max_jobs}"
         elif full:
@@ -58,11 +67,16 @@ class Admission:
             retry_after_ms=max(math.ceil(seconds * 1e3), 1),
         )
 
-    def finish_seconds(self, job: Job, now: float, runs: Iterable[Run]) -> float:
-        """Predict the seconds until a job is answered that joins the queue now; unknown run times count as 0."""
+    def finish_seconds(self, job: Job, now: float, runs: Iterable[Running], *, first: bool = False) -> float:
+        """Predict the seconds until a job is answered that joins the queue now, or until its ``first`` step has ended.
+
+        Unknown run times count as 0.
+        """
         seconds, own = self._queue.seconds_until_done(job)
         for run in runs:
-            seconds += max(run.begun + run.executor.run_seconds(run.size) - now, 0.0)
+            seconds += run.wait_seconds(job, now)
+        if first:
+            own = min(own, job.executor.call_seconds(job.size))
         waiting = (seconds / self._instances + own) * self.correction.factor(now)
         return waiting + job.executor.max_delay_seconds + self.return_seconds
 

@@ -2,97 +2,212 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from edge.programs.session import IterativeProgram
-from edge.scheduling.job import Answer, Job
-from edge.scheduling.runs import Runs, nonfinite
+from edge.programs.program import Computed
+from edge.programs.session import Finished, IterativeProgram, Session
+from edge.protocol import BY_DEADLINE
+from edge.scheduling.answers import Answer
+from edge.scheduling.batching import nonfinite
+from edge.scheduling.job import Job
+from edge.scheduling.runs import Run, Runs
 from edge.scheduling.tier_executor import TierExecutor
+
+log = logging.getLogger(__name__)
+
+#: The times of so many steps of one size are learnt together.
+_TIMED_STEPS = 16
 
 
 class ContinuousRun:
     """The requests of one executor that a worker computes side by side, step by step.
 
-    Each method returns the jobs that it ended, to be delivered; cancelled ones are among them, without an answer.
+    :meth:`admit` and :meth:`step` return the jobs that they ended, to be delivered; cancelled ones are among them,
+    without an answer. ``return_seconds`` predicts the time from the end of a step to the client.
     """
 
-    def __init__(self, executor: TierExecutor, runs: Runs, worker: int) -> None:
+    def __init__(self, executor: TierExecutor, runs: Runs, worker: int, return_seconds: Callable[[], float]) -> None:
         assert isinstance(executor.program, IterativeProgram)
         self.executor = executor
-        self.jobs: list[Job] = []
         self._program = executor.program
-        self._session = self._program.session(executor.options)
-        self._runs, self._worker = runs, worker
+        self._runs, self._worker, self._return_seconds = runs, worker, return_seconds
+        self._batch = _Batch(self._session())
+        self._timed_size = self._timed_ns = self._timed_steps = 0
+        self._suspects: list[_Batch] = []  # after a step has failed, each of its jobs, so that only the culprit fails
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs in progress."""
+        return [job for batch in self._batches for job in batch.jobs]
 
     @property
     def room(self) -> int:
-        """How many more rows the session may have."""
-        return max(self.executor.max_rows, 1) - self._session.rows
+        """How many more rows may join."""
+        return max(self.executor.max_rows, 1) - sum(batch.session.rows for batch in self._batches)
+
+    def wait_seconds(self, job: Job, now: float) -> float:
+        """Predict how long a job waits for it: until there is room for its rows, and at least for a step."""
+        step, every = self.executor.call_seconds(self._batch.size), self._program.loops_per_step
+        if job.executor is not self.executor or job.rows <= self.room:
+            return step
+        left = 0.0  # loops of rows
+        for batch in self._batches:
+            for other, before in list(batch.jobs.items()):
+                left += other.rows * self.executor.repeats_left(other.options, (batch.steps - before) * every)
+        return step * max(left / max(self.executor.max_rows, 1) / every, 1.0)
 
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
         """Add jobs to the session."""
-        ended = self._leave(jobs)
-        for job in jobs:
-            if job in ended:
-                continue
-            job.started, begun_ns = True, time.perf_counter_ns()
-            job.timings.queue_ns = begun_ns - job.queued_ns
-            try:
-                self._session.add(job, job.inputs, job.options)
-            except BaseException as error:
-                self._runs.fail(error, job)
-                ended.append(job)
-                continue
-            job.timings.compute_input_ns += time.perf_counter_ns() - begun_ns
-            self.jobs.append(job)
-        return ended
+        now = time.monotonic()
+        return [job for job in jobs if job.leaves(now) or not self._add(job)]
 
     def step(self) -> list[Job]:
-        """Compute one step of all jobs; one whose deadline has passed, or that was cancelled, leaves before."""
-        ended = self._leave(self.jobs)
-        for job in ended:
-            self._session.drop(job)
-        self.jobs = [job for job in self.jobs if job not in ended]
-        if not self.jobs:
-            return ended
-        rows, size, begun_ns = self._session.rows, sum(job.size for job in self.jobs), time.perf_counter_ns()
-        try:
-            finished = self._session.step()
-        except BaseException as error:
-            return [*ended, *self._retry(error)]
-        now_ns = time.perf_counter_ns()
-        first = self.jobs[0]
-        if first.statistics:
-            tier, requests = self.executor.tier, len(self.jobs)
-            first.statistics.executed(rows, now_ns - begun_ns, tier=tier, requests=requests, size=size)
-        for key, computed in finished:
-            assert isinstance(key, Job)
-            admitted_ns = key.queued_ns + key.timings.queue_ns + key.timings.compute_input_ns
-            key.timings.compute_infer_ns = now_ns - admitted_ns
-            bad = nonfinite(computed.outputs)
-            key.answer = Answer(computed.outputs, computed.facts, bad)
-            key.computed_ns, key.batch_rows, key.nonfinite = now_ns, rows, int(bool(bad))
-            self.executor.latency.observe(size, key.timings.compute_infer_ns / 1e9, computed.repeats)
-            self.jobs.remove(key)
-            ended.append(key)
-        if finished and self.executor.failures.count:
-            self.executor.failures.succeeded()
+        """Compute one step of all jobs, without those that were cancelled or whose deadline has passed."""
+        ended, now = [], time.monotonic()
+        for batch in self._batches if self._suspects else (self._batch,):
+            # Most have no deadline, and this runs for every step.
+            asked = [job for job in batch.jobs if job.cancelled or job.deadline is not None]
+            ended += [job for job in asked if self._leaves(job, batch, now)]
+            if batch.jobs:
+                ended += self._step(batch, now)
+        if self._suspects:
+            self._suspects = [batch for batch in self._suspects if batch.jobs]
         return ended
 
-    def _leave(self, jobs: Sequence[Job]) -> list[Job]:
-        now = time.monotonic()
-        late = [job for job in jobs if not job.cancelled and job.deadline is not None and job.deadline <= now]
-        for job in late:
-            job.expire()
-        return [job for job in jobs if job.cancelled or job.error]
+    @property
+    def _batches(self) -> list[_Batch]:
+        return [self._batch, *self._suspects]
 
-    def _retry(self, error: BaseException) -> list[Job]:
-        """Compute each job alone after a step has failed, so that only the culprit fails."""
-        jobs, self.jobs = self.jobs, []
-        self._session = self._program.session(self.executor.options)
+    def _session(self) -> Session:
+        return self._program.session(self.executor.options)
+
+    def _add(self, job: Job) -> bool:
+        """Add a job to the session; return False if it has failed."""
+        job.started, begun_ns = True, time.perf_counter_ns()
+        job.timings.queue_ns = begun_ns - job.queued_ns
+        try:
+            self._batch.add(job)
+        except BaseException as error:
+            self._runs.fail(error, job)
+            return False
+        job.timings.compute_input_ns += time.perf_counter_ns() - begun_ns
+        return True
+
+    def _step(self, batch: _Batch, now: float) -> list[Job]:
+        rows, size, first = batch.session.rows, batch.size, next(iter(batch.jobs))
+        self._runs.now[self._worker] = Run(now, self.executor, size)
+        begun_ns = time.perf_counter_ns()
+        try:
+            finished = batch.step()
+        except BaseException as error:
+            return self._failed(error, batch)
+        finally:
+            self._runs.now[self._worker] = None
+        now_ns = time.perf_counter_ns()
+        self._learn(size, now_ns - begun_ns)
+        if first.statistics:  # each request counts once, at its end
+            tier, requests = self.executor.tier, len(finished)
+            first.statistics.executed(rows, now_ns - begun_ns, tier=tier, requests=requests, size=size)
+        ended = []
+        for key, computed in finished:
+            assert isinstance(key, Job)
+            ended.append(key)
+            batch.remove(key)
+            self.executor.learn(key.options, computed.repeats)
+            _finish(key, computed, now_ns, rows)
+        if finished:
+            self._learn_timed()
+            if self.executor.failures.count:
+                self.executor.failures.succeeded()
+        for job in batch.streamed:
+            computed = batch.session.partial(job)
+            if job.partials and job.partials.put(Answer(computed.outputs, computed.facts)):
+                job.tell(job)
+        return ended
+
+    def _leaves(self, job: Job, batch: _Batch, now: float) -> bool:
+        """Return whether a job leaves before the next step, and remove it then."""
+        if job.best_effort and job.deadline is not None and not job.cancelled and batch.jobs[job] < batch.steps:
+            if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
+                return False
+            computed = batch.session.partial(job, BY_DEADLINE)
+            _finish(job, computed, time.perf_counter_ns(), batch.session.rows)
+        elif not job.leaves(now):
+            return False
+        batch.session.drop(job)
+        batch.remove(job)
+        return True
+
+    def _learn(self, size: int, step_ns: int) -> None:
+        """Learn the time of a step, with that of others of its size, because learning takes microseconds."""
+        if self._timed_steps and (size != self._timed_size or self._timed_steps == _TIMED_STEPS):
+            self._learn_timed()
+        self._timed_size = size
+        self._timed_ns += step_ns
+        self._timed_steps += 1
+
+    def _learn_timed(self) -> None:
+        seconds = self._timed_ns / 1e9 / self._timed_steps / self._program.loops_per_step
+        self.executor.latency.observe_step(self._timed_size, seconds)
+        self._timed_ns = self._timed_steps = 0
+
+    def _failed(self, error: BaseException, batch: _Batch) -> list[Job]:
+        jobs = list(batch.jobs)
+        for job in jobs:
+            batch.remove(job)
+        batch.session = self._session()
         if len(jobs) == 1:
             self._runs.fail(error, jobs[0])
-        else:
-            self._runs.retry(jobs, self._worker)
-        return jobs
+            return jobs
+        log.warning("a step of %d requests failed; each begins anew, alone", len(jobs))
+        ended = []
+        for job in jobs:
+            alone = _Batch(self._session())
+            try:
+                alone.add(job)
+            except BaseException as wrong:
+                self._runs.fail(wrong, job)
+                ended.append(job)
+            else:
+                self._suspects.append(alone)
+        return ended
+
+
+class _Batch:
+    """A session and its jobs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.steps = 0
+        self.jobs: dict[Job, int] = {}  # and the steps before each
+        self.streamed: list[Job] = []  # those with partial answers
+        self._row_size = 0  # of the longest, to which shorter ones are padded
+
+    @property
+    def size(self) -> int:
+        """The elements of a step."""
+        return self.session.rows * self._row_size
+
+    def add(self, job: Job) -> None:
+        self.session.add(job, job.inputs, job.options)
+        self.jobs[job] = self.steps
+        self._row_size = max(self._row_size, job.size // job.rows)
+        if job.partials:
+            self.streamed.append(job)
+
+    def remove(self, job: Job) -> None:
+        del self.jobs[job]
+        self.streamed = [other for other in self.jobs if other.partials]
+        self._row_size = max((other.size // other.rows for other in self.jobs), default=0)
+
+    def step(self) -> list[Finished]:
+        finished = self.session.step()
+        self.steps += 1
+        return finished
+
+
+def _finish(job: Job, computed: Computed, now_ns: int, rows: int) -> None:
+    job.timings.compute_infer_ns = now_ns - job.queued_ns - job.timings.queue_ns - job.timings.compute_input_ns
+    job.finish(Answer(computed.outputs, computed.facts, nonfinite(computed.outputs)), now_ns, rows)

@@ -10,13 +10,14 @@ from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Literally
 from edge.instruments.snapshot import Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Options
+from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
 from edge.scheduling.latency import LatencyEstimate
 from edge.scheduling.tier_executor import TierExecutor
@@ -69,22 +70,15 @@ class UseCount:
         await asyncio.wrap_future(self._unused)
 
 
-class Answer(NamedTuple):
-    """One job's rows of the graph's outputs and of the program's facts, by name."""
-
-    outputs: dict[str, Array]
-    facts: Mapping[str, Array]  # [rows] each
-    nonfinite: tuple[str, ...] = ()  # names of the outputs that contain a NaN or an infinity
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """A request on its way through the scheduler.
 
     A job ends with an ``answer`` or an ``error``, or is dropped because it was cancelled before its run began. In the
     first two cases ``deliver`` is called with it, once, on the thread that ended it, unless ``Scheduler.submit``
-    returned that it had ended already. Jobs of one run with the same ``deliver`` are delivered together. Deadlines are
-    in seconds of ``time.monotonic()``, other times in ns of ``time.perf_counter_ns()``.
+    returned that it had ended already. Jobs of one run with the same ``deliver`` are delivered together. A job with
+    ``partials`` is passed to ``tell``, on the worker's thread, when one waits for a reader that does not know.
+    Deadlines are in seconds of ``time.monotonic()``, other times in ns of ``time.perf_counter_ns()``.
     """
 
     executor: TierExecutor
@@ -92,7 +86,9 @@ class Job:
     rows: int
     _: KW_ONLY
     deliver: Callable[[Sequence[Job]], None] = lambda jobs: None
+    tell: Callable[[Job], None] = lambda job: None
     options: Options = None  # type: ignore[assignment] # of the program; None takes the executor's
+    partials: PartialAnswers | None = None  # gets one after each step of an iterative program
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
     use: UseCount | None = None  # of the model, held until the run has ended or is ruled out
@@ -104,6 +100,8 @@ class Job:
     queued_ns: int = field(default_factory=time.perf_counter_ns)
     order: tuple[int, int] = (0, 0)  # in the queue: priority, then arrival
     ready_at: float = 0.0  # until then it may wait for others to join it
+    repeats: float = 1.0  # of the step of an iterative program, predicted while it waits
+    best_effort: bool = False  # whether an iterative program answers it in time with what it has come to
     cancelled: bool = False
     started: bool = False
     batch_rows: int = 0  # of the run that answered it
@@ -136,6 +134,18 @@ class Job:
     def place(self) -> str:
         """Its stage: ``queued``, ``running``, or ``answered`` after the end of its run."""
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
+
+    def leaves(self, now: float) -> bool:
+        """Return whether it is not to be computed: it was cancelled, or its deadline has passed, which is its error."""
+        if self.cancelled or self.deadline is None or self.deadline > now:
+            return self.cancelled
+        self.expire()
+        return True
+
+    def finish(self, answer: Answer, computed_ns: int, batch_rows: int) -> None:
+        """End it with its answer from a run of so many rows, which ended at ``computed_ns``."""
+        self.computed_ns, self.batch_rows, self.nonfinite = computed_ns, batch_rows, int(bool(answer.nonfinite))
+        self.answer = answer
 
     def take_error(self) -> BaseException | None:
         """Return the error and drop the reference to it.

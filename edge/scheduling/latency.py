@@ -43,20 +43,26 @@ class LatencyTable:
         self._means: dict[int, float] = {}
         self._deviations: dict[int, float] = {}
         self._medians: dict[int, float] = {}
-        self._repeats = 1.0
+        self._repeats: float | None = None
         self._repeats_deviation = 0.0
         self._brief_after = 0.0
 
     def observe(self, size: int, seconds: float, repeats: float = 1.0) -> None:
         """Add one run of ``size`` elements whose program repeated its step ``repeats`` times."""
-        if not self._buckets:
-            self._repeats = repeats
-        error = repeats - self._repeats
-        self._repeats += _MEAN_WEIGHT * error
-        self._repeats_deviation += _DEVIATION_WEIGHT * (abs(error) - self._repeats_deviation)
+        self.observe_repeats(repeats)
         if seconds > _LONG_SECONDS:
             self._brief_after = time.monotonic() + _LONG_REMEMBERED_SECONDS
-        seconds /= repeats
+        self.observe_step(size, seconds / repeats)
+
+    def observe_repeats(self, repeats: float) -> None:
+        """Add a request whose steps are added one by one."""
+        mean = repeats if self._repeats is None else self._repeats
+        error = repeats - mean
+        self._repeats = mean + _MEAN_WEIGHT * error
+        self._repeats_deviation += _DEVIATION_WEIGHT * (abs(error) - self._repeats_deviation)
+
+    def observe_step(self, size: int, seconds: float) -> None:
+        """Add one step of ``size`` elements."""
         bucket = _bucket(size)
         mean = self._means.get(bucket)
         if mean is None:
@@ -71,7 +77,12 @@ class LatencyTable:
         self._medians[bucket] *= 1 + _MEDIAN_STEP if seconds > self._medians[bucket] else 1 - _MEDIAN_STEP
 
     def seconds(self, size: int, deviations: float = 0.0) -> float | None:
-        """Predict the time of a run, plus some mean deviations for a bound that is seldom exceeded; None without runs.
+        """Predict a run, plus some mean deviations for a bound that is seldom exceeded; None without runs."""
+        step = self.step_seconds(size, deviations)
+        return None if step is None else step * self._expected_repeats(deviations)
+
+    def step_seconds(self, size: int, deviations: float = 0.0) -> float | None:
+        """Predict the time of one step; as :meth:`seconds`.
 
         Between two known sizes it is interpolated. Above all of them it grows in proportion, below all of them it
         equals that of the smallest: both err towards slow.
@@ -94,7 +105,7 @@ class LatencyTable:
     def usual_seconds(self, size: int) -> float | None:
         """Return about the median of runs of a size, which a few slow ones do not move; None for an unknown size."""
         median = self._medians.get(_bucket(size))
-        return None if median is None else median * self._repeats
+        return None if median is None else median * self._expected_repeats()
 
     def is_brief(self, size: int, now: float) -> bool:
         """Return whether a run ends sooner than a worker wakes up, so that the submitting thread may compute it.
@@ -107,11 +118,13 @@ class LatencyTable:
     def seconds_per_element(self) -> float | None:
         """Return the least time per element at any known size, which a busy server can reach."""
         least = min((self._means[bucket] / _size(bucket) for bucket in list(self._buckets)), default=None)
-        return None if least is None else least * self._repeats
+        return None if least is None else least * self._expected_repeats()
 
     def _at(self, bucket: int, deviations: float) -> float:
-        repeats = self._repeats + deviations * self._repeats_deviation
-        return (self._means[bucket] + deviations * self._deviations[bucket]) * repeats
+        return self._means[bucket] + deviations * self._deviations[bucket]
+
+    def _expected_repeats(self, deviations: float = 0.0) -> float:
+        return (1.0 if self._repeats is None else self._repeats) + deviations * self._repeats_deviation
 
 
 class LatencyEstimate(NamedTuple):

@@ -24,6 +24,7 @@ class _Group:
     jobs: list[Job] = field(default_factory=list)
     rows: int = 0
     size: int = 0
+    loops: float = 0.0  # predicted, of all rows
 
     def ready_at(self) -> float:
         """Return when it may run: 0 if waiting gains nothing, else when its first arrival has waited long enough."""
@@ -44,12 +45,13 @@ class _Group:
         fitting, preferred = self._fitting()
         return self.jobs[: preferred if preferred and fitting == len(self.jobs) else fitting]
 
-    def ahead(self, priority: int) -> tuple[int, int, int]:
-        """Return how many jobs, rows and elements are before a new job of a priority."""
+    def ahead(self, priority: int) -> tuple[int, int, int, float]:
+        """Return how many jobs, rows, elements and loops of rows are before a new job of a priority."""
         if self.jobs[-1].priority <= priority:
-            return len(self.jobs), self.rows, self.size
+            return len(self.jobs), self.rows, self.size, self.loops
         before = list(takewhile(lambda job: job.priority <= priority, self.jobs))
-        return len(before), sum(job.rows for job in before), sum(job.size for job in before)
+        loops = sum(job.rows * job.repeats for job in before)
+        return len(before), sum(job.rows for job in before), sum(job.size for job in before), loops
 
     def _fitting(self) -> tuple[int, int]:
         """Return how many of the first jobs fit into a run, and how many make up the largest preferred size, or 0."""
@@ -102,6 +104,9 @@ class JobQueue:
         if not group:
             group = self._groups[key] = _Group(job.executor)
         insort(group.jobs, job, key=attrgetter("order"))
+        if job.executor.iterative:
+            job.repeats = job.executor.repeats(job.options)
+        group.loops += job.rows * job.repeats
         group.rows += job.rows
         group.size += job.size
         self.size_bytes += job.size_bytes
@@ -155,20 +160,24 @@ class JobQueue:
         key, executor = job.key, job.executor
         others = (group for other, group in self._groups.items() if other != key)
         before = sum(group.executor.seconds(*group.ahead(job.priority)) for group in others)
-        jobs, rows, size = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0)
+        ahead = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0, 0.0)
+        if executor.iterative:  # the server is busy, perhaps with as many rows as there may be
+            full = round(max(executor.max_rows, job.rows) * job.size / job.rows)
+            return before + executor.seconds(*ahead), executor.run_seconds(full, job.options)
         if not executor.max_rows:
-            return before + executor.seconds(jobs, rows, size), executor.run_seconds(job.size)
-        rows, size = rows + job.rows, size + job.size
+            return before + executor.seconds(*ahead), executor.run_seconds(job.size, job.options)
+        rows, size = ahead[1] + job.rows, ahead[2] + job.size
         earlier = (rows - 1) // executor.max_rows * executor.max_rows  # rows in runs before its own
         each = size / rows
-        before += executor.seconds(earlier, earlier, round(earlier * each))
-        return before, executor.run_seconds(round((rows - earlier) * each))
+        before += executor.seconds(earlier, earlier, round(earlier * each), earlier)
+        return before, executor.run_seconds(round((rows - earlier) * each), job.options)
 
     def _remove(self, key: Hashable, jobs: list[Job]) -> None:
         group = self._groups[key]
         for job in jobs:
             del self._jobs[job]
             self.size_bytes -= job.size_bytes
+            group.loops -= job.rows * job.repeats
             group.rows -= job.rows
             group.size -= job.size
         group.jobs = [job for job in group.jobs if job in self._jobs]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from edge.datatypes import Array
 from edge.errors import Literally, ModelNotReady
-from edge.programs.program import Computed
+from edge.programs.program import Computed, Options
 from edge.runtimes.device_errors import fatal
-from edge.scheduling.batching import split
-from edge.scheduling.job import Answer, Job
+from edge.scheduling.answers import Answer
+from edge.scheduling.batching import nonfinite, split
+from edge.scheduling.job import Job
 from edge.scheduling.tier_executor import TierExecutor
 
 log = logging.getLogger(__name__)
@@ -27,6 +25,11 @@ class Run(NamedTuple):
     begun: float  # by ``time.monotonic()``
     executor: TierExecutor
     size: int
+    options: Options | None = None  # of a request to an iterative program
+
+    def wait_seconds(self, job: Job, now: float) -> float:
+        """Predict how long a job waits for it, on the safe side."""
+        return max(self.begun + self.executor.run_seconds(self.size, self.options) - now, 0.0)
 
 
 class Flight(NamedTuple):
@@ -53,15 +56,12 @@ class Runs:
 
     def start(self, jobs: Sequence[Job], worker: int) -> Flight | None:
         """Start jobs of one tier in one run, after the current one; return None if all were cancelled or too late."""
-        alive = []
-        for job in jobs:
-            if job.deadline is not None and job.deadline <= time.monotonic() and not job.cancelled:
-                job.expire()
-            elif not job.cancelled:
-                job.started = True
-                alive.append(job)
+        now = time.monotonic()
+        alive = [job for job in jobs if not job.leaves(now)]
         if not alive:
             return None
+        for job in alive:
+            job.started = True
         executor, inputs, size = alive[0].executor, alive[0].inputs, alive[0].size
         idle = self.now[worker] is None
         if idle:
@@ -162,10 +162,8 @@ class Runs:
             job.timings.compute_input_ns += flight.joined_ns - flight.begun_ns
             job.timings.compute_infer_ns = infer_ns
             job.timings.compute_output_ns = split_ns
-            job.computed_ns, job.batch_rows = computed_ns, total
             own = nonfinite({name: part[name] for name in bad}) if bad else ()
-            job.nonfinite = int(bool(own))
-            job.answer = Answer(part, fact, own)
+            job.finish(Answer(part, fact, own), computed_ns, total)
         seconds = (computed_ns - begun_ns) / 1e9
         self._samples[worker].append(partial(executor.latency.observe, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:
@@ -184,9 +182,3 @@ class Runs:
             executor.failures.failed(error)
         if executor.on_gpu:
             self.check(error)
-
-
-def nonfinite(outputs: Mapping[str, Array]) -> tuple[str, ...]:
-    """Return the names of the outputs that contain a NaN or an infinity; about 2 µs for a small one."""
-    floats = [(name, array) for name, array in outputs.items() if array.dtype.kind == "f"]
-    return tuple([name for name, array in floats if np.count_nonzero(np.isfinite(array)) != array.size])

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TypeVar
 
-from edge.scheduling.admission import Admission
+from edge.scheduling.admission import Admission, Running
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.queue import JobQueue
@@ -46,6 +46,7 @@ class _Worker:
         self.inbox: SimpleQueue[list[Job] | Callable[[], None] | None] = SimpleQueue()
         self.run: Run | None = None  # the last one
         self.lent = False  # whether another thread computes in its place
+        self.continuous: tuple[ContinuousRun, ...] = ()  # its current ones, of different executors
         self.jobs: list[Job] = []  # in its runs now
         self.busy = False  # whether its last run was followed by another one without a pause
         self.start_seconds = 0.0  # mean time that the start of a run takes
@@ -130,7 +131,7 @@ class Scheduler:
         """Predict the seconds until a job is answered that is submitted now; unknown run times count as 0."""
         with self._lock:
             if self._runs_at_once(job.executor):
-                return job.executor.run_seconds(job.size) + self._admission.return_seconds
+                return job.executor.run_seconds(job.size, job.options) + self._admission.return_seconds
             return self._admission.finish_seconds(job, time.monotonic(), self._current_runs())
 
     def call(self, work: Callable[[], T]) -> T:
@@ -193,11 +194,16 @@ class Scheduler:
             return False
         return not executor.max_delay_seconds or len(self._idle) == self.instances
 
-    def _current_runs(self) -> list[Run]:
-        return [] if self._idle else [worker.run for worker in self._workers if worker.run]
+    def _current_runs(self) -> list[Running]:
+        if self._idle:
+            return []
+        runs: list[Running] = []
+        for worker in self._workers:
+            runs += worker.continuous or ([worker.run] if worker.run else [])
+        return runs
 
     def _assign(self, worker: _Worker, jobs: list[Job], now: float) -> None:
-        worker.run = Run(now, jobs[0].executor, sum(job.size for job in jobs))
+        worker.run = _run_of(jobs, now)
         worker.inbox.put(jobs)
 
     # On the threads of the scheduler:
@@ -246,25 +252,27 @@ class Scheduler:
 
     def _run(self, jobs: list[Job], worker: _Worker) -> None:
         """Compute jobs; those of iterative programs go on step by step, and leave room for others in between."""
-        continuous: dict[TierExecutor, ContinuousRun] = {}
         while True:
-            if jobs:
-                executor = jobs[0].executor
-                if executor.iterative:
-                    if executor not in continuous:
-                        continuous[executor] = ContinuousRun(executor, self.runs, worker.index)
-                    self._end(continuous[executor].admit(jobs), worker)
-                else:
-                    self._compute(jobs, worker)
-            for executor, run in list(continuous.items()):
+            if jobs and jobs[0].executor.iterative:
+                self._end(self._continuous(jobs[0].executor, worker).admit(jobs), worker)
+            elif jobs:
+                self._compute(jobs, worker)
+            for run in worker.continuous:
                 self._end(run.step(), worker)
-                if not run.jobs:
-                    del continuous[executor]
-            worker.jobs = [job for run in continuous.values() for job in run.jobs]  # without the answered ones
-            if not continuous:
+            worker.continuous = tuple([run for run in worker.continuous if run.jobs])
+            worker.jobs = [job for run in worker.continuous for job in run.jobs]  # without the answered ones
+            if not worker.continuous:
                 return
             self._do_own_work(worker)
-            jobs = self._take(worker, rooms={executor: run.room for executor, run in continuous.items()})
+            jobs = self._take(worker, rooms={run.executor: run.room for run in worker.continuous})
+
+    def _continuous(self, executor: TierExecutor, worker: _Worker) -> ContinuousRun:
+        for run in worker.continuous:
+            if run.executor is executor:
+                return run
+        run = ContinuousRun(executor, self.runs, worker.index, lambda: self._admission.return_seconds)
+        worker.continuous = (*worker.continuous, run)
+        return run
 
     def _do_own_work(self, worker: _Worker) -> None:
         """Do the server's own work, such as loading a model, between two steps."""
@@ -326,7 +334,7 @@ class Scheduler:
         with self._lock:
             jobs = self.queue.take(now, rooms) if worker.inbox.empty() else []
             if jobs:
-                worker.run = Run(now + max(seconds, 0.0), jobs[0].executor, sum(job.size for job in jobs))
+                worker.run = _run_of(jobs, now + max(seconds, 0.0))
             return jobs
 
     def _next(self, worker: _Worker, *, returned: bool = False) -> float | None:
@@ -380,3 +388,7 @@ class Scheduler:
             with self._lock:
                 for estimate in estimates:
                     self._admission.correction.answered(now, estimate)
+
+
+def _run_of(jobs: Sequence[Job], begun: float) -> Run:
+    return Run(begun, jobs[0].executor, sum(job.size for job in jobs), jobs[0].options)

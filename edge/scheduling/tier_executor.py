@@ -6,10 +6,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from edge.errors import RequestError, RunnerError
-from edge.programs.program import Options, Program
+from edge.programs.program import LoopLimits, Options, Program
 from edge.programs.session import IterativeProgram
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.latency import LatencyTable
+from edge.scheduling.loop_estimate import LoopEstimate
 
 #: Consecutive failures after which the supervisor runs a tier's golden row, to tell a broken tier from wrong requests.
 SUSPECT_AFTER = 3
@@ -78,24 +79,64 @@ class TierExecutor:
         self.options = Options(self.tier)
         self.iterative = isinstance(self.program, IterativeProgram)
         self.latency = LatencyTable()
+        self.loops = LoopEstimate()
         self.failures = FailureTracker()
 
     def is_brief(self, size: int, now: float) -> bool:
         """Return whether the submitting thread may compute a run; see :meth:`LatencyTable.is_brief`."""
         return not self.iterative and self.latency.is_brief(size, now)
 
-    def run_seconds(self, size: int) -> float:
-        """Predict one run of ``size`` elements, on the safe side; 0 while no run is known."""
+    def limits(self, options: Options) -> LoopLimits:
+        """Return the limits of a request to an iterative program."""
+        assert isinstance(self.program, IterativeProgram)
+        return options.limits or self.program.limits
+
+    def learn(self, options: Options, repeats: float) -> None:
+        """Learn how many loops a request to an iterative program took; its steps are learnt one by one."""
+        self.latency.observe_repeats(repeats)
+        self.loops.observe(self.limits(options), repeats)
+
+    def repeats(self, options: Options, deviations: float = _WAITING_DEVIATIONS) -> float:
+        """Predict how often the step of an iterative program is repeated for a request; 1 for other programs."""
+        return self.loops.loops(self.limits(options), deviations) if self.iterative else 1.0
+
+    def repeats_left(self, options: Options, done: int) -> float:
+        """Predict the loops that are left of a request after ``done``; one that takes longer than usual goes on so."""
+        expected = self.repeats(options)
+        return expected - done if done < expected else min(done, self.limits(options).max_loops - done)
+
+    def call_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
+        """Predict one run, or one step of an iterative program, of ``size`` elements; 0 while none is known."""
+        if self.iterative:
+            assert isinstance(self.program, IterativeProgram)
+            return (self.latency.step_seconds(size, deviations) or 0.0) * self.program.loops_per_step
+        return self.latency.seconds(size, deviations) or 0.0
+
+    def run_seconds(self, size: int, options: Options | None = None) -> float:
+        """Predict a request's run of ``size`` elements, on the safe side; 0 while no run is known.
+
+        The rows of an iterative program are in a step of that size.
+        """
+        if self.iterative:
+            return (self.latency.step_seconds(size, TAIL_DEVIATIONS) or 0.0) * self.repeats(
+                options or self.options, TAIL_DEVIATIONS
+            )
         return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
 
-    def seconds(self, jobs: int, rows: int, size: int) -> float:
-        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known."""
+    def seconds(self, jobs: int, rows: int, size: int, loops: float = 0.0) -> float:
+        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known.
+
+        ``loops`` is the sum of the rows' repeats; those of an iterative program go on side by side.
+        """
         if not jobs:
             return 0.0
-        if not self.max_rows:
+        if not self.max_rows and not self.iterative:
             return jobs * self._waiting_seconds(size / jobs)
-        runs, rest = divmod(rows, self.max_rows)
         each = size / rows
+        if self.iterative:
+            limit = max(self.max_rows, 1)
+            return loops / limit * (self.latency.step_seconds(round(limit * each), _WAITING_DEVIATIONS) or 0.0)
+        runs, rest = divmod(rows, self.max_rows)
         seconds = runs * self._waiting_seconds(self.max_rows * each)
         return seconds + (self._waiting_seconds(rest * each) if rest else 0.0)
 

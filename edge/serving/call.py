@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edge.instruments.snapshot import LoopEnd
 from edge.pb import inference_pb2 as pb
 from edge.scheduling.job import Job
 from edge.serving.forms import Form
@@ -13,18 +14,35 @@ from edge.serving.shared_memory import Window
 
 #: Receives the response, or the error in its place, on the event loop.
 Reply = Callable[[pb.ModelInferResponse | Exception], None]
+#: Receives a call that has a partial answer for its reader to take, on the event loop, before the reply.
+Told = Callable[["Call"], None]
 
 
 class Call(Job):
     """A job of the scheduler that answers a client."""
 
-    __slots__ = ("form", "reply", "request_id", "started_ns", "tier_reason", "timer", "trace_context", "windows")
+    __slots__ = (
+        *(
+            "form",
+            "loop",
+            "reply",
+            "request_id",
+            "started_ns",
+            "tier_reason",
+            "timer",
+            "told",
+            "trace_context",
+            "windows",
+        ),
+    )
 
     request_id: str
     form: Form
     windows: Mapping[str, Window]  # the shared memory of the outputs that go there, by name
     started_ns: int  # arrival of the request, by time.perf_counter_ns()
+    loop: LoopEnd | None  # once a loop is answered
     tier_reason: str  # why the scheduler chose the tier
     reply: Reply | None  # None after it was given, or after a cancellation
+    told: Told | None  # None on an RPC with one response, and after the reply
     timer: asyncio.TimerHandle | None  # for the server's time limit; None where the client's deadline comes first
     trace_context: Any  # the caller's trace, if requests are traced

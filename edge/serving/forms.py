@@ -16,6 +16,7 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import LoopLimits
 from edge.repository.entry import Entry
 from edge.repository.model import Model
+from edge.scheduling.batching import nonfinite
 from edge.serving.parameters import Parameters
 
 #: A further form empties the cache.
@@ -46,7 +47,7 @@ class Form(NamedTuple):
     limits: LoopLimits | None = None  # of a loop, if the request sets any
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
-        """Return the inputs in raw contents, without a copy; None if their sizes differ from the form's."""
+        """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
         if len(contents) != len(self.tensors):
             return None
         inputs = {}
@@ -54,7 +55,7 @@ class Form(NamedTuple):
             if len(data) != size_bytes:
                 return None
             inputs[name] = np.frombuffer(data, dtype).reshape(shape)
-        return inputs
+        return None if self.model.finite_only and nonfinite(inputs) else inputs
 
 
 class Forms:

@@ -10,23 +10,26 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
+from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
+from edge.instruments.snapshot import LoopEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.loop import BY_BUDGET, BY_TOLERANCE, STOPPED
+from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
+from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_TOLERANCE, LOOPS, STOPPED
 from edge.repository.entry import Entry
 from edge.repository.repository import Repository
+from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
-from edge.scheduling.job import Answer, Job, expired
+from edge.scheduling.job import Job, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
-from edge.serving.call import Call, Reply
+from edge.serving.call import Call, Reply, Told
 from edge.serving.forms import Form, Forms, take_apart, tensors_of
-from edge.serving.parameters import TIER, TIER_REASON, parse
+from edge.serving.parameters import STREAM_PARTIAL, TIER, TIER_REASON, parse
 from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
 from edge.serving.traces import CARRIER, Traces
@@ -36,6 +39,10 @@ log = logging.getLogger(__name__)
 
 #: A transport's timer may fire this much too early.
 _CLOCK_SECONDS: Final = 0.005
+#: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
+_LATE_ANSWER: Final = 1.25
+#: Why a row of a loop stopped. A response names the first of its rows' reasons.
+_REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_TOLERANCE)
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
@@ -73,10 +80,13 @@ class InferenceService:
         self._forms = Forms()
         self._loop = asyncio.get_running_loop()
         self._ended: deque[Call] = deque()
+        self._progressed: deque[Call] = deque()  # they have partial answers that their readers do not know
         self._waking = False
         self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
 
-    async def infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
+    async def infer(
+        self, request: pb.ModelInferRequest, deadline: float | None, told: Told | None = None
+    ) -> pb.ModelInferResponse:
         """Answer one request; the arguments are those of :meth:`start`. Cancelling this cancels the request."""
         outcome: asyncio.Future[pb.ModelInferResponse | Exception] = self._loop.create_future()
 
@@ -85,7 +95,7 @@ class InferenceService:
                 outcome.set_result(end)
 
         ABOUT.set(About(request.model_name, request.id))  # of the task, in which the transport logs
-        call = self.start(request, deadline, reply)
+        call = self.start(request, deadline, reply, told)
         try:
             response = await outcome
         except asyncio.CancelledError:
@@ -103,22 +113,28 @@ class InferenceService:
                 del response, outcome, reply
         return response
 
-    def start(self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply) -> Call | None:
+    def start(
+        self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply, told: Told | None = None
+    ) -> Call | None:
         """Check, preprocess and queue a request; return the argument for :meth:`cancel`, None after the reply.
 
         Args:
             request: the client's message; this removes parts of it.
             deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
             reply: receives the response or the error, once, on the event loop, possibly before this returns.
+            told: receives the call of a request for partial answers whenever :meth:`partial` has a first one; None on
+                an RPC with one response.
         """
         request_id = request.id
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
             call = self._call(request)
-            call.reply = reply
+            call.reply, call.told = reply, None
             limit_seconds = self._set_deadline(call, deadline)
             try:
+                if call.form.parameters.stream_partial:
+                    self._stream(call, told)
                 ended = self._submit(call)
             except BaseException as error:
                 self._scheduler.forget(call)
@@ -133,6 +149,7 @@ class InferenceService:
             self._finish(call)
             return None
         if limit_seconds is not None:
+            limit_seconds *= _LATE_ANSWER if call.best_effort else 1.0
             call.timer = self._loop.call_later(limit_seconds, self._timed_out, call)
         return call
 
@@ -140,6 +157,16 @@ class InferenceService:
         """Cancel a call; it gets no reply."""
         if call.reply is not None:
             self._end(call, "Cancelled")
+
+    def partial(self, call: Call) -> pb.ModelInferResponse | None:
+        """Return the next partial answer of a call, also after its reply; None without one, until it is told again."""
+        answer = call.partials.take() if call.partials else None
+        if answer is None:
+            return None
+        form, identity = call.form, call.request_id
+        return self._responses.build(
+            form.model, answer, form.output_names, request_id=identity, tier=call.executor.tier, windows={}
+        )
 
     def _call(self, request: pb.ModelInferRequest) -> Call:
         """Return the call of a request that passes all checks; count a request that does not."""
@@ -164,7 +191,7 @@ class InferenceService:
             shapes=form.shapes,
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
-        call.tier_reason, call.timer = PINNED, None
+        call.tier_reason, call.timer, call.loop = PINNED, None, None
         if form.limits:
             call.options = call.options._replace(limits=form.limits)
         call.trace_context = CARRIER.get() if self._traces else None
@@ -207,12 +234,25 @@ class InferenceService:
                 return limit
         return None
 
+    def _stream(self, call: Call, told: Told | None) -> None:
+        """Make a call give partial answers; raise an InvalidRequest if its model or its RPC cannot."""
+        given = expected = ""
+        if told is None:
+            given, expected, fix = "it on an RPC with one response", "it in a stream", "Use ModelStreamInfer."
+        elif not call.executor.iterative:
+            given, expected, fix = "it", f"no such parameter: {call.form.model.name!r} has one step", "Leave it out."
+        elif call.windows:
+            given, expected, fix = "it with outputs in shared memory", "one of them", "Take the outputs by message."
+        if given:
+            raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", given=Literally(given), expected=expected, fix=fix)
+        call.partials, call.told, call.tell = PartialAnswers(), told, self._tell
+
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and submit it to the scheduler; return whether it has ended."""
         model, parameters = call.form.model, call.form.parameters
-        if len(model.executors) > 1 or parameters.tier or parameters.policy:
+        if model.chooses or parameters.tier or parameters.policy:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
-            call.executor, call.tier_reason = choice.executor, choice.reason
+            call.executor, call.tier_reason, call.best_effort = choice
             call.options = choice.executor.options._replace(limits=call.form.limits)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
@@ -231,15 +271,27 @@ class InferenceService:
     def _delivered(self, calls: Sequence[Job]) -> None:
         """Accept ended calls on the thread that ended them, and wake the event loop once for all of them."""
         self._ended.extend(calls)  # type: ignore[arg-type]  # this service makes no other jobs
+        self._wake()
+
+    def _tell(self, call: Job) -> None:
+        """Accept a call with a partial answer on the thread that computed it."""
+        self._progressed.append(call)  # type: ignore[arg-type]  # as above
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._waking:
             self._waking = True
             try:
                 self._loop.call_soon_threadsafe(self._finish_all)
-            except RuntimeError:  # the loop is closed
-                log.debug("%d answers came after the end of the event loop", len(calls))
+            except RuntimeError:
+                log.debug("answers came after the end of the event loop")
 
     def _finish_all(self) -> None:
         self._waking = False  # first, so that a later call wakes the loop again
+        while self._progressed:
+            progressed = self._progressed.popleft()
+            if progressed.told is not None:
+                progressed.told(progressed)
         call = None
         while self._ended:
             call = self._ended.popleft()
@@ -269,7 +321,7 @@ class InferenceService:
             else:
                 if call.timer:
                     call.timer.cancel()
-                call.reply = None
+                call.reply = call.told = None
                 timings, now_ns = call.timings, time.perf_counter_ns()
                 timings.compute_output_ns += now_ns - begun_ns
                 timings.request_ns = now_ns - call.started_ns
@@ -277,8 +329,8 @@ class InferenceService:
                     response.parameters[TIER].string_param = tier
                     response.parameters[TIER_REASON].string_param = call.tier_reason
                 if STOPPED in answer.facts:
-                    used_up = BY_BUDGET in answer.facts[STOPPED].tolist()
-                    response.parameters[STOPPED].string_param = BY_BUDGET if used_up else BY_TOLERANCE
+                    call.loop = _loop_end(call, answer)
+                    response.parameters[STOPPED].string_param = call.loop.stopped
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)
@@ -304,7 +356,7 @@ class InferenceService:
 
     def _end(self, call: Call, reason: str) -> None:
         """Count a failed call, and remove it from the queue; ``reason`` is the class of its error, or ``Cancelled``."""
-        call.reply = None
+        call.reply = call.told = None
         if call.timer:
             call.timer.cancel()
         if not call.ended:
@@ -326,6 +378,13 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _loop_end(call: Call, answer: Answer) -> LoopEnd:
+    facts = answer.facts
+    stopped = facts[STOPPED].tolist()
+    reason = next(reason for reason in _REASONS if reason in stopped)
+    return LoopEnd(call.executor.tier, int(facts[LOOPS].max()), float(facts[RESIDUAL].max()), reason)
 
 
 def _answering_tiers(call: Call, answer: Answer) -> str:

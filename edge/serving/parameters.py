@@ -13,6 +13,8 @@ from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 TIER, TIER_REASON = "tier", "tier_reason"
 #: Parameters of a loop.
 MAX_LOOPS, TOLERANCE = "max_loops", "tolerance"
+#: Asks for a response after each step; only streams can carry them.
+STREAM_PARTIAL = "stream_partial"
 _INTEGERS = ("int64_param", "uint64_param")
 #: Parameters that the server reads, and the kinds of value that each accepts. Clients may add others.
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -28,6 +30,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "policy": ("string_param",),
     MAX_LOOPS: _INTEGERS,
     TOLERANCE: ("double_param",),
+    STREAM_PARTIAL: ("bool_param",),
 }
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.
@@ -48,6 +51,7 @@ class Parameters(NamedTuple):
     priority: int = DEFAULT_PRIORITY
     max_loops: int | None = None
     tolerance: float | None = None
+    stream_partial: bool = False
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
@@ -85,6 +89,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         priority=priority,
         max_loops=values.get(MAX_LOOPS),
         tolerance=values.get(TOLERANCE),
+        stream_partial=values.get(STREAM_PARTIAL, False),
     )
 
 

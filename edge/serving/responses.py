@@ -9,7 +9,7 @@ from edge.errors import Literally, RunnerError
 from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
-from edge.scheduling.job import Answer
+from edge.scheduling.answers import Answer
 from edge.serving.shared_memory import Window, describe
 from edge.serving.wire import to_raw
 

@@ -1,16 +1,23 @@
-"""ModelStreamInfer: many requests on one stream, answered in their order."""
+"""ModelStreamInfer: many requests on one stream, answered in their order.
+
+A request for partial answers gets a response for each of them, and all of its responses as soon as they are there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from edge.errors import INTERNAL, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, STREAM_RETRY_AFTER_MS
+from edge.serving.call import Call
 from edge.serving.inference import InferenceService
+from edge.serving.parameters import STREAM_PARTIAL
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +29,6 @@ MAX_IN_FLIGHT: Final = 32
 #: The status message of calls that the shutdown ends.
 DRAINING: Final = "the server is going down and takes no further request"
 
-_Answer = asyncio.Task[pb.ModelStreamInferResponse]
 #: Returns the next request, or None at the end. Raises :class:`Unparseable`.
 Read = Callable[[], Awaitable[pb.ModelInferRequest | None]]
 #: Sends a response, and waits while the client cannot take more.
@@ -35,6 +41,45 @@ class Unparseable(Exception):
 
 class Draining(Exception):
     """The server is shutting down and reads no further request."""
+
+
+class _Exchange:
+    """One request of a stream, and its responses."""
+
+    def __init__(self, partial: bool) -> None:
+        self.partial = partial  # whether it asks for partial answers
+        self.call: Call | None = None  # once it has had one
+        self.final: pb.ModelStreamInferResponse | None = None
+        self.task: asyncio.Task[None]
+
+
+class _Outbox:
+    """The exchanges of one stream, and those that have something to send, in turns."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self.running: set[_Exchange] = set()
+        self.ready: asyncio.Queue[_Exchange | None] = asyncio.Queue()  # None after the last request
+        self._order: deque[_Exchange] = deque()  # without partial answers, and not ready
+
+    def add(self, exchange: _Exchange) -> None:
+        """Add the exchange of the next request."""
+        self.running.add(exchange)
+        if not exchange.partial:
+            self._order.append(exchange)
+
+    def progressed(self, exchange: _Exchange, call: Call) -> None:
+        """Send the partial answers of an exchange."""
+        exchange.call = call
+        self.ready.put_nowait(exchange)
+
+    def answered(self, exchange: _Exchange, final: pb.ModelStreamInferResponse) -> None:
+        """Send the last response of an exchange: at once with partial answers, otherwise in the order of requests."""
+        exchange.final = final
+        if exchange.partial:
+            self.ready.put_nowait(exchange)
+        while self._order and self._order[0].final:
+            self.ready.put_nowait(self._order.popleft())
 
 
 class Streams:
@@ -51,53 +96,65 @@ class Streams:
         self._draining.set()
 
     async def answer(self, read: Read, write: Write, deadline: float | None) -> None:
-        """Answer one stream, in the order of its requests. Cancelling this cancels all of them.
+        """Answer one stream. Cancelling this cancels all of its requests.
 
         An error affects only its own request and is returned in the response to it. ``deadline`` is the stream's, in
         ``time.monotonic()`` seconds. Unparseable and Draining are raised once the requests so far are answered.
         """
-        # Two more are in flight: the response being written, and the request that waits for room in the queue.
-        turns: asyncio.Queue[_Answer | None] = asyncio.Queue(MAX_IN_FLIGHT - 2)
-        running: set[_Answer] = set()
-        reader = asyncio.create_task(self._read(read, deadline, turns, running))
+        outbox, ended = _Outbox(), False
+        reader = asyncio.create_task(self._read(read, deadline, outbox))
         self.open += 1
         try:
-            while (answer := await turns.get()) is not None:
-                await write(await answer)
-                running.discard(answer)
-                self.in_flight -= 1
+            while outbox.running or not ended:
+                exchange = await outbox.ready.get()
+                if exchange is None:
+                    ended = True
+                elif exchange in outbox.running:
+                    await self._send(exchange, outbox, write)
             await reader  # raises the reason for the end, unless the client ended the stream
         finally:
-            self.in_flight -= len(running)
+            self.in_flight -= len(outbox.running)
             try:
-                await _cancel({reader, *running})
+                await _cancel([reader, *(exchange.task for exchange in outbox.running)])
             finally:
                 self.open -= 1
 
-    async def _read(
-        self, read: Read, deadline: float | None, turns: asyncio.Queue[_Answer | None], running: set[_Answer]
-    ) -> None:
+    async def _send(self, exchange: _Exchange, outbox: _Outbox, write: Write) -> None:
+        """Send the next partial answer of an exchange that has one, or else its last response."""
+        so_far = self._service.partial(exchange.call) if exchange.call else None
+        if so_far:
+            response = pb.ModelStreamInferResponse(infer_response=so_far)
+            response.infer_response.parameters[FINAL_RESPONSE].bool_param = False
+            await write(response)
+            outbox.ready.put_nowait(exchange)  # the others first
+            await asyncio.sleep(0)  # more answers may come all the time, and other streams have to go on
+        elif exchange.final:
+            await write(exchange.final)
+            outbox.running.discard(exchange)
+            self.in_flight -= 1
+            outbox.room.release()
+
+    async def _read(self, read: Read, deadline: float | None, outbox: _Outbox) -> None:
         draining = asyncio.ensure_future(self._draining.wait())
-        ended: Exception | None = None
         try:
-            while (request := await _until(draining, read)) is not None:
-                answer = asyncio.create_task(self._infer(request, deadline))
-                running.add(answer)
+            while await outbox.room.acquire() and (request := await _until(draining, read)) is not None:
+                streams = STREAM_PARTIAL in request.parameters and request.parameters[STREAM_PARTIAL].bool_param
+                exchange = _Exchange(streams)
+                exchange.task = asyncio.create_task(self._infer(request, deadline, exchange, outbox))
+                outbox.add(exchange)
                 self.in_flight += 1
-                await turns.put(answer)
-        except Exception as error:  # not a cancellation, after which nobody would make room for the end
-            ended = error
         finally:
             draining.cancel()
-        await turns.put(None)
-        if ended:
-            raise ended
+            outbox.ready.put_nowait(None)
 
-    async def _infer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelStreamInferResponse:
+    async def _infer(
+        self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
+    ) -> None:
         response = pb.ModelStreamInferResponse()
         request_id = request.id
         try:
-            response.infer_response.CopyFrom(await self._service.infer(request, deadline))
+            told = partial(outbox.progressed, exchange)
+            response.infer_response.CopyFrom(await self._service.infer(request, deadline, told))
         except RequestError as error:
             log.debug("request %r of a stream to %r: %s", request_id, request.model_name, error)
             response.error_message = str(error)
@@ -111,7 +168,7 @@ class Streams:
             response.infer_response.model_name = request.model_name
             response.infer_response.model_version = request.model_version
         response.infer_response.parameters[FINAL_RESPONSE].bool_param = True
-        return response
+        outbox.answered(exchange, response)
 
 
 async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]) -> T:

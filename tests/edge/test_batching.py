@@ -22,8 +22,8 @@ from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
+from edge.scheduling.answers import Answer
 from edge.scheduling.batching import BatchAssembler, byte_size, split
-from edge.scheduling.job import Answer
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.serving.responses import ResponseBuilder

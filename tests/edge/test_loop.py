@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,15 +18,23 @@ import tritonclient.grpc as triton
 from edge.bundles import rules
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TensorSpec
-from edge.datatypes import Array
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
 from edge.launch import running_server
-from edge.pb import inference_pb2 as pb
-from edge.programs.loop import LOOPS, STOPPED, Loop, LoopRunners
+from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
+from edge.protocol import LOOPS, STOPPED
 from edge.runtimes.build import load_runner
 from tests.support.inference_service import Running, running_service
-from tests.support.loop_model import ENDLESS, FAILING, MOST_LOOPS, NAME, prompt, write_halving_bundle
+from tests.support.loop_model import (
+    ENDLESS,
+    FAILING,
+    MOST_LOOPS,
+    NAME,
+    array_of,
+    loop_request,
+    prompt,
+    write_halving_bundle,
+)
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import expression, triton_input
 
@@ -102,31 +111,15 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
-def request(*values: float, tokens: int = 3, **parameters: Any) -> pb.ModelInferRequest:
-    xs = prompt(*values, tokens=tokens)
-    message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
-    message.inputs.add(name="xs", datatype="FP32", shape=xs.shape)
-    for name, value in parameters.items():
-        kind = "double_param" if isinstance(value, float) else "int64_param"
-        setattr(message.parameters[name], kind, value)
-    return message
-
-
-def array_of(response: pb.ModelInferResponse, name: str) -> Array:
-    place = [output.name for output in response.outputs].index(name)
-    kind = np.int32 if name == "loops" else np.float32
-    return np.frombuffer(response.raw_output_contents[place], kind)
-
-
 ENDLESS_REQUEST = {"max_loops": MOST_LOOPS}
 
 
 async def test_a_short_request_overtakes_a_long_one(running: Running) -> None:
-    long = asyncio.create_task(running.infer(request(ENDLESS, **ENDLESS_REQUEST)))
+    long = asyncio.create_task(running.infer(loop_request(ENDLESS, **ENDLESS_REQUEST)))
     await asyncio.sleep(0.05)
     begun = running.counted(NAME).batches
     for _ in range(5):
-        response = await running.infer(request(1, tokens=2))
+        response = await running.infer(loop_request(1, tokens=2))
         assert array_of(response, "loops").tolist() == [4]
         assert response.parameters["stopped"].string_param == "tolerance"
     assert not long.done()
@@ -138,12 +131,25 @@ async def test_a_short_request_overtakes_a_long_one(running: Running) -> None:
     assert await running.at_rest(NAME)
 
 
+async def test_steps_are_seen_while_they_run_and_a_request_counts_once(running: Running) -> None:
+    long = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=2_000)))
+    seen = None
+    while not long.done() and not seen:
+        await asyncio.sleep(0)
+        seen = running.scheduler.runs.now[0]  # what the watchdog and the energy meter read
+    assert seen
+    assert (seen.executor.tier, seen.size) == ("full", 3)
+    await asyncio.gather(long, running.infer(loop_request(1)))
+    assert running.repository.find(NAME, "").statistics.runs()["full"].requests == 2
+    assert running.scheduler.runs.now == [None]
+
+
 async def test_rows_wait_for_room_in_the_order_of_their_arrival(running: Running) -> None:
-    three = asyncio.create_task(running.infer(request(ENDLESS, ENDLESS, ENDLESS, **ENDLESS_REQUEST)))
+    three = asyncio.create_task(running.infer(loop_request(ENDLESS, ENDLESS, ENDLESS, **ENDLESS_REQUEST)))
     await asyncio.sleep(0.05)
-    two = asyncio.create_task(running.infer(request(1, 2)))  # four rows at most
+    two = asyncio.create_task(running.infer(loop_request(1, 2)))  # four rows at most
     await asyncio.sleep(0.02)
-    one = asyncio.create_task(running.infer(request(1)))
+    one = asyncio.create_task(running.infer(loop_request(1)))
     await asyncio.sleep(0.1)
     assert (two.done(), one.done(), len(running.scheduler.queue)) == (False, False, 2)  # it does not overtake
     three.cancel()
@@ -153,20 +159,20 @@ async def test_rows_wait_for_room_in_the_order_of_their_arrival(running: Running
 async def test_a_deadline_is_checked_between_loops(running: Running) -> None:
     begun = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await running.infer(request(ENDLESS, **ENDLESS_REQUEST), begun + 0.2)
+        await running.infer(loop_request(ENDLESS, **ENDLESS_REQUEST), begun + 0.2)
     assert time.monotonic() - begun < 5
     assert await running.at_rest(NAME)
-    assert array_of(await running.infer(request(2)), "prediction").tolist() == [1.875]
+    assert array_of(await running.infer(loop_request(2)), "prediction").tolist() == [1.875]
 
 
 async def test_a_failing_row_fails_alone(running: Running) -> None:
-    endless = asyncio.create_task(running.infer(request(ENDLESS, max_loops=200_000)))
+    endless = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=20_000)))
     await asyncio.sleep(0.02)
-    tasks = [asyncio.create_task(running.infer(request(value))) for value in (1, FAILING, 2)]
+    tasks = [asyncio.create_task(running.infer(loop_request(value))) for value in (1, FAILING, 2)]
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(done[1], RunnerError)
     assert [array_of(done[place], "loops").tolist() for place in (0, 2)] == [[4], [4]]  # type: ignore[arg-type]
-    assert array_of(await endless, "loops").tolist() == [200_000]
+    assert array_of(await endless, "loops").tolist() == [20_000]
     failed = running.counted(NAME).failures
     assert sum(failed.values()) == 1
 
@@ -174,26 +180,36 @@ async def test_a_failing_row_fails_alone(running: Running) -> None:
 async def test_limits_of_a_request_are_checked(running: Running) -> None:
     xs = "input 'xs' of 'halving': got NaN or Inf, expected finite numbers"
     for message, expected in (
-        (request(1, max_loops=MOST_LOOPS + 1), f"got {MOST_LOOPS + 1}, expected 1 to {MOST_LOOPS}. Ask for fewer"),
-        (request(1, max_loops=0), "parameter 'max_loops' of 'halving': got 0, expected 1 to"),
-        (request(1, tolerance=0.0), "'tolerance' of 'halving': got 0.0, expected a finite number above 0. 0.1 is the"),
-        (request(1, tolerance=float("nan")), "'tolerance' of 'halving': got nan, expected a finite number above 0"),
-        (request(1, tolerance=1), "parameter 'tolerance': got 'int64_param', expected double_param"),
-        (request(float("nan")), xs),
-        (request(float("inf")), xs),
+        (loop_request(1, max_loops=MOST_LOOPS + 1), f"got {MOST_LOOPS + 1}, expected 1 to {MOST_LOOPS}. Ask for fewer"),
+        (loop_request(1, max_loops=0), "parameter 'max_loops' of 'halving': got 0, expected 1 to"),
         (
-            request(1, tokens=6),
+            loop_request(1, tolerance=0.0),
+            "'tolerance' of 'halving': got 0.0, expected a finite number above 0. 0.1 is the",
+        ),
+        (
+            loop_request(1, tolerance=float("nan")),
+            "'tolerance' of 'halving': got nan, expected a finite number above 0",
+        ),
+        (loop_request(1, tolerance=1), "parameter 'tolerance': got 'int64_param', expected double_param"),
+        (loop_request(float("nan")), xs),
+        (loop_request(float("inf")), xs),
+        (
+            loop_request(1, tokens=6),
             "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and",
         ),
     ):
         with pytest.raises(InvalidRequest) as caught:
             await running.infer(message)
         assert expected in str(caught.value)
+    await running.infer(loop_request(1))
+    with pytest.raises(InvalidRequest, match=re.escape(xs)):  # also in a form that is known
+        await running.infer(loop_request(float("nan")))
+    assert await running.at_rest(NAME)
     other = expression(b"1 + 2")
     other.parameters["max_loops"].int64_param = 3
     with pytest.raises(InvalidRequest, match=f"'max_loops' of '{ORACLE}': got 3, expected none: the model is not"):
         await running.infer(other)
-    response = await running.infer(request(1, max_loops=3))
+    response = await running.infer(loop_request(1, max_loops=3))
     assert (array_of(response, "loops").tolist(), response.parameters["stopped"].string_param) == ([3], "budget")
 
 

@@ -115,7 +115,7 @@ def test_next_run_is_taken_late_in_the_current_one(scheduler: Scheduler) -> None
         assert scheduler._take_late(flight._replace(begun_ns=begun_ns), worker) == [waiting]
         takes.append((time.perf_counter_ns() - begun_ns) / 1e9)
         assert worker.run
-        assert worker.run == (pytest.approx(now + 0.05 + 0.2, abs=0.02), executor, 1)
+        assert worker.run[:3] == (pytest.approx(now + 0.05 + 0.2, abs=0.02), executor, 1)
     assert 0.008 + 0.032 / 8 <= min(starts) < 0.008 + 0.036 / 8
     expected = 0.05 + 0.75 * 0.2 - 2 * 0.03
     assert expected <= min(takes) < expected + 0.025

@@ -11,6 +11,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
 from edge.datatypes import TensorSpec
+from edge.pb import inference_pb2 as pb
 from tests.support.models import graph_of, manifest_of, serialized
 
 NAME = "halving"
@@ -108,3 +109,20 @@ def write_halving_bundle(
         program=LoopProgram(**{**dict(zip(names, names, strict=True)), **limits, **changes}),
     )
     return write_bundle(directory, manifest, files)
+
+
+def loop_request(*values: float, tokens: int = 3, **parameters: Any) -> pb.ModelInferRequest:
+    """Return a request for the loop: each value ends a prompt."""
+    xs = prompt(*values, tokens=tokens)
+    message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
+    message.inputs.add(name="xs", datatype="FP32", shape=xs.shape)
+    for name, value in parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    return message
+
+
+def array_of(response: Any, name: str) -> np.ndarray:
+    """Return the elements of an output of the loop."""
+    place = [output.name for output in response.outputs].index(name)
+    return np.frombuffer(response.raw_output_contents[place], np.int32 if name == "loops" else np.float32)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.programs.loop import BY_BUDGET, BY_TOLERANCE, Loop
+from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
-from edge.programs.session import STOPPED, Finished
+from edge.programs.session import Finished
+from edge.protocol import BY_BUDGET, BY_TOLERANCE, STOPPED
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, TOKENS, prompt
 
 

@@ -1,0 +1,50 @@
+"""How often a request's loop is predicted to repeat, learnt by the tolerance of the requests."""
+
+from __future__ import annotations
+
+import math
+
+from edge.programs.program import LoopLimits
+
+#: Weights of a new sample, as in :mod:`edge.scheduling.latency`.
+_MEAN_WEIGHT, _DEVIATION_WEIGHT = 1 / 8, 1 / 4
+
+
+class LoopEstimate:
+    """Exponentially weighted means and mean deviations of the loops that requests take, by octaves of their tolerance.
+
+    Any thread may read and write; of two samples written at the same moment, one may be lost.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+        self._deviations: dict[int, float] = {}
+
+    def observe(self, limits: LoopLimits, loops: float) -> None:
+        """Add a request. One that used up its budget only says that it needs as many loops at least."""
+        bucket = _bucket(limits)
+        mean = self._means.get(bucket)
+        if mean is None:
+            self._deviations[bucket] = loops / 8
+            self._means[bucket] = loops
+        elif loops > mean or loops < limits.max_loops:
+            error = loops - mean
+            self._means[bucket] = mean + _MEAN_WEIGHT * error
+            self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
+
+    def loops(self, limits: LoopLimits, deviations: float = 0.0) -> float:
+        """Predict the loops of a request, plus some mean deviations, at most its budget, which it is while none ended.
+
+        An unknown tolerance is predicted by the nearest known one: with equal loops if it is coarser, and with more for
+        each octave that it is finer, as where each loop takes away an equal share of the residual.
+        """
+        if not self._means:
+            return limits.max_loops
+        bucket = _bucket(limits)
+        known = min(list(self._means), key=lambda other: abs(other - bucket))
+        loops = self._means[known] + deviations * self._deviations[known]
+        return min(loops * max(bucket, known, 1) / max(known, 1), limits.max_loops)
+
+
+def _bucket(limits: LoopLimits) -> int:
+    return round(-math.log2(limits.tolerance)) if limits.tolerance > 0 else 0

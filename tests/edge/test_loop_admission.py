@@ -1,0 +1,103 @@
+"""Predictions for loops: seconds of a step and number of loops apart, and rows side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import LoopLimits, Options
+from edge.runtimes.build import load_runner
+from edge.scheduling.admission import Admission
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.continuous import ContinuousRun
+from edge.scheduling.job import Job
+from edge.scheduling.loop_estimate import LoopEstimate
+from edge.scheduling.queue import JobQueue
+from edge.scheduling.runs import Runs
+from edge.scheduling.tier_executor import TierExecutor
+from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt, write_halving_bundle
+
+NOW = 100.0
+STEP_SECONDS = 0.01  # of any size, without deviations
+
+
+def test_loops_are_learnt_by_tolerance_and_bounded_by_the_budget() -> None:
+    learnt = LoopEstimate()
+    assert learnt.loops(LoopLimits(7, 0.1)) == 7
+    tenth, budget = LoopLimits(100, 0.125), LoopLimits(5, 0.125)
+    learnt.observe(tenth, 10)
+    assert [learnt.loops(LoopLimits(most, 0.125)) for most in (1, 9, 100)] == [1, 9, 10]
+    learnt.observe(tenth, 18)
+    assert learnt.loops(tenth) == 11
+    deviation = 10 / 8 + (8 - 10 / 8) / 4
+    assert learnt.loops(tenth, 2) == pytest.approx(11 + 2 * deviation)
+    learnt.observe(budget, 5)  # it was cut
+    assert learnt.loops(tenth) == 11
+    learnt.observe(LoopLimits(19, 0.125), 19)  # it was cut, too, but later
+    assert learnt.loops(tenth) == 12
+    assert [learnt.loops(LoopLimits(1000, tolerance)) for tolerance in (0.5, 1 / 64, 1e-30)] == [12, 24, 400]
+    learnt.observe(LoopLimits(1000, 1 / 64), 14)
+    assert learnt.loops(LoopLimits(1000, 1 / 128)) == pytest.approx(14 * 7 / 6)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+    bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / "halving")
+    cache = tmp_path_factory.mktemp("cache")
+    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
+    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
+    embed.close()
+    step.close()
+
+
+@pytest.fixture
+def executor(loop: Loop) -> TierExecutor:
+    executor = TierExecutor("full", loop, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE)
+    for rows in range(1, MAX_BATCH_SIZE + 1):
+        for _ in range(200):
+            executor.latency.observe_step(3 * rows, STEP_SECONDS)
+    return executor
+
+
+def job_of(executor: TierExecutor, rows: int, max_loops: int, **options: Any) -> Job:
+    limits = LoopLimits(max_loops, 0.125)
+    return Job(executor, {"xs": prompt(*[ENDLESS] * rows)}, rows, options=Options("full", limits), **options)
+
+
+def test_predicted_finish_counts_loops_and_rows_side_by_side(executor: TierExecutor) -> None:
+    queue = JobQueue(100, 10**6)
+    admission = Admission(queue, 1, True)
+
+    def finish(job: Job, *runs: ContinuousRun) -> float:
+        return (admission.finish_seconds(job, NOW, runs) - admission.return_seconds) / STEP_SECONDS
+
+    assert [finish(job_of(executor, 1, loops)) for loops in (1, 10, 1000)] == pytest.approx([1, 10, 1000])
+    for _ in range(200):
+        executor.learn(Options("full", LoopLimits(1000, 0.125)), 50)
+    assert [finish(job_of(executor, 1, loops)) for loops in (1, 10, 1000)] == pytest.approx([1, 10, 50])
+    queue.push(job_of(executor, 3, 20))
+    queue.push(job_of(executor, 2, 1000))
+    assert finish(job_of(executor, 1, 1)) == pytest.approx((3 * 20 + 2 * 50) / MAX_BATCH_SIZE + 1)
+    assert finish(job_of(executor, 1, 1, priority=1)) == pytest.approx(1)
+
+
+def test_predicted_finish_counts_what_is_left_of_the_running_rows(executor: TierExecutor) -> None:
+    run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    for _ in range(200):
+        executor.learn(Options("full", LoopLimits(1000, 0.125)), 50)
+    executor.latency.observe_step = lambda *_: None  # type: ignore[method-assign]  # keep what is known
+
+    def wait(rows: int) -> float:
+        return run.wait_seconds(job_of(executor, rows, 1), NOW) / STEP_SECONDS
+
+    assert run.admit([job_of(executor, 1, 20), job_of(executor, 1, 1000)]) == []
+    assert [wait(rows) for rows in (2, 3)] == pytest.approx([1, (20 + 50) / MAX_BATCH_SIZE])
+    for _ in range(10):
+        assert run.step() == []
+    assert wait(3) == pytest.approx((10 + 40) / MAX_BATCH_SIZE)
+    for _ in range(90):
+        run.step()
+    assert [wait(rows) for rows in (3, 4)] == pytest.approx([1, 100 / MAX_BATCH_SIZE])  # it may take as long again
