@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from export.looped.model import PromptTransformer
 from export.looped.solvers import RESIDUAL_TOKENS
 
+STEP_INPUTS = ("state", "prompt", "last")
+STEP_OUTPUTS = ("next_state", "prediction", "residual")
+
 
 class Embed(nn.Module):
     """Prompts to tokens: xs [N, k + 1, d] and ys [N, k] to P and Y_0, both [N, 2k + 1, D]."""
