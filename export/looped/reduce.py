@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
 from edge.bundles.manifest import Measure
-from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.profiling.table import Comparison
 from export.checkpoint import load
-from export.convert import to_onnx
 from export.looped import MODEL
 from export.looped.functions import draw_prompts
-from export.looped.graphs import STEP_INPUTS, STEP_OUTPUTS, StepGraph
-from export.looped.model import PromptConfig, PromptTransformer
+from export.looped.graphs import step_feeds, step_onnx
+from export.looped.model import PromptTransformer
 from export.looped.objective import Teacher
 from export.looped.train import Start, create, evaluate, train_run
 from export.looped.tuning import tuning_plan
@@ -184,18 +181,3 @@ def layer_inputs(model: PromptTransformer, function: str) -> list[Tensor]:
         states.append(model.layers_input(state, prompt))
         state = model.step(state, prompt)
     return states
-
-
-def step_onnx(model: PromptTransformer) -> bytes:
-    """Return the graph of one loop; all its inputs have a dynamic number of rows and tokens."""
-    tokens = {0: "batch", 1: "tokens"}
-    dynamic = dict(zip(STEP_INPUTS, (tokens, tokens, {0: "batch"}), strict=True))
-    feeds = {name: torch.from_numpy(array) for name, array in step_feeds(model.config, 2).items()}
-    return to_onnx(StepGraph(model), feeds, STEP_OUTPUTS, dynamic)
-
-
-def step_feeds(config: PromptConfig, rows: int) -> dict[str, Array]:
-    """Return inputs of one loop: prompts of the longest length, with random states."""
-    tokens = 2 * config.points - 1
-    state, prompt = np.random.default_rng(0).standard_normal((2, rows, tokens, config.dim)).astype(np.float32)
-    return dict(zip(STEP_INPUTS, (state, prompt, np.full((rows, 1), tokens - 1, np.int64)), strict=True))

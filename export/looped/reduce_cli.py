@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from edge.cli.output import print_table
 from edge.errors import UsageError
+from export.loading import loading_torch
 from export.looped.cli import print_errors
 from export.training.watch import watching
 
@@ -82,9 +83,10 @@ def check_others(names: tuple[str, ...]) -> None:
             raise UsageError(parameter.opts[0], given=given, expected="a run that is not looped", fix=fix)
 
 
-def reduce_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> Reduced:
+def shrink_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> Reduced:
     """Reduce a looped run, with a bar; see :func:`export.looped.reduce.reduce_looped`."""
-    from export.looped.reduce import Smaller, reduce_looped
+    with loading_torch():
+        from export.looped.reduce import Smaller, reduce_looped
 
     with watching(out.name, lines=False) as watch:
         return reduce_looped(

@@ -38,7 +38,7 @@ def tuning_plan(function: str, config: PromptConfig, steps: int, *, factor: int 
     )
     epochs = -(-steps // STEPS_PER_EPOCH)
     recipe = msgspec.structs.replace(
-        stage.recipe, epochs=epochs, warmup_share=_WARMUP_SHARE, schedule="linear", final_share=0.0
+        stage.recipe, epochs=epochs, warmup_share=_WARMUP_SHARE, schedule="cosine", final_share=0.0
     )
     tune = msgspec.structs.replace(
         stage, name="tune", recipe=recipe, curriculum=curriculum, evaluated_loops=loops, steps_per_epoch=steps // epochs

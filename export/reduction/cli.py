@@ -12,8 +12,7 @@ from edge.profiling.table import LatencyTable
 from export.figures import check_plot
 from export.loading import loading_torch
 from export.looped import MODEL as LOOPED
-from export.looped.reduce_cli import SizeOptions, check_others, print_reduced, size_options
-from export.looped.reduce_cli import reduce_run as reduce_looped
+from export.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
 from export.options import device_option, replace_option, run_data_dir_option
 from export.outputs import check_file, check_run
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
@@ -83,7 +82,7 @@ def reduce(
         check_run("--out", out, {"RUN": run}, replace=replace)
         with loading_torch():
             pass
-        looped = reduce_looped(run, out, sizes, device)
+        looped = shrink_run(run, out, sizes, device)
         if as_json:
             print_json(looped)
         else:
