@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Of a training that goes on from another run.
+DEFAULT_STEPS = 2000
+
 
 class LoopedOptions(msgspec.Struct, frozen=True):
     """Shape and length of a training, where they differ from its size's.
@@ -30,6 +33,7 @@ class LoopedOptions(msgspec.Struct, frozen=True):
         size: ``small`` for two cores, or ``paper`` for a GPU.
         injection: how each loop takes the prompt in; None is the default, a sum.
         unlooped: layers that run once, without loops.
+        teacher: a looped run whose weights the training starts from, and whose predictions it learns in fewer loops.
     """
 
     size: str = "small"
@@ -38,6 +42,7 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     layers: int | None = None
     dim: int | None = None
     steps: int | None = None
+    teacher: Path | None = None
 
     def check(self, names: Sequence[str]) -> None:
         """Raise a UsageError if an option is given and no model is looped, or if two contradict each other."""
@@ -51,6 +56,11 @@ class LoopedOptions(msgspec.Struct, frozen=True):
         if self.unlooped and self.injection:
             fix = "Leave one of them out."
             raise UsageError("--injection", given=self.injection, expected="none with --unlooped", fix=fix)
+        if self.teacher and (others := [option for option in given if option not in ("teacher", "steps")]):
+            expected = "no such option beside --teacher, whose shape the model has"
+            raise UsageError(
+                f"--{others[0]}", given=given[others[0]], expected=expected, fix=f"Leave --{others[0]} out."
+            )
 
 
 _OPTIONS = (
@@ -72,6 +82,12 @@ _OPTIONS = (
         "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
     ),
     click.option("--steps", type=click.IntRange(1), help="Looped models: steps of the first stage."),
+    click.option(
+        "--teacher",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Looped models: go on from this run, to reach its predictions in half of the loops.  [default steps: "
+        f"{DEFAULT_STEPS}]",
+    ),
 )
 
 
@@ -104,6 +120,21 @@ def train_looped(
     from export.looped.train import train_run
 
     function = name.removeprefix(PREFIX)
+    if options.teacher:
+        from export.looped.tuning import halve
+
+        return halve(
+            options.teacher,
+            function,
+            directory,
+            steps=options.steps or DEFAULT_STEPS,
+            seed=seed,
+            device=device,
+            tensorboard=tensorboard,
+            on_resume=watch.on_resume,
+            on_step=watch.on_step,
+            on_epoch=watch.on_epoch,
+        )
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
     plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from edge.cli.output import print_table
 from edge.errors import UsageError
 from export.loading import loading_torch
-from export.looped.cli import print_errors
+from export.looped.cli import DEFAULT_STEPS, print_errors
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from export.training.device import DeviceName
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-DEFAULT_STEPS = 2000
 
 
 class SizeOptions(msgspec.Struct, frozen=True):

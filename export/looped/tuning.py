@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import msgspec
 
+from edge.errors import UsageError
+from export.checkpoint import load
+from export.looped import MODEL
 from export.looped.model import PromptConfig
-from export.looped.objective import Rising
+from export.looped.objective import Rising, Teacher
 from export.looped.recipes import STEPS_PER_EPOCH, Plan, Size, plan_of
+from export.looped.train import Start, create, train_run
+from export.runs import RunMetrics
+from export.training.device import DeviceName
+from export.training.trainer import Epoch, Step
 
 #: Share of the steps with a rising learning rate, which then falls to 0.
 _WARMUP_SHARE = 0.05
@@ -44,3 +54,39 @@ def tuning_plan(function: str, config: PromptConfig, steps: int, *, factor: int 
         stage, name="tune", recipe=recipe, curriculum=curriculum, evaluated_loops=loops, steps_per_epoch=steps // epochs
     )
     return Plan(config, (tune,))
+
+
+def halve(
+    teacher: Path,
+    function: str,
+    directory: Path,
+    *,
+    steps: int,
+    seed: int,
+    device: DeviceName = "cpu",
+    tensorboard: Path | None = None,
+    on_resume: Callable[[int, int], None] = lambda step, steps: None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> RunMetrics:
+    """Train a copy of a run to predict after n loops what the run predicts after 2n; other arguments as ``train_run``.
+
+    Raises:
+        UsageError: the run is of another function class.
+    """
+    model, config, _ = load(teacher, {MODEL: create})
+    if config.arguments["function"] != function:
+        given, fix = config.arguments["function"], "Give a run of the same function class."
+        raise UsageError(f"--teacher {teacher}", given=given, expected=function, fix=fix)
+    return train_run(
+        function,
+        tuning_plan(function, model.config, steps, factor=2),
+        directory,
+        seed=seed,
+        device=device,
+        tensorboard=tensorboard,
+        start=Start(model, f"from {teacher.name}, in half of its loops", Teacher(model, factor=2), config.speedup),
+        on_resume=on_resume,
+        on_step=on_step,
+        on_epoch=on_epoch,
+    )
