@@ -90,7 +90,7 @@ def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool
     ]
     tiers = [_files(model, function, name, embed, usual)]
     if int8:
-        static = static_int8(plain, _calibration(model, function), fp32_head=True)
+        static = static_int8(plain, calibration(model, function), fp32_head=True)
         twin = [_Step("onnxruntime", "int8", OPSET, dynamic_int8(plain)), _Step("tensorrt", "int8", INT8_OPSET, static)]
         wanted = quality(embed, plain, function, model.config)
         for step in twin:
@@ -200,7 +200,7 @@ def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], 
 
 
 @torch.no_grad()
-def _calibration(model: PromptTransformer, function: str) -> dict[str, Array]:
+def calibration(model: PromptTransformer, function: str) -> dict[str, Array]:
     """Return inputs of steps from all loops of some prompts."""
     config = model.config
     generator = torch.Generator().manual_seed(_CALIBRATION_SEED)
