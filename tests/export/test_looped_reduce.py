@@ -36,13 +36,13 @@ def invoke(command, *arguments):
 
 
 def make_model(injection="add"):
-    """Return a model whose loops differ from each other, as those of a trained one."""
+    """Return a model whose state settles slowly, as training makes it."""
     torch.manual_seed(0)
     model = PromptTransformer(plan_of("linear", "small", dim=16, injection=injection).config).eval()
     with torch.no_grad():
-        for parameter in (*model.layers.parameters(), model.position.weight):
+        for parameter in model.layers.parameters():
             if parameter.dim() > 1:
-                parameter *= 8
+                parameter *= 4
     return model
 
 
@@ -61,24 +61,17 @@ def test_heads_and_units_without_effect_leave_no_trace():
     assert report.plan.heads == (0, 2, 3)
     assert report.plan.neurons == tuple(range(1, 64, 2))
     wanted, found = (trajectory(one, *prompts, 12) for one in (model, small))
-    np.testing.assert_allclose(found.predictions, wanted.predictions, rtol=1e-3, atol=1e-4)
-    assert np.ptp(wanted.predictions[:, 0]) > 0.01  # the loops differ
+    # The least squares have a ridge, so that the others change a little.
+    assert np.abs(found.predictions - wanted.predictions).max() < 0.02 * wanted.predictions.std()
 
 
-def test_the_calibration_reads_the_states_of_all_loops():
-    model = make_model()
+def test_the_calibration_reads_what_the_layer_reads_in_every_loop():
+    model, read = make_model(), []
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     states = layer_inputs(model, "linear")
-    assert len({tuple(state.flatten().tolist()) for state in states}) == len(states) == 30
-    # What a layer of two heads loses in the loops that it was not calibrated for shows in the last one.
-    passed = []
-    handle = model.layers[0].register_forward_pre_hook(lambda _, inputs: passed.append(inputs[0]))
-    with torch.no_grad():
-        state = prompt = states[0] - model.position.weight[:21]  # the first state is 0
-        state = torch.zeros_like(prompt)
-        for _ in range(30):
-            state = model.step(state, prompt)
-    handle.remove()
-    torch.testing.assert_close(states, passed, rtol=1e-3, atol=1e-4)
+    assert len(states) == 30
+    assert not torch.allclose(states[0], states[1])
+    torch.testing.assert_close(states, read, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("injection", ["add", "multiply", "gated", "none"])
@@ -226,7 +219,7 @@ def test_a_run_goes_on_from_a_teacher(run, tmp_path):
     _, config, _ = load(tmp_path / "looped-linear", {MODEL: create})
     assert config.provenance.trainer.startswith("from dense, in half of its loops; tune: ")
     for arguments, message in (
-        (("looped-sparse", "--teacher", run), "got 'linear', expected 'sparse'"),
+        (("looped-sparse", "--teacher", run), "got 'linear', expected sparse"),
         (("looped-linear", "--teacher", run, "--dim", 8), "--dim: got 8, expected no such option beside --teacher"),
     ):
         result = CliRunner().invoke(train, [*map(str, arguments), "--out", str(tmp_path / "refused")])
