@@ -144,6 +144,7 @@ def train(
     help="Runtime whose files a bundle of fine-tuned runs carries, repeatable; both by default. Without onnxruntime, a "
     "board serves it only where TensorRT runs.",
 )
+@click.option("--int8", is_flag=True, help="Looped models: tiers in INT8, too, if their loops are about as good.")
 @run_data_dir_option
 @own_onnx_options
 @replace_option("existing bundles of that name and version")
@@ -155,6 +156,7 @@ def export(
     version: int,
     tiers: tuple[str, ...],
     artifacts: tuple[str, ...],
+    int8: bool,
     data_dir: Path | None,
     replace: bool,
     own: OwnOptions,
@@ -162,9 +164,9 @@ def export(
 ) -> None:
     """Convert runs to ONNX, check them against torch, and write them as bundles.
 
-    Each run of `fewheads train` becomes a bundle. Runs of `fewheads finetune` and `fewheads reduce`, the full model
-    first, become the tiers of one bundle, NAME; each has a twin in INT8, TIER-int8. An ONNX file of your own (.onnx)
-    becomes a bundle with --name.
+    Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
+    one. Runs of `fewheads finetune` and `fewheads reduce`, the full model first, become the tiers of one bundle, NAME;
+    each has a twin in INT8, TIER-int8. An ONNX file of your own (.onnx) becomes a bundle with --name.
     """
     if is_own_onnx(runs, own):
         refuse_tiers(runs[0], tiers, artifacts)
@@ -181,7 +183,11 @@ def export(
     for target in targets:
         started = time.perf_counter()
         with working(f"exporting {', '.join(map(str, target.runs))}"):
-            if target.tiers:
+            if target.name in LOOPED:
+                exported = export_looped(
+                    target.runs, repository, tiers=target.tiers, int8=int8, version=version, replace=replace
+                )
+            elif target.tiers:
                 exported = export_classifier(
                     target.runs,
                     repository,
@@ -193,8 +199,7 @@ def export(
                     replace=replace,
                 )
             else:
-                export_one = export_looped if target.name in LOOPED else export_run
-                exported = export_one(target.runs[0], repository, version=version, replace=replace)
+                exported = export_run(target.runs[0], repository, version=version, replace=replace)
         results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
     if as_json:
         print_json(results)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir
-from onnx import ModelProto
+from onnx import GraphProto, ModelProto
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -59,16 +59,21 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
         return _checked(onnx.load(path))
 
 
-def half(model: bytes) -> bytes:
+def half(model: bytes, *, fp32_head: bool = False) -> bytes:
     """Return the model in FP16 for TensorRT, weights too, with softmaxes in FP32.
 
     Token ids stay INT64 and logits FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
     ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
+
+    Args:
+        fp32_head: whether all that follows the last normalisation stays FP32.
     """
-    return _checked(_half(_load(model)))
+    return _checked(_half(_load(model), fp32_head))
 
 
-def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: bool = True) -> bytes:
+def static_int8(
+    model: bytes, calibration: Mapping[str, Array], *, has_head: bool = True, fp32_head: bool = False
+) -> bytes:
     """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
 
     Each product with weights gets QuantizeLinear and DequantizeLinear on both inputs: symmetric, as TensorRT demands,
@@ -78,6 +83,7 @@ def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: boo
     Args:
         calibration: real inputs by name, as many rows of each.
         has_head: whether a task head follows the last normalisation.
+        fp32_head: see :func:`half`.
     """
     source = _load(model)
     upgraded = onnx.version_converter.convert_version(source, INT8_OPSET)
@@ -100,7 +106,7 @@ def static_int8(model: bytes, calibration: Mapping[str, Array], *, has_head: boo
                 "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
             },
         )
-        return _checked(_half(onnx.load(path)))
+        return _checked(_half(onnx.load(path), fp32_head))
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
@@ -136,11 +142,47 @@ def _preprocessed(model: ModelProto) -> ModelProto:
     return model
 
 
-def _half(model: ModelProto) -> ModelProto:
+def _half(model: ModelProto, fp32_head: bool) -> ModelProto:
+    head = _without_head(model) if fp32_head else None
     converted = convert_float_to_float16(model, keep_io_types=True, op_block_list=["Softmax"])
     # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
+    if head is not None:
+        del converted.graph.output[:]
+        converted.graph.MergeFrom(head)
     return converted
+
+
+def _without_head(model: ModelProto) -> GraphProto:
+    """Reduce a model to the FP32 output of its last normalisation, and return what it loses.
+
+    The converter can leave nodes in FP32, but rounds what passes between them.
+    """
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    normalised = [node.output[0] for node in graph.node if node.op_type == "LayerNormalization"][-1]
+    body, found = {normalised}, [normalised]
+    while found:
+        node = made.get(found.pop())
+        new = set(node.input) - body if node else set()
+        body |= new
+        found += new
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    head = GraphProto(output=graph.output)
+    for node in [node for node in graph.node if not body.intersection(node.output)]:
+        graph.node.remove(node)
+        node.input[:] = [f"head.{name}" if name in constants else name for name in node.input]
+        head.node.append(node)
+    for name, tensor in constants.items():
+        if any(f"head.{name}" in node.input for node in head.node):
+            head.initializer.add().CopyFrom(tensor)
+            head.initializer[-1].name = f"head.{name}"
+        if name not in body:
+            graph.initializer.remove(tensor)
+    del graph.output[:]
+    del graph.value_info[:]
+    graph.output.append(onnx.helper.make_tensor_value_info(normalised, onnx.TensorProto.FLOAT, None))
+    return head
 
 
 def _projections(model: ModelProto, has_head: bool) -> list[str]:

@@ -102,11 +102,24 @@ def export_tier(
     return exported
 
 
+def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
+    """Return the largest difference to torch that may be exported in a precision."""
+    return Tolerance(atol=_PRECISIONS[precision].worst * _spread(golden), rtol=0.0)
+
+
+def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tolerance:
+    """Return the tolerance for other machines, of a file with this largest difference to torch."""
+    cost = _PRECISIONS[precision]
+    allowed = max(cost.margin * difference, cost.least * _spread(golden))
+    # Two digits, for those who read manifests.
+    return Tolerance(atol=float(f"{allowed:.1e}"), rtol=0.0)
+
+
 def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
     """Return the largest difference to torch, and the tolerance for other machines."""
-    cost = _PRECISIONS[precision]
-    spread = max(float(output.std()) for output in golden.outputs.values())
-    difference = largest_difference(data, golden, Tolerance(atol=cost.worst * spread, rtol=0.0), subject)
-    allowed = max(cost.margin * difference, cost.least * spread)
-    # Two digits, for those who read manifests.
-    return difference, Tolerance(atol=float(f"{allowed:.1e}"), rtol=0.0)
+    difference = largest_difference(data, golden, worst_tolerance(golden, precision), subject)
+    return difference, allowed_tolerance(golden, precision, difference)
+
+
+def _spread(golden: Golden) -> float:
+    return max(float(output.std()) for output in golden.outputs.values())

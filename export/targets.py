@@ -22,7 +22,7 @@ class Target(NamedTuple):
     """A bundle to make.
 
     Attributes:
-        tiers: their names; empty for a run of ``fewheads train``, which has one tier.
+        tiers: their names; empty for a calculator, which has one tier.
         data_dir: data directory of fine-tuned runs.
     """
 
@@ -43,10 +43,11 @@ def targets_of(
     data_dir: Path | None,
     replace: bool,
 ) -> list[Target]:
-    """Return the bundles of runs: one for each calculator, or one for all fine-tuned runs.
+    """Return the bundles of runs: one for each calculator, one for the looped runs of a function class, or one for all
+    fine-tuned runs.
 
     Args:
-        name: of the bundle of fine-tuned runs; None for calculators.
+        name: of the bundle of fine-tuned runs; None for the others.
         data_dir: data directory; None for the one that the first run recorded.
 
     Raises:
@@ -55,8 +56,11 @@ def targets_of(
     configs = [_config(run) for run in runs]
     found = data_dir_of(configs[0], data_dir)
     if name is None:
-        pairs = zip(runs, configs, strict=True)
-        targets = [_trained(run, config, repository, version, tiers, found) for run, config in pairs]
+        groups: dict[str, list[tuple[Path, RunConfig]]] = {}
+        for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
+            own = _trained_name(run, config)
+            groups.setdefault(own if config.model == looped.MODEL else f"{own} {number}", []).append((run, config))
+        targets = [_trained(group, repository, version, tiers, found) for group in groups.values()]
     else:
         targets = [_classifier(runs, configs, repository / f"{name}-{version}", name, tiers, found)]
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
@@ -88,19 +92,31 @@ def _own_name(config: RunConfig) -> str | None:
     return config.model if config.model in CALCULATORS else None
 
 
-def _trained(
-    run: Path, config: RunConfig, repository: Path, version: int, tiers: Sequence[str], data_dir: Path
-) -> Target:
+def _trained_name(run: Path, config: RunConfig) -> str:
     name = _own_name(config)
     if name is None:
         example = str(config.arguments.get("task", "my-model")).lower()
         fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
         given, expected = Literally("a fine-tuned run without --name"), "--name, the name of its bundle"
         raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
+    return name
+
+
+def _trained(
+    group: Sequence[tuple[Path, RunConfig]], repository: Path, version: int, tiers: Sequence[str], data_dir: Path
+) -> Target:
+    """Return the bundle of a calculator, or of looped runs."""
+    runs, configs = (tuple(column) for column in zip(*group, strict=True))
+    name = _trained_name(runs[0], configs[0])
+    directory = repository / f"{name}-{version}"
+    if configs[0].model == looped.MODEL:
+        for tier in tiers:
+            check_name("--tier-name", tier)
+        return Target(directory, name, runs, tuple(tier_names(runs, configs, tiers)), data_dir)
     if tiers:
         fix = "Leave --tier-name out."
         raise UsageError("--tier-name", given=tiers[0], expected=f"no name: {name} has one tier", fix=fix)
-    return Target(repository / f"{name}-{version}", name, (run,), (), data_dir)
+    return Target(directory, name, runs, (), data_dir)
 
 
 def _classifier(

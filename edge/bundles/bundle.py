@@ -24,7 +24,7 @@ class Bundle:
     path: Path
     manifest: Manifest  # upgraded to version 2
     goldens: dict[str, Golden]  # of each tier, by name
-    parts: dict[str, Golden] = field(default_factory=dict)  # of each file with a golden set of its own, by its name
+    parts: dict[str, Golden] = field(default_factory=dict)  # of each file with a golden set of its own
 
     @property
     def golden(self) -> Golden:
@@ -61,7 +61,8 @@ class Bundle:
             if name in (manifest.golden, *sets.values(), *parts):
                 decoded[name] = golden_set.decode(data, manifest, str(path / name), parts.get(name))
         goldens = {tier: decoded[name] for tier, name in sets.items()}
-        return cls(path, manifest, goldens, {one.file: decoded[name] for name, one in parts.items()})
+        own = {one.file: decoded[one.golden] for tier in manifest.tiers for one in tier.artifacts if one.golden}
+        return cls(path, manifest, goldens, own)
 
     def golden_of(self, tier: Tier, artifact: Artifact) -> Golden:
         """Return the golden set that a file must reproduce: its own, else the tier's."""

@@ -6,6 +6,9 @@
 - :mod:`export.looped.model` has the looped and the unlooped transformer
 - :mod:`export.looped.objective` has the truncated loss and its curricula
 - :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates
+- :mod:`export.looped.reduce` makes the layers of a run smaller, and :mod:`export.looped.tuning` trains a run further
+- :mod:`export.looped.bundle` and :mod:`export.looped.tier` write bundles
+- :mod:`export.looped.compare` measures sizes and precisions side by side
 """
 
 from __future__ import annotations

@@ -7,11 +7,24 @@ never see, and ``last`` says where each ends.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.looped.model import PromptTransformer
+from edge.datatypes import Array
+from export.convert import to_onnx
+from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.solvers import RESIDUAL_TOKENS
+
+#: Names of the tensors, and the dynamic dimensions of the inputs.
+EMBED_INPUTS: dict[str, dict[int, str]] = {"xs": {0: "batch", 1: "points"}, "ys": {0: "batch", 1: "pairs"}}
+EMBED_OUTPUTS = ("prompt", "state")
+STEP_INPUTS: dict[str, dict[int, str]] = {
+    "state": {0: "batch", 1: "tokens"},
+    "prompt": {0: "batch", 1: "tokens"},
+    "last": {0: "batch"},
+}
+STEP_OUTPUTS = ("next_state", "prediction", "residual")
 
 
 class Embed(nn.Module):
@@ -49,3 +62,22 @@ class StepGraph(nn.Module):
         change = ((next_state - state).square().sum(dim=2) * compared).sum(dim=1, keepdim=True)
         size = (next_state.square().sum(dim=2) * compared).sum(dim=1, keepdim=True)
         return next_state, prediction, (change / size).sqrt()
+
+
+def embed_onnx(model: PromptTransformer) -> bytes:
+    """Return the ONNX model of :class:`Embed`."""
+    xs, ys = torch.zeros(2, model.config.points, model.config.dims), torch.zeros(2, model.config.points - 1)
+    return to_onnx(Embed(model), dict(zip(EMBED_INPUTS, (xs, ys), strict=True)), EMBED_OUTPUTS, EMBED_INPUTS)
+
+
+def step_onnx(model: PromptTransformer) -> bytes:
+    """Return the ONNX model of :class:`StepGraph`."""
+    feeds = {name: torch.from_numpy(array) for name, array in step_feeds(model.config, 2).items()}
+    return to_onnx(StepGraph(model), feeds, STEP_OUTPUTS, STEP_INPUTS)
+
+
+def step_feeds(config: PromptConfig, rows: int) -> dict[str, Array]:
+    """Return inputs of :class:`StepGraph`: random states of prompts of the longest length."""
+    tokens = 2 * config.points - 1
+    state, prompt = np.random.default_rng(0).standard_normal((2, rows, tokens, config.dim)).astype(np.float32)
+    return dict(zip(STEP_INPUTS, (state, prompt, np.full((rows, 1), tokens - 1, np.int64)), strict=True))

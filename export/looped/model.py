@@ -101,9 +101,13 @@ class PromptTransformer(nn.Module):
             return torch.zeros_like(prompt)
         return torch.ones_like(prompt) if self.config.injection == "multiply" else prompt
 
+    def layers_input(self, state: Tensor, prompt: Tensor) -> Tensor:
+        """Return what the first layer reads, [N, T, D]: the state with the prompt and the positions."""
+        return self._injected(state, prompt) + self.position.weight[: prompt.shape[1]]
+
     def step(self, state: Tensor, prompt: Tensor) -> Tensor:
         """Return Y_(t+1), [N, T, D], for Y_t and P."""
-        x = self._injected(state, prompt) + self.position.weight[: prompt.shape[1]]
+        x = self.layers_input(state, prompt)
         for layer in self.layers:
             x = layer(x)
         normalised: Tensor = self.final_norm(x)

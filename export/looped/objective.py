@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -59,6 +60,21 @@ class Batch(NamedTuple):
     loops: int
 
 
+class Teacher(NamedTuple):
+    """A model whose predictions are learnt beside the truth.
+
+    Attributes:
+        model: of any shape, in evaluation mode.
+        factor: loops of the teacher for one of the learner's: after n loops, the learner's predictions should be the
+            teacher's after ``factor`` * n.
+        share: of the squared distance to the teacher's predictions in the loss; the rest is that to the truth.
+    """
+
+    model: PromptTransformer
+    factor: int = 1
+    share: float = 0.5
+
+
 class PromptObjective:
     """An :class:`export.training.objective.Objective`: the squared error at every point, over the last loops.
 
@@ -69,6 +85,7 @@ class PromptObjective:
         first_step: of the curriculum, for a training that goes on from another.
         evaluated_loops: after which the score is measured; None is the curriculum's last number.
         seed: of the prompts.
+        teacher: None learns from the truth alone.
     """
 
     rates: Mapping[nn.Parameter, float] = {}
@@ -84,11 +101,13 @@ class PromptObjective:
         steps_per_epoch: int = 500,
         evaluated_loops: int | None = None,
         precision: Precision = "fp32",
+        teacher: Teacher | None = None,
     ) -> None:
         self.model, self.steps_per_epoch = model, steps_per_epoch
         self._name, self._curriculum, self._seed, self._batch_size = name, curriculum, seed, batch_size
         self._precision = precision
         self._device = model_device(model)
+        self._teacher = teacher and teacher._replace(model=copy.deepcopy(teacher.model).to(self._device))
         self._loops = evaluated_loops or curriculum.loops.end
         config = model.config
         generator = torch.Generator().manual_seed(_VALIDATION_SEED)
@@ -98,7 +117,10 @@ class PromptObjective:
     def fingerprint(self) -> str:
         """Return a hash of the initial weights and of all settings."""
         settings = f"{self._name} {self._curriculum} {self._seed} {self._batch_size} {self.steps_per_epoch}"
-        return fingerprint([self.model], [], settings)
+        if self._teacher is None:
+            return fingerprint([self.model], [], settings)
+        settings += f" teacher {self._teacher.factor} {self._teacher.share}"
+        return fingerprint([self.model, self._teacher.model], [], settings)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Yield prompts that depend on the seed and the step alone."""
@@ -119,11 +141,18 @@ class PromptObjective:
             yield Batch(prompts.to(self._device), loops)
 
     def loss(self, batch: Batch, progress: float) -> Tensor:
-        """Return the mean squared error over prompts, points, and the last T loops."""
+        """Return the mean squared error over prompts, points, and the last T loops, beside a teacher's if any."""
         prompts = batch.prompts
         with multiplying_in(self._precision, self._device):
             predictions = self.model(prompts.xs, prompts.ys, batch.loops, self._curriculum.window)
-        return (torch.stack(predictions).float() - prompts.ys).square().mean()
+        predicted = torch.stack(predictions).float()
+        loss = (predicted - prompts.ys).square().mean()
+        if self._teacher is None:
+            return loss
+        model, factor, share = self._teacher
+        with torch.no_grad():
+            taught = model(prompts.xs, prompts.ys, factor * batch.loops, factor * (len(predicted) - 1) + 1)
+        return (1 - share) * loss + share * (predicted - torch.stack(taught)[::factor]).square().mean()
 
     def evaluate(self) -> Score:
         """Return the negated error at the last point, divided by the normaliser of the function class."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -14,12 +14,12 @@ from export.intervals import interval, mean
 from export.looped import MODEL
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptConfig, PromptTransformer
-from export.looped.objective import PromptObjective
+from export.looped.objective import PromptObjective, Teacher
 from export.looped.recipes import Plan
 from export.looped.solvers import trajectory
 from export.processor import processor
 from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.runs import RunConfig, RunMetrics, Speedup
 from export.training.device import DeviceName, device_of
 from export.training.observer import SILENT, Observer
 from export.training.run_files import RunFiles
@@ -29,6 +29,22 @@ from export.training.trainer import train
 PROMPTS, EVALUATION_SEED = 1280, 2**41
 #: Loops after which a looped model is measured.
 MEASURED_LOOPS = (8, 12, 30, 120)
+
+
+class Start(NamedTuple):
+    """Where a training starts that goes on from another run.
+
+    Attributes:
+        model: has the initial weights; it is not changed.
+        origin: of these weights, for the record of the new run.
+        teacher: to learn from beside the truth.
+        speedup: of the model over that of the other run.
+    """
+
+    model: PromptTransformer
+    origin: str
+    teacher: Teacher | None = None
+    speedup: Speedup | None = None
 
 
 def create(**arguments: Any) -> PromptTransformer:
@@ -47,6 +63,7 @@ def train_run(
     seed: int,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
+    start: Start | None = None,
     observer: Observer = SILENT,
 ) -> RunMetrics:
     """Train a model stage by stage, measure it, and write its run directory.
@@ -57,6 +74,7 @@ def train_run(
         name: of the function class.
         directory: path of the run; an earlier run there is replaced when this one is done.
         seed: of the initial weights and of the prompts.
+        start: weights to go on from, of the plan's shape; None draws new ones.
 
     Raises:
         TrainingError: the loss is no longer a finite number.
@@ -66,6 +84,8 @@ def train_run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = PromptTransformer(plan.config)
+    if start is not None:
+        model.load_state_dict(start.model.state_dict())
     model.to(device_of(device))
     log: dict[str, bytes] = {}
     losses: list[float] = []
@@ -82,6 +102,7 @@ def train_run(
             steps_per_epoch=stage.steps_per_epoch,
             evaluated_loops=stage.evaluated_loops,
             precision=stage.recipe.precision,
+            teacher=start and start.teacher,
         )
         trained = train(
             objective,
@@ -100,13 +121,20 @@ def train_run(
     metrics = RunMetrics(
         model.parameter_count, len(scores), best, seconds, evaluate(model, name), tuple(losses), tuple(scores)
     )
-    how = "; ".join(f"{stage.name}: {stage.recipe}, {stage.curriculum}" for stage in plan.stages)
-    record = provenance(trainer=how, data=f"prompts of the function class {name}", seed=seed)
+    how = [f"{stage.name}: {stage.recipe}, {stage.curriculum}" for stage in plan.stages]
+    if start is not None:
+        how.insert(0, start.origin)
+    record = provenance(trainer="; ".join(how), data=f"prompts of the function class {name}", seed=seed)
     arguments = {"function": name, "config": msgspec.to_builtins(plan.config)}
-    precision = plan.stages[-1].recipe.precision
-    save(
-        directory, model, RunConfig(MODEL, arguments, record, precision=precision, processor=processor()), metrics, log
+    config = RunConfig(
+        MODEL,
+        arguments,
+        record,
+        speedup=start and start.speedup,
+        precision=plan.stages[-1].recipe.precision if plan.stages else None,
+        processor=processor(),
     )
+    save(directory, model, config, metrics, log)
     for files in stages:
         files.remove()
     return metrics

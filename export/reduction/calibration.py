@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edge.errors import Literally
 from export.errors import ReductionError
-from export.reduction.states import recorded, tokens_of
+from export.reduction.states import Padded, recorded, tokens_of
 from export.tasks.tokens import Batch
 from export.transformer import Layer, Transformer
 
@@ -103,7 +103,7 @@ def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> Non
 
 
 def attention_statistics(
-    layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]
+    layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]
 ) -> tuple[AttentionStatistics, list[Tensor]]:
     """Run a layer's attention over calibration inputs.
 
@@ -131,7 +131,7 @@ def attention_statistics(
     return statistics, after
 
 
-def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]) -> FeedForwardStatistics:
+def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -> FeedForwardStatistics:
     """Run a layer's feed-forward over the states after its attention.
 
     Raises:

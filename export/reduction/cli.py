@@ -11,7 +11,9 @@ from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.profiling.table import LatencyTable
 from export.loading import loading_torch
-from export.options import replace_option, run_data_dir_option
+from export.looped import MODEL as LOOPED
+from export.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
+from export.options import device_option, replace_option, run_data_dir_option
 from export.outputs import check_file, check_run
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
 from export.runs import data_dir_of, recorded
@@ -20,6 +22,10 @@ from export.tasks import data_of
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
     from export.reduction.run import Reduced
+    from export.training.device import DeviceName
+
+#: Options that looped runs do not have.
+_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "table", "plot")
 
 
 @click.command()
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also draw the size and the error of each layer, as .png, .svg or .pdf; needs matplotlib.",
 )
+@size_options
+@device_option
 @replace_option("an earlier run at --out, and a file at --plot")
 @json_option
 def reduce(
@@ -56,15 +64,31 @@ def reduce(
     out: Path,
     table: Path | None,
     plot: Path | None,
+    sizes: SizeOptions,
+    device: DeviceName,
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Make a fine-tuned model smaller until it reaches a speed-up.
+    """Make a trained model smaller.
 
-    Removes heads, their width and hidden units where the outputs change least. It does not train: to win back accuracy,
-    fine-tune the new run with the old one as --teacher. The same command resumes an interrupted reduction.
+    Removes heads, their width and hidden units where the outputs change least. A fine-tuned model shrinks until it
+    reaches a speed-up, and is not trained: to win back accuracy, fine-tune the new run with the old one as --teacher. A
+    looped model shrinks to --heads, --head-dim and --units, and is trained for --steps. The same command resumes an
+    interrupted reduction.
     """
     config = recorded(run)
+    if config is not None and config.model == LOOPED:
+        check_others(_SEARCH)
+        check_run("--out", out, {"RUN": run}, replace=replace)
+        with loading_torch():
+            pass
+        looped = shrink_run(run, out, sizes, device)
+        if as_json:
+            print_json(looped)
+        else:
+            print_reduced(looped)
+        return
+    sizes.check_none()
     data_dir = data_dir_of(config, data_dir)
     inputs = {"RUN": run, "the data in": data_of(config, data_dir), "--latency-table": table}
     check_run("--out", out, inputs, replace=replace)

@@ -8,7 +8,7 @@ same bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,14 @@ from export.errors import ReductionError
 from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
 from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
 from export.reduction.search import Costs, Grid, LossMeter, choose_shapes
-from export.reduction.states import after_attention, after_feed_forward, embedded, layers_of, relative_error
+from export.reduction.states import (
+    Padded,
+    after_attention,
+    after_feed_forward,
+    embedded,
+    layers_of,
+    relative_error,
+)
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from export.tasks.objectives import Head
 from export.tasks.tokens import Batch, Rows, sorted_batches
@@ -54,7 +61,7 @@ class LayerReport(msgspec.Struct, frozen=True):
 
 
 def reduced_layer(
-    layer: Layer, plan: LayerPlan, states: list[Tensor], batches: list[Batch]
+    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Padded]
 ) -> tuple[Layer, list[Tensor], LayerReport]:
     """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
 

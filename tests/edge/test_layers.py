@@ -62,7 +62,7 @@ USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
 FOR_EXPORT = {
     *("", "__version__", "errors", "datatypes", "files", "runner", "bundles", "runtimes", "instruments", "profiling"),
-    *("programs", "cli"),
+    *("programs", "protocol", "cli"),
 }
 
 

@@ -18,7 +18,7 @@ from tests.support.task_data import invoke
 def bundle(tmp_path_factory):
     place = tmp_path_factory.mktemp("looped")
     train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "run", seed=0)
-    return Bundle.open(export_looped(place / "run", place).bundle)
+    return Bundle.open(export_looped([place / "run"], place).bundle)
 
 
 def test_a_request_is_an_embedding_and_its_loops(bundle, tmp_path):

@@ -1,0 +1,241 @@
+"""Files of a tier: the graphs of both roles for each runtime, with their golden sets and tolerances.
+
+The embedding runs once for each prompt and stays FP32. A step is FP32 for ONNX Runtime and FP16 for TensorRT; its INT8
+twin is a tier of its own, and written only if its loops are about as good.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from edge.bundles.golden import Golden, check_outputs
+from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
+from edge.datatypes import Array, TensorSpec
+from edge.errors import UsageError
+from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import LoopLimits, Options
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.convert import OPSET, golden_of, largest_difference
+from export.exported import FULL
+from export.looped.functions import FUNCTION_CLASSES, draw_prompts
+from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
+from export.looped.model import PromptConfig, PromptTransformer
+from export.looped.solvers import trajectory
+from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
+from export.runtimes import allowed_tolerance, worst_tolerance
+
+MAX_BATCH_SIZE = 64
+#: Loops of a request that sets no budget, and the most that it may set.
+MAX_LOOPS, MOST_LOOPS = 32, 256
+TOLERANCE = 0.05
+PROGRAM = LoopProgram(
+    state="state",
+    prompt="prompt",
+    last="last",
+    next_state="next_state",
+    prediction="prediction",
+    residual="residual",
+    loops="loops",
+    max_loops=MAX_LOOPS,
+    most_loops=MOST_LOOPS,
+    tolerance=TOLERANCE,
+    points="xs",
+    values="ys",
+)
+#: Prompts of the golden sets, and their seed; those whose states settle best of four times as many.
+_GOLDEN_ROWS, _GOLDEN_SEED = 16, 2**42
+_GOLDEN_LOOPS = 4  # before the golden step, so that its state is one of a loop in progress
+#: Prompts that calibrate INT8, and that judge it.
+_CALIBRATION_ROWS, _CALIBRATION_SEED = 16, 2**43
+_JUDGED_ROWS, _JUDGED_SEED = 256, 2**44
+#: Errors and loops that an INT8 tier may have, in units of those in FP32.
+_LARGEST_INT8_LOSS = 1.1
+
+
+class TierFiles(NamedTuple):
+    """A tier, its files by name, and the largest absolute difference of their outputs to torch's."""
+
+    tier: Tier
+    files: dict[str, bytes]
+    largest_difference: float
+
+
+class Quality(NamedTuple):
+    """Normalised squared errors of a loop after all its steps and at the tolerance, and mean loops at the tolerance."""
+
+    error: float
+    settled_error: float
+    loops: float
+
+
+class _Step(NamedTuple):
+    runtime: str
+    precision: str
+    opset: int
+    data: bytes
+
+
+def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool) -> list[TierFiles]:
+    """Return the tier of a model, and with ``int8`` its twin, ``NAME-int8``.
+
+    Raises:
+        GoldenError: ONNX Runtime's outputs differ from torch's by more than the precision allows.
+        UsageError: loops in INT8 are worse, or more.
+    """
+    embed, plain = embed_onnx(model), step_onnx(model)
+    usual = [
+        _Step("onnxruntime", "fp32", OPSET, fused(plain)),
+        _Step("tensorrt", "fp16", OPSET, half(plain, fp32_head=True)),
+    ]
+    tiers = [_files(model, function, name, embed, usual)]
+    if int8:
+        static = static_int8(plain, calibration(model, function), fp32_head=True)
+        twin = [_Step("onnxruntime", "int8", OPSET, dynamic_int8(plain)), _Step("tensorrt", "int8", INT8_OPSET, static)]
+        wanted = quality(embed, plain, function, model.config)
+        for step in twin:
+            found = quality(embed, step.data, function, model.config)
+            for what, got, most in zip(Quality._fields, found, wanted, strict=True):
+                if got > _LARGEST_INT8_LOSS * most:
+                    subject = f"{what.replace('_', ' ')} of tier {name} in INT8 for {step.runtime}"
+                    expected = f"{_LARGEST_INT8_LOSS * most:.4g} at most, {_LARGEST_INT8_LOSS} times that in FP32"
+                    raise UsageError(subject, given=round(got, 5), expected=expected, fix="Leave --int8 out.")
+        tiers.append(_files(model, function, f"{name}-int8", embed, twin))
+    return tiers
+
+
+def quality(embed: bytes, step: bytes, function: str, config: PromptConfig) -> Quality:
+    """Run the loops of some prompts on ONNX Runtime, and return how good they are."""
+    generator = torch.Generator().manual_seed(_JUDGED_SEED)
+    xs, ys = draw_prompts(function, _JUDGED_ROWS, config.points, config.dims, generator)
+    inputs = {"xs": xs.numpy(), "ys": ys[:, :-1].numpy()}
+    found = []
+    for tolerance in (-1.0, TOLERANCE):  # no residual is below 0
+        outputs = _loop(embed, step, inputs, tolerance)
+        errors = (outputs["prediction"][:, 0] - ys[:, -1].numpy()) ** 2
+        found.append((float(errors.mean()), float(outputs["loops"].mean())))
+    normaliser = FUNCTION_CLASSES[function].normaliser(config.dims)
+    return Quality(found[0][0] / normaliser, found[1][0] / normaliser, found[1][1])
+
+
+def client_inputs(config: PromptConfig) -> tuple[tuple[TensorSpec, ...], dict[str, Profile]]:
+    """Return what a client sends, and its profiles."""
+    specs = (TensorSpec("xs", "FP32", (-1, -1, config.dims)), TensorSpec("ys", "FP32", (-1, -1)))
+    pairs = config.points - 1
+    return specs, {"xs": _profile((2, config.dims), (config.points, config.dims)), "ys": _profile((1,), (pairs,))}
+
+
+def numbers() -> tuple[TensorSpec, ...]:
+    """Return the outputs of a step that a client gets."""
+    return tuple(TensorSpec(name, "FP32", (-1, 1)) for name in STEP_OUTPUTS[1:])
+
+
+def _files(model: PromptTransformer, function: str, name: str, embed: bytes, steps: list[_Step]) -> TierFiles:
+    config = model.config
+    inputs, loop_golden = _golden(model, function)
+    with torch.no_grad():
+        prompt, state = Embed(model)(*(torch.from_numpy(array) for array in inputs.values()))
+        for _ in range(_GOLDEN_LOOPS):
+            state = model.step(state, prompt)
+    last = np.full((_GOLDEN_ROWS, 1), state.shape[1] - 1, np.int64)
+    step_inputs = dict(zip(STEP_INPUTS, (state.numpy(), prompt.numpy(), last), strict=True))
+    embed_golden = golden_of(Embed(model), inputs, EMBED_OUTPUTS)
+    step_golden = golden_of(StepGraph(model), step_inputs, STEP_OUTPUTS)
+    worst = worst_tolerance(embed_golden, "fp32")
+    largest = largest_difference(embed, embed_golden, worst, f"{name} embed")
+    states = tuple(TensorSpec(key, "FP32", (-1, -1, config.dim)) for key in ("prompt", "state"))
+    specs, profile = client_inputs(config)
+    artifacts = [
+        Artifact(
+            file=f"{name}.embed.onnx", runtime="any", precision="fp32", opset=OPSET, role="embed", inputs=specs,
+            tolerance=allowed_tolerance(embed_golden, "fp32", largest), outputs=states, profile=profile,
+            golden=f"{name}.embed.golden.npz",
+        )
+    ]  # fmt: skip
+    files = {
+        f"{name}.golden.npz": loop_golden.encode(),
+        f"{name}.embed.golden.npz": embed_golden.encode(),
+        f"{name}.step.golden.npz": step_golden.encode(),
+        f"{name}.embed.onnx": embed,
+    }
+    for step in steps:
+        file = f"{name}.step.{step.runtime}.{step.precision}.onnx"
+        files[file] = step.data
+        worst = worst_tolerance(step_golden, step.precision)
+        # The same tolerance holds for one step and for a whole loop.
+        difference = max(
+            largest_difference(step.data, step_golden, worst, file),
+            _loop_difference(embed, step.data, loop_golden, worst, file),
+        )
+        largest = max(largest, difference)
+        artifacts.append(
+            Artifact(
+                file=file, runtime=step.runtime, precision=step.precision, opset=step.opset, role="step",
+                tolerance=allowed_tolerance(step_golden, step.precision, difference),
+                inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
+                outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *numbers()),
+                profile=_step_profile(config), golden=f"{name}.step.golden.npz",
+            )
+        )  # fmt: skip
+    return TierFiles(Tier(name=name, artifacts=tuple(artifacts), golden=f"{name}.golden.npz"), files, largest)
+
+
+def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], Golden]:
+    """Return golden prompts, and the outputs after :data:`MAX_LOOPS` loops, without a tolerance.
+
+    Where a state does not settle, the rounding of two machines would grow with the loops.
+    """
+    config = model.config
+    generator = torch.Generator().manual_seed(_GOLDEN_SEED)
+    xs, ys = draw_prompts(function, 4 * _GOLDEN_ROWS, config.points, config.dims, generator)
+    path = trajectory(model, xs, ys[:, :-1], MAX_LOOPS)
+    rows = np.sort(np.argsort(path.residuals[-1], kind="stable")[:_GOLDEN_ROWS])
+    inputs = {"xs": xs.numpy()[rows], "ys": ys[:, :-1].numpy()[rows]}
+    outputs = {
+        "prediction": path.predictions[-1][rows, None],
+        "residual": path.residuals[-1][rows, None],
+        "loops": np.full((len(rows), 1), MAX_LOOPS, np.int32),
+    }
+    return inputs, Golden(inputs, outputs)
+
+
+@torch.no_grad()
+def calibration(model: PromptTransformer, function: str) -> dict[str, Array]:
+    """Return inputs of steps from all loops of some prompts."""
+    config = model.config
+    generator = torch.Generator().manual_seed(_CALIBRATION_SEED)
+    xs, ys = draw_prompts(function, _CALIBRATION_ROWS, config.points, config.dims, generator)
+    prompt, state = Embed(model)(xs, ys[:, :-1])
+    states = []
+    for _ in range(MAX_LOOPS):
+        states.append(state)
+        state = model.step(state, prompt)
+    last = np.full((MAX_LOOPS * _CALIBRATION_ROWS, 1), state.shape[1] - 1, np.int64)
+    arrays = (torch.cat(states).numpy(), prompt.repeat(MAX_LOOPS, 1, 1).numpy(), last)
+    return dict(zip(STEP_INPUTS, arrays, strict=True))
+
+
+def _loop(embed: bytes, step: bytes, inputs: dict[str, Array], tolerance: float) -> dict[str, Array]:
+    runners = [OnnxRuntimeRunner(data, subject="a graph of a loop") for data in (embed, step)]
+    try:
+        loop = Loop(PROGRAM, {FULL: LoopRunners(*runners)})
+        return dict(loop.compute(inputs, Options(FULL, LoopLimits(MAX_LOOPS, tolerance))).outputs)
+    finally:
+        for runner in runners:
+            runner.close()
+
+
+def _loop_difference(embed: bytes, step: bytes, golden: Golden, tolerance: Tolerance, subject: str) -> float:
+    outputs = _loop(embed, step, dict(golden.inputs), -1.0)
+    return check_outputs(outputs, golden, tolerance, f"{subject}, {MAX_LOOPS} loops").max_abs_diff
+
+
+def _step_profile(config: PromptConfig) -> dict[str, Profile]:
+    tokens = _profile((3, config.dim), (2 * config.points - 1, config.dim))
+    return {"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))}
+
+
+def _profile(least: tuple[int, ...], most: tuple[int, ...]) -> Profile:
+    return Profile(min=(1, *least), opt=(8, *most), max=(MAX_BATCH_SIZE, *most))
