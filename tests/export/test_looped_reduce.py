@@ -91,7 +91,7 @@ def test_a_learner_is_compared_with_the_loops_of_its_teacher():
         teacher.read_out.bias += 1
     plan = tuning_plan("linear", model.config, 3, factor=2)
     curriculum = plan.stages[0].curriculum
-    assert (curriculum.loops.end, curriculum.drawn_loops, curriculum.window) == (15, 3, 6)
+    assert (curriculum.loops.end, curriculum.drawn_loops, curriculum.window) == (15, 4, 8)
     taught, alone = (
         PromptObjective(model, "linear", curriculum, seed=0, batch_size=4, steps_per_epoch=3, teacher=one)
         for one in (Teacher(teacher, 2, 0.75), None)
