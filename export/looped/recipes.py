@@ -88,7 +88,7 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     solve = Curriculum(dims, points, Rising(6, 12, 2, 300), window=6)
     settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
-        _stage("solve", steps, replace(_SMALL, schedule="constant"), solve, 12),
+        _stage("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
         _stage("settle", max(1, steps * 8 // 3), _SMALL, settle, 30),
     )
     return Plan(config, stages)
