@@ -48,6 +48,7 @@ A model with several tiers also returns tier_reason, the reason for its choice o
 A looped model also returns stopped, the reason for its end:
   tolerance  the residual of every row is at most the tolerance
   budget     a row used up its loops
+  deadline   the policy deadline ended it in time, with the prediction so far
 
 Exit codes: 7 if the server refuses the request, 6 if no server answers in time.
 """

@@ -72,7 +72,8 @@ class InferResult:
         outputs: the output tensors by name; read-only where they share memory with the message.
         tier: the tier that computed the answer; empty if the model has only one.
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
-        stopped: why a looped model ended: ``tolerance``, or ``budget`` if a row used up its loops; else empty.
+        stopped: why a looped model ended: ``deadline`` if a row was cut short by the policy, ``budget`` if a row used up its
+            loops, else ``tolerance``. Empty for other models.
         timings_ns: the server's stage times, if the request has ``timings``.
     """
 

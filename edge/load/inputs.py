@@ -76,9 +76,11 @@ def _prompts(specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
     A function of d dimensions is determined by d pairs; each prompt has 2 d, as looped models are trained for at least.
     """
     inputs = {spec.name: spec for spec in specs}
-    if inputs.keys() != {"xs", "ys"} or inputs["xs"].shape[:2] != (-1, -1) or inputs["ys"].shape != (-1, -1):
+    if inputs.keys() != {"xs", "ys"}:
         return []
-    dims = inputs["xs"].shape[2]
+    *free, dims = inputs["xs"].shape
+    if free != [-1, -1] or dims < 1 or inputs["ys"].shape != (-1, -1):
+        return []
     generator = np.random.default_rng(0)
 
     def prompt() -> Inputs:
