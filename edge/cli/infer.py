@@ -93,7 +93,9 @@ class _TextCommand(click.Command):
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
 @click.option("--tier", default="", help="Tier to compute on.  [default: the server's choice]")
 @click.option("--policy", default="", help="Choice of the tier: pinned, router, deadline or load.")
-@click.option("--max-loops", type=click.IntRange(1), help="Loops of a row at most.  [default: the model's]")
+@click.option(
+    "--max-loops", type=click.IntRange(1), help="Most loops of a row of a looped model.  [default: the model's]"
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),

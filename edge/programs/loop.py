@@ -109,7 +109,7 @@ class LoopSession(Session):
     def step(self) -> list[Finished]:
         """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
 
-        A row ends with the first of these loops that settles it or uses up its budget, and the rest is for nothing.
+        A row ends with the first of these loops that settles it or uses up its budget; its later ones are discarded.
         """
         if not self._device:
             return []
@@ -155,7 +155,7 @@ class LoopSession(Session):
         return self._runners.step.loop(tensors, self._config.check_every)
 
     def _record(self, row: int, step: int) -> None:
-        """Record what a row has come to at one of the steps that were computed last."""
+        """Record the results of a row at one of the steps that were computed last."""
         request, place = self._owners[row]
         loops = self._count + int(self._since[step, 0]) - self._begins[row]
         request.record(place, self._predictions[step, row], loops, self._residuals[step, row])

@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
     executor: TierExecutor
     reason: str
-    best_effort: bool = False  # whether an iterative program answers at the deadline with what it has come to
+    best_effort: bool = False  # whether a loop is cut at the deadline, and answers with its current prediction
 
 
 class Demand(NamedTuple):
