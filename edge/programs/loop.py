@@ -22,6 +22,8 @@ from edge.runner import DeviceLoop, LoopTensors, Runner
 
 #: The fact of each row with its last residual.
 RESIDUAL = "residual"
+#: The largest finite residual.
+_MOST_TOLERANCE = float(np.finfo(np.float32).max)
 
 
 class LoopRunners(NamedTuple):
@@ -101,7 +103,8 @@ class LoopSession(Session):
         self._begins = np.concatenate([self._begins, begins])
         self._ends = np.concatenate([self._ends, begins + limits.max_loops])
         self._next_end = int(self._ends.min())
-        self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
+        tolerance = min(limits.tolerance, _MOST_TOLERANCE)
+        self._tolerance = np.concatenate([self._tolerance, np.full(rows, tolerance, np.float32)])
         none = np.full((1, rows), np.nan, np.float32)
         self._predictions = np.concatenate([self._predictions[-1:], none], axis=1)
         self._residuals = np.concatenate([self._residuals[-1:], none], axis=1)
