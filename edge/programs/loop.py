@@ -55,6 +55,11 @@ class Loop(IterativeProgram):
             for finished in session.step():
                 return finished.computed
 
+    def close(self) -> None:
+        """Drop the loops without rows, which refer to their runner's memory; see :meth:`Program.close`."""
+        for idle in self._idle.values():
+            idle.clear()
+
 
 class LoopSession(Session):
     """Rows in progress. One thread uses it.
