@@ -48,11 +48,12 @@ class DeviceLoop(Protocol):
     """The rows of a loop, whose states and prompts stay on a runner's device from step to step.
 
     Rows may differ in their number of tokens; behind the last one there are zeros. The methods raise as
-    :meth:`Runner.run`, and after an error the loop cannot go on.
+    :meth:`Runner.run`. After an error of :meth:`add` the loop is as before, after one of
+    another method it cannot go on.
     """
 
     def add(self, state: Tensor, prompt: Tensor) -> None:
-        """Add rows behind the others, each as long as the tensors, [n, T, width]."""
+        """Add n rows of T tokens behind the others; both tensors are [n, T, width]."""
 
     def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
         """Drop some rows, so that ``rows`` are left.

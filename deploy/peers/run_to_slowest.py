@@ -13,9 +13,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from edge.datatypes import Array
-from edge.programs.loop import LOOPS, RESIDUAL, Loop, LoopRunners
+from edge.programs.loop import RESIDUAL, Loop, LoopRunners
 from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import STOPPED, Finished, Session
+from edge.programs.session import Finished, Session
+from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.scheduling import scheduler
 from edge.scheduling.continuous import ContinuousRun
 
@@ -79,7 +80,7 @@ class WholeBatch(Session):
             row += rows
             names = (config.prediction, config.residual, config.loops)
             arrays = [array[part, None] for array in (self._prediction, self._residual, self._taken)]
-            stopped = np.where(self._settled[part], "tolerance", "budget")
+            stopped = np.where(self._settled[part], BY_TOLERANCE, BY_BUDGET)
             facts = {LOOPS: self._taken[part], RESIDUAL: self._residual[part], STOPPED: stopped}
             computed = Computed(dict(zip(names, arrays, strict=True)), facts, float(self._taken[part].max()))
             finished.append(Finished(key, computed))
@@ -100,7 +101,7 @@ class Closed(ContinuousRun):
 
     @property
     def room(self) -> int:
-        """None."""
+        """There is none."""
         return 0
 
 

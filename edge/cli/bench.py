@@ -30,9 +30,12 @@ _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache"
 @click.option("--requests", type=click.IntRange(10), help=f"[default: {_DEFAULT_REQUESTS}; in an open loop no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
 @click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
-@click.option("--max-loops", metavar="LOOPS", help="Of looped models; with --rate also LOOPS=PARTS,...")
+@click.option("--max-loops", metavar="LOOPS", help="Budget of looped models; with --rate also LOOPS=PARTS,...")
 @click.option(
-    "--tolerance", "tolerances", metavar="RESIDUAL", help="Of looped models; with --rate also RESIDUAL=PARTS,..."
+    "--tolerance",
+    "tolerances",
+    metavar="RESIDUAL",
+    help="Residual at which looped models end; with --rate also RESIDUAL=PARTS,...",
 )
 @target_option
 @cache_option
@@ -124,10 +127,10 @@ def bench(
 
 
 def _one(option: str, read: Callable[[str], dict[float, float]], text: str | None) -> Any:
-    """Return the one limit of all requests; None without any."""
+    """Return the limit that an option sets for all requests; None without one."""
     mix = read(text) if text else {}
     if len(mix) > 1:
-        fix = "Give one, or a --rate."
+        fix = "Give one value, or add --rate."
         raise UsageError(option, given=text, expected="one value for all requests", fix=fix)
     limit = next(iter(mix), None)
     return int(limit) if limit is not None and option == "--max-loops" else limit

@@ -85,11 +85,11 @@ def _installed_runtime(runtime: type[Runtime]) -> Check:
 
 def bundle_checks(path: Path, target: str, cache: Path | None) -> Iterator[Check]:
     """Yield a check of each file of a bundle, or of the first tier that cannot be loaded."""
-    name = path.name
+    name = bundle_name = path.absolute().name
     try:
         bundle = Bundle.open(path)
         for tier in bundle.manifest.tiers:
-            name = f"{path.name} {tier.name}"
+            name = f"{bundle_name} {tier.name}"
             with closing(load_tier(bundle, target, cache, tier=tier.name)) as program:
                 for role, loaded in program.files.items():
                     golden = f"largest difference {loaded.golden_report.max_abs_diff:.3g}"

@@ -48,6 +48,7 @@ A model with several tiers also returns tier_reason, the reason for its choice o
 A looped model also returns stopped, the reason for its end:
   tolerance  the residual of every row is at most the tolerance
   budget     a row used up its loops
+  deadline   the policy deadline ended it in time, with the prediction so far
 
 Exit codes: 7 if the server refuses the request, 6 if no server answers in time.
 """
@@ -92,7 +93,9 @@ class _TextCommand(click.Command):
 @click.option("--version", "model_version", default="", help="Version of the model.  [default: the highest]")
 @click.option("--tier", default="", help="Tier to compute on.  [default: the server's choice]")
 @click.option("--policy", default="", help="Choice of the tier: pinned, router, deadline or load.")
-@click.option("--max-loops", type=click.IntRange(1), help="Loops of a row at most.  [default: the model's]")
+@click.option(
+    "--max-loops", type=click.IntRange(1), help="Most loops of a row of a looped model.  [default: the model's]"
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),

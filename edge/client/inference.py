@@ -30,7 +30,7 @@ class InferRequest:
         priority: from 1, the highest, to 10; 0 for the server's default.
         tier: name of the tier to compute on; empty for the server's choice.
         policy: how the server chooses the tier, for example ``deadline``; empty for its default.
-        max_loops: steps after which a row of a looped model ends at the latest; None for the model's default.
+        max_loops: budget of a looped model, the most steps of each row; None for the model's default.
         tolerance: residual at which a row of a looped model ends; None for the model's default.
         timings: whether to return the server's stage times.
         timeout_seconds: time limit, all attempts and pauses together. None is the client's default, and no limit in a
@@ -72,7 +72,8 @@ class InferResult:
         outputs: the output tensors by name; read-only where they share memory with the message.
         tier: the tier that computed the answer; empty if the model has only one.
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
-        stopped: why a looped model ended: ``tolerance``, or ``budget`` if a row used up its loops; else empty.
+        stopped: why a looped model ended: ``deadline`` if the policy cut a row short, ``budget`` if a row used up its
+            loops, else ``tolerance``; empty for other models.
         timings_ns: the server's stage times, if the request has ``timings``.
     """
 

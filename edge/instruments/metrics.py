@@ -18,7 +18,7 @@ from edge.instruments.snapshot import Labels, LoopEnd, Snapshot, Timings
 
 #: The types of the Prometheus page. Triton's counters are ``unknown``, because their names lack the suffix ``_total``.
 Kind = Literal["counter", "gauge", "histogram", "unknown"]
-#: Divisors of counted values by their unit: durations are counted in whole ns and reported in seconds.
+#: Divisors of counted values by their unit: durations are counted in whole ns, and ratios in whole billionths.
 PER_UNIT: Final = {"seconds": 1e9, "ratio": 1e9}
 #: The labels' values, and the number or histogram under them.
 Sample = tuple[Labels, float | Histogram]
@@ -192,7 +192,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     _loop_metric(
         "fewheads_residual_ratio", "Largest residual of a request's rows", _residual, unit="ratio", buckets=_RESIDUALS
     ),
-    _loop_metric("fewheads_loop_ends_total", "Requests to models with a loop", lambda end: 1, ("tier", "stopped")),
+    _loop_metric(
+        "fewheads_loop_ends_total",
+        "Requests to models with a loop, by why they stopped",
+        lambda end: 1,
+        ("tier", "stopped"),
+    ),
     ModelMetric(
         "fewheads_model_ready", "1 when the model accepts requests", lambda model: [((), float(model.ready))], "gauge"
     ),

@@ -51,7 +51,7 @@ class TierRuns:
 
 
 class LoopEnd(NamedTuple):
-    """How the loop of one request ended: of its slowest row, and of the row with the largest residual."""
+    """How the loop of one request ended: the most loops and the largest residual of any row."""
 
     tier: str
     loops: int

@@ -57,6 +57,11 @@ class ModelStatistics:
             batch.count += 1
             batch.compute_infer_ns += infer_ns
 
+    def ended_between_steps(self, tier: str) -> None:
+        """Count a request among those of a tier's runs that none of its calls of :meth:`executed` has counted."""
+        with self._lock:
+            self._runs[tier].requests += 1
+
     def succeeded(self, request: Answered, tier: str = "") -> None:
         """Count one successful request; ``tier``, or both of a cascade, is empty for models with one tier."""
         timings = request.timings

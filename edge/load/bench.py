@@ -80,7 +80,8 @@ def bench(
         requests: total number, after a tenth of them to warm up.
         concurrency: number of clients, each of which waits for its response before the next request.
         texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
-        max_loops: of a looped model; None is its default, as of ``tolerance``.
+        max_loops: budget of a looped model; None is its default.
+        tolerance: of a looped model; None is its default.
         advanced: called after each round.
     """
     with ExitStack() as stack:

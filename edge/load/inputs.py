@@ -73,12 +73,14 @@ def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[In
 def _prompts(specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
     """Return prompts of random linear functions for a looped model; none for other inputs.
 
-    A function of d dimensions is determined by d pairs; each prompt has 2 d, as looped models are trained for at least.
+    A function of d dimensions is determined by d pairs. Each prompt has 2 d, which every looped model is trained for.
     """
     inputs = {spec.name: spec for spec in specs}
-    if inputs.keys() != {"xs", "ys"} or inputs["xs"].shape[:2] != (-1, -1) or inputs["ys"].shape != (-1, -1):
+    if inputs.keys() != {"xs", "ys"}:
         return []
-    dims = inputs["xs"].shape[2]
+    *free, dims = inputs["xs"].shape
+    if free != [-1, -1] or dims < 1 or inputs["ys"].shape != (-1, -1):
+        return []
     generator = np.random.default_rng(0)
 
     def prompt() -> Inputs:

@@ -13,6 +13,7 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import Golden
+from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.profiling.conditions import Conditions
 from edge.profiling.timing import WARM_UP, turns
@@ -21,7 +22,7 @@ from edge.programs.tier_program import TierProgram, golden_loops, load_tier
 from edge.runner import Runner
 from edge.runtimes.build import build
 
-#: Calls of a file that are timed together, and loops by which two timed requests differ.
+#: Calls of a file that are timed together, and at least as many loops by which two timed requests differ.
 _SERIES = 8
 
 
@@ -99,7 +100,7 @@ def time_parts(
                 seconds = _in_turns(_calls(program, rows), calls)
                 files += _file_times(program, rows, seconds)
                 if program.loop:
-                    loops.append(_loop_time(program, rows, seconds))
+                    loops.append(_loop_time(program, program.loop, rows, seconds))
                 on_progress(number * len(sizes) + place + 1, len(tiers) * len(sizes), tier.name)
     manifest = bundle.manifest
     return BundleTimes(
@@ -114,7 +115,7 @@ def time_parts(
 
 
 def _calls(program: TierProgram, rows: int) -> dict[str, Callable[[], object]]:
-    """Return the calls to time, by role, and of a loop also requests of one and many loops, and one as it comes."""
+    """Return the calls to time, by role; of a loop also requests of few and many loops, and one with its own limits."""
     bundle = program.bundle
     tier = bundle.tier(program.tier)
     calls: dict[str, Callable[[], object]] = {}
@@ -122,10 +123,15 @@ def _calls(program: TierProgram, rows: int) -> dict[str, Callable[[], object]]:
         calls[role] = partial(_series, loaded.runner, _rows_of(bundle, bundle.golden_of(tier, loaded.artifact), rows))
     if program.loop:
         inputs = _rows_of(bundle, bundle.goldens[tier.name], rows)
-        for name, loops in (("one", 1), ("many", 1 + _SERIES)):
+        for name, loops in (("few", 1), ("many", 1 + _loops_apart(program.loop))):
             calls[name] = partial(program.compute, inputs, LoopLimits(loops, -1.0))  # no residual is below 0
         calls["request"] = partial(program.compute, inputs)
     return calls
+
+
+def _loops_apart(loop: LoopProgram) -> int:
+    """Return how many loops more the longer request computes: both compute whole groups of ``check_every``."""
+    return -(-_SERIES // loop.check_every) * loop.check_every
 
 
 def _series(runner: Runner, feeds: Mapping[str, Array]) -> None:
@@ -165,13 +171,13 @@ def _file_times(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -
     ]
 
 
-def _loop_time(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -> LoopTime:
-    loops = seconds["many"] - seconds["one"]
+def _loop_time(program: TierProgram, loop: LoopProgram, rows: int, seconds: Mapping[str, Array]) -> LoopTime:
+    each = (seconds["many"] - seconds["few"]) / _loops_apart(loop)
     return LoopTime(
         tier=program.tier,
         rows=rows,
-        milliseconds=float(1e3 * np.median(loops)) / _SERIES,
-        beyond_step_microseconds=float(1e6 * np.median(loops - seconds["step"])) / _SERIES,
+        milliseconds=float(1e3 * np.median(each)),
+        beyond_step_microseconds=float(1e6 * np.median(each - seconds["step"] / _SERIES)),
         golden_loops=golden_loops(program),
         request_milliseconds=float(1e3 * np.median(seconds["request"])),
     )

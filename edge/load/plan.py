@@ -52,7 +52,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         warm_up_seconds: time before the measurement, at the same rate; a trace has none.
         policies: mix of policies and tiers.
         deadlines_ms: mix of deadlines, which count from when a request is due.
-        max_loops: mix of the limits of looped models, as of ``tolerances``.
+        max_loops: mix of budgets of looped models.
+        tolerances: mix of tolerances of looped models.
         enforcer: one of :data:`ENFORCERS`.
         texts: lines to send in place of the golden inputs, with a tab between the texts of a pair.
         patience_seconds: time after which a response is lost if no deadline of the client ends the request.

@@ -32,7 +32,8 @@ class Kind(NamedTuple):
         priority: 1 to 10; 0 leaves it to the server.
         deadline_ms: from when the request is due; 0 for none.
         tiered: whether the model has several tiers, so that its responses name one.
-        max_loops: of a looped model; 0 leaves it to the server, as with ``tolerance``.
+        max_loops: budget of a looped model; 0 leaves it to the server.
+        tolerance: of a looped model; 0 leaves it to the server.
         loops: name of the output with the loops of each row; empty if the model is not looped.
     """
 

@@ -22,6 +22,8 @@ from edge.runner import DeviceLoop, LoopTensors, Runner
 
 #: The fact of each row with its last residual.
 RESIDUAL = "residual"
+#: The largest finite residual.
+_MOST_TOLERANCE = float(np.finfo(np.float32).max)
 
 
 class LoopRunners(NamedTuple):
@@ -52,6 +54,11 @@ class Loop(IterativeProgram):
         while True:
             for finished in session.step():
                 return finished.computed
+
+    def close(self) -> None:
+        """Drop the loops without rows, which refer to their runner's memory; see :meth:`Program.close`."""
+        for idle in self._idle.values():
+            idle.clear()
 
 
 class LoopSession(Session):
@@ -101,7 +108,8 @@ class LoopSession(Session):
         self._begins = np.concatenate([self._begins, begins])
         self._ends = np.concatenate([self._ends, begins + limits.max_loops])
         self._next_end = int(self._ends.min())
-        self._tolerance = np.concatenate([self._tolerance, np.full(rows, limits.tolerance, np.float32)])
+        tolerance = min(limits.tolerance, _MOST_TOLERANCE)
+        self._tolerance = np.concatenate([self._tolerance, np.full(rows, tolerance, np.float32)])
         none = np.full((1, rows), np.nan, np.float32)
         self._predictions = np.concatenate([self._predictions[-1:], none], axis=1)
         self._residuals = np.concatenate([self._residuals[-1:], none], axis=1)
@@ -109,7 +117,7 @@ class LoopSession(Session):
     def step(self) -> list[Finished]:
         """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
 
-        A row ends with the first of these loops that settles it or uses up its budget, and the rest is for nothing.
+        A row ends with the first of these loops that settles it or uses up its budget; its later ones are discarded.
         """
         if not self._device:
             return []
@@ -155,7 +163,7 @@ class LoopSession(Session):
         return self._runners.step.loop(tensors, self._config.check_every)
 
     def _record(self, row: int, step: int) -> None:
-        """Record what a row has come to at one of the steps that were computed last."""
+        """Record the results of a row at one of the steps that were computed last."""
         request, place = self._owners[row]
         loops = self._count + int(self._since[step, 0]) - self._begins[row]
         request.record(place, self._predictions[step, row], loops, self._residuals[step, row])

@@ -51,6 +51,9 @@ class Program(ABC):
         """
         return None
 
+    def close(self) -> None:  # noqa: B027  # most programs keep nothing
+        """Drop what it keeps on the device between requests; called before its runners are closed."""
+
 
 class SingleRun(Program):
     """Runs one tier once: the program of every bundle that names no other."""

@@ -25,15 +25,15 @@ class Session(Protocol):
         """The number of rows in progress."""
 
     def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
-        """Add the rows of a request, under a key; raise as :meth:`edge.runner.Runner.infer`, and then add none."""
+        """Add the rows of a request under a key, or none, if this raises as :meth:`edge.runner.Runner.infer`."""
 
     def step(self) -> list[Finished]:
         """Compute one step of all rows, and return the requests that it finished; raise as :meth:`add`."""
 
     def partial(self, key: object, stopped: str = "") -> Computed:
-        """Return the outputs of a request in progress as they are after the last step, at least one.
+        """Return the outputs of a request in progress after the last step; it has had at least one.
 
-        ``stopped`` is the fact of the rows in progress.
+        ``stopped`` is the reason to report for the rows that have not ended.
         """
 
     def drop(self, key: object) -> None:
@@ -44,8 +44,8 @@ class IterativeProgram(Program):
     """A program of sessions, in which requests are batched continuously.
 
     Attributes:
-        limits: when requests end that set no limits.
-        loops_per_step: of a session.
+        limits: of requests that set none.
+        loops_per_step: loops that one step of a session computes.
     """
 
     limits: LoopLimits

@@ -58,6 +58,7 @@ class TierProgram:
 
     def close(self) -> None:
         """Free the memory of all files."""
+        self._program.close()
         for loaded in self.files.values():
             loaded.runner.close()
 

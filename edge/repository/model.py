@@ -129,6 +129,7 @@ class Model:
         self.use.end()
         if self.use.users:
             raise RuntimeError(f"{self.name}:{self.version} cannot be closed: {self.use.users} runs still use it")
+        self.program.close()
         for loaded in self._files.values():
             loaded.runner.close()
 

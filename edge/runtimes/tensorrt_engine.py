@@ -73,9 +73,9 @@ class _Captured(NamedTuple):
 class Engine:
     """A deserialized engine. Use it only inside ``with device:``.
 
-    Work that recurs among the last :data:`GRAPHS` ones without a graph is captured, and launched as a graph from then
-    on. At most :data:`GRAPHS` graphs are kept. A new one replaces the least recently used one, if that has not been
-    used for :data:`_STALE_RUNS` works: more shapes than graphs must not cause a capture every few runs.
+    Work that recurs is captured, if it is one of the last :data:`GRAPHS` that have no graph, and launched as a graph
+    from then on. At most :data:`GRAPHS` graphs are kept. A new one replaces the least recently used one, if that has
+    not been used for :data:`_STALE_RUNS` calls: more shapes than graphs must not cause a capture every few calls.
 
     The arena of ``shared`` has the activations, so call :meth:`SharedDevice.join` before a run.
 

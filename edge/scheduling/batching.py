@@ -1,4 +1,4 @@
-"""Batch assembly: which requests may share a run, their joined inputs, their parts of the outputs, and their values."""
+"""Batch assembly: which requests may share a run, their joined inputs, and their parts of the outputs."""
 
 from __future__ import annotations
 

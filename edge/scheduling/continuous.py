@@ -69,7 +69,9 @@ class ContinuousRun:
         for batch in self._batches if self._suspects else (self._batch,):
             # Most have no deadline, and this runs for every step.
             asked = [job for job in batch.jobs if job.cancelled or job.deadline is not None]
-            ended += [job for job in asked if self._leaves(job, batch, now)]
+            for job in asked:
+                if job in batch.jobs and self._leaves(job, batch, now):
+                    ended += [job, *self._drop(job, batch)]
             if batch.jobs:
                 ended += self._step(batch, now)
         if self._suspects:
@@ -128,17 +130,27 @@ class ContinuousRun:
         return ended
 
     def _leaves(self, job: Job, batch: _Batch, now: float) -> bool:
-        """Return whether a job leaves before the next step, and remove it then."""
+        """Return whether a job leaves before the next step."""
         if job.best_effort and job.deadline is not None and not job.cancelled and batch.jobs[job] < batch.steps:
             if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
                 return False
             computed = batch.session.partial(job, BY_DEADLINE)
             _finish(job, computed, time.perf_counter_ns(), batch.session.rows)
-        elif not job.leaves(now):
-            return False
-        batch.session.drop(job)
+            if job.statistics:
+                job.statistics.ended_between_steps(self.executor.tier)
+            return True
+        return job.leaves(now)
+
+    def _drop(self, job: Job, batch: _Batch) -> list[Job]:
+        """Remove a job; return others that ended, because they could not begin anew after the device had failed."""
         batch.remove(job)
-        return True
+        try:
+            batch.session.drop(job)
+        except BaseException as error:
+            if self.executor.on_gpu:
+                self._runs.check(error)
+            return self._begin_anew(batch)
+        return []
 
     def _learn(self, size: int, step_ns: int) -> None:
         """Learn the time of a step, with that of others of its size, because learning takes microseconds."""
@@ -155,13 +167,20 @@ class ContinuousRun:
 
     def _failed(self, error: BaseException, batch: _Batch) -> list[Job]:
         jobs = list(batch.jobs)
+        if len(jobs) > 1:
+            return self._begin_anew(batch)
+        batch.remove(jobs[0])
+        batch.session = self._session()
+        self._runs.fail(error, jobs[0])
+        return jobs
+
+    def _begin_anew(self, batch: _Batch) -> list[Job]:
+        """Give each job of a batch that failed a session of its own; return the jobs that could not begin."""
+        jobs = list(batch.jobs)
         for job in jobs:
             batch.remove(job)
         batch.session = self._session()
-        if len(jobs) == 1:
-            self._runs.fail(error, jobs[0])
-            return jobs
-        log.warning("a step of %d requests failed; each begins anew, alone", len(jobs))
+        log.warning("a loop with %d requests failed; each begins anew, alone", len(jobs))
         ended = []
         for job in jobs:
             alone = _Batch(self._session())

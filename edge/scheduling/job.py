@@ -77,7 +77,7 @@ class Job:
     A job ends with an ``answer`` or an ``error``, or is dropped because it was cancelled before its run began. In the
     first two cases ``deliver`` is called with it, once, on the thread that ended it, unless ``Scheduler.submit``
     returned that it had ended already. Jobs of one run with the same ``deliver`` are delivered together. A job with
-    ``partials`` is passed to ``tell``, on the worker's thread, when one waits for a reader that does not know.
+    ``partials`` is passed to ``tell``, on the worker's thread, when one waits and its reader has not been told yet.
     Deadlines are in seconds of ``time.monotonic()``, other times in ns of ``time.perf_counter_ns()``.
     """
 
@@ -101,7 +101,7 @@ class Job:
     order: tuple[int, int] = (0, 0)  # in the queue: priority, then arrival
     ready_at: float = 0.0  # until then it may wait for others to join it
     repeats: float = 1.0  # of the step of an iterative program, predicted while it waits
-    best_effort: bool = False  # whether an iterative program answers it in time with what it has come to
+    best_effort: bool = False  # whether a loop is cut at the deadline, and answers with its current prediction
     cancelled: bool = False
     started: bool = False
     batch_rows: int = 0  # of the run that answered it

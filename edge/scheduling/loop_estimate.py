@@ -1,4 +1,4 @@
-"""How often a request's loop is predicted to repeat, learnt by the tolerance of the requests."""
+"""Predictions of how many loops a request takes, learnt by tolerance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoopEstimate:
         self._deviations: dict[int, float] = {}
 
     def observe(self, limits: LoopLimits, loops: float) -> None:
-        """Add a request. One that used up its budget only says that it needs as many loops at least."""
+        """Add a request. One that used up its budget shows only that it needs at least as many loops."""
         bucket = _bucket(limits)
         mean = self._means.get(bucket)
         if mean is None:
@@ -33,10 +33,10 @@ class LoopEstimate:
             self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
 
     def loops(self, limits: LoopLimits, deviations: float = 0.0) -> float:
-        """Predict the loops of a request, plus some mean deviations, at most its budget, which it is while none ended.
+        """Predict the loops of a request, plus some mean deviations, within its budget; without samples, the budget.
 
-        An unknown tolerance is predicted by the nearest known one: with equal loops if it is coarser, and with more for
-        each octave that it is finer, as where each loop takes away an equal share of the residual.
+        The prediction for an unknown tolerance is that of the nearest known one if it is coarser. If it is finer, the
+        loops grow with its octaves, as they do where each loop removes an equal share of the residual.
         """
         if not self._means:
             return limits.max_loops

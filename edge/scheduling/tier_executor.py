@@ -101,7 +101,7 @@ class TierExecutor:
         return self.loops.loops(self.limits(options), deviations) if self.iterative else 1.0
 
     def repeats_left(self, options: Options, done: int) -> float:
-        """Predict the loops that are left of a request after ``done``; one that takes longer than usual goes on so."""
+        """Predict the loops left after ``done``; a request that took longer than expected takes as many again."""
         expected = self.repeats(options)
         return expected - done if done < expected else min(done, self.limits(options).max_loops - done)
 

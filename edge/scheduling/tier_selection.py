@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
     executor: TierExecutor
     reason: str
-    best_effort: bool = False  # whether an iterative program answers at the deadline with what it has come to
+    best_effort: bool = False  # whether a loop is cut at the deadline, and answers with its current prediction
 
 
 class Demand(NamedTuple):
@@ -147,7 +147,8 @@ class TierSelector:
         left = math.inf if demand.left is None else _ROOM * demand.left
         fitting = (executor for executor in ladder[first:] if left == math.inf or demand.finish(executor) <= left)
         executor = next(fitting, ladder[-1])  # without any, admission decides
-        return Choice(executor, policy if executor is not ladder[0] else "full", policy == DEADLINE)
+        reason = policy if executor is not ladder[0] else "full"
+        return Choice(executor, reason, best_effort=policy == DEADLINE and executor.iterative)
 
     def _ladder(self, size: int) -> list[TierExecutor]:
         """Return the full tier and those that were measured to be faster, the slowest first, whatever their names."""

@@ -22,18 +22,16 @@ class Call(Job):
     """A job of the scheduler that answers a client."""
 
     __slots__ = (
-        *(
-            "form",
-            "loop",
-            "reply",
-            "request_id",
-            "started_ns",
-            "tier_reason",
-            "timer",
-            "told",
-            "trace_context",
-            "windows",
-        ),
+        "form",
+        "loop",
+        "reply",
+        "request_id",
+        "started_ns",
+        "tier_reason",
+        "timer",
+        "told",
+        "trace_context",
+        "windows",
     )
 
     request_id: str

@@ -80,7 +80,7 @@ class InferenceService:
         self._forms = Forms()
         self._loop = asyncio.get_running_loop()
         self._ended: deque[Call] = deque()
-        self._progressed: deque[Call] = deque()  # they have partial answers that their readers do not know
+        self._progressed: deque[Call] = deque()  # with partial answers that their readers have not been told of
         self._waking = False
         self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
 

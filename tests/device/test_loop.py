@@ -20,6 +20,11 @@ from edge.programs.program import LoopLimits, Options
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.tensorrt_device import shared_device
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.continuous import ContinuousRun
+from edge.scheduling.job import Job
+from edge.scheduling.runs import Runs
+from edge.scheduling.tier_executor import TierExecutor
 from tests.device.software import SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.in_process import running_here
@@ -208,6 +213,25 @@ def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
                 close(both)
     assert outcomes["cuStreamBeginCapture"] == outcomes["cuGraphInstantiateWithFlags"] == {True}
     assert all(False in outcomes[function] for function in ("cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"))
+
+
+def test_rows_beside_one_that_cannot_be_dropped_begin_anew(
+    bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver
+) -> None:
+    loop = loop_of(bundle, device_runners)
+    executor = TierExecutor("full", loop, BatchAssembler(bundle.manifest.inputs, {}), max_rows=4, on_gpu=True)
+    run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    values = (ENDLESS, 2, 1)
+    dropped, *others = (Job(executor, {"xs": prompt(value)}, 1, options=limited(9)) for value in values)
+    assert run.admit([dropped, *others]) == run.step() == []
+    dropped.cancelled = True
+    software.fail("cuMemcpyDtoDAsync", 2)  # when the last row moves to the place of the first
+    assert run.step() == [dropped]
+    software.clear()
+    assert [job for _ in range(9) for job in run.step()] == others
+    for job, value in zip(others, values[1:], strict=True):
+        assert job.answer
+        assert job.answer.outputs["prediction"].item() == value * (1 - 0.5**9)
 
 
 async def test_a_server_answers_from_the_device(cache: Path, tmp_path: Path, software: SoftwareDriver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from edge.bundles.manifest_file import decode
 from edge.errors import BundleError
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
+from edge.programs.tier_program import load_tier
+from edge.repository.model import Model
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
@@ -93,6 +96,18 @@ def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays() -> None:
     add(1, 1, 1)
     assert stepped() == [[1], [2]]
     runner.close()
+
+
+def test_a_closed_model_keeps_no_memory_of_its_loops(bundle: Bundle, tmp_path: Path) -> None:
+    program = load_tier(bundle, "onnxruntime", tmp_path)
+    model = Model(bundle, {("full", role): loaded for role, loaded in program.files.items()}, 0)
+    model.measure()
+    runner = program.files["step"].runner
+    assert isinstance(runner, OnnxRuntimeRunner)
+    assert runner._session
+    session = weakref.ref(runner._session)
+    model.close()
+    assert not session()
 
 
 def test_the_number_of_loops_at_once_is_limited(bundle: Bundle) -> None:

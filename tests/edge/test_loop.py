@@ -66,8 +66,9 @@ def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:
     np.testing.assert_allclose(computed.outputs["residual"].ravel(), [1 / 16, 1 / 16, 1 + 2**-20], rtol=1e-5)
     assert computed.facts[STOPPED].tolist() == ["tolerance", "tolerance", "budget"]
     assert computed.repeats == 20
-    for options, loops in ((limited(3), 3), (limited(99, 0.25), 2), (limited(99, 0.2499), 3), (limited(1), 1)):
-        assert loop.compute({"xs": prompt(1)}, options).outputs["loops"].tolist() == [[loops]]
+    for most, tolerance, loops in ((3, 0.1, 3), (99, 0.25, 2), (99, 0.2499, 3), (1, 0.1, 1), (99, 1e300, 1)):
+        computed = loop.compute({"xs": prompt(1)}, limited(most, tolerance))
+        assert computed.outputs["loops"].tolist() == [[loops]]
 
 
 def test_requests_of_different_lengths_join_and_leave_between_steps(loop: Loop) -> None:

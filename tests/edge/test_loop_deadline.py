@@ -39,6 +39,7 @@ async def test_a_request_gets_as_many_loops_as_fit_and_says_so(running: Running)
     assert 4 < cut < MOST_LOOPS
     assert array_of(response, "prediction").tolist() == [15 / 16, 3]
     assert await running.at_rest(NAME)
+    assert running.repository.find(NAME, "").statistics.runs()["full"].requests == 1
     # With enough time it stops for the usual reasons.
     request = loop_request(1, policy="deadline", max_loops=3)
     assert end_of(await running.infer(request, time.monotonic() + 60)) == ([3], "budget")

@@ -98,6 +98,8 @@ def test_a_named_looped_model_gets_prompts_of_linear_functions() -> None:
         for xs, ys in zip(inputs["xs"][:, :-1], inputs["ys"], strict=True):
             _, residual, *_ = np.linalg.lstsq(xs, ys, rcond=None)
             assert residual < 1e-9
+    flat = [TensorSpec(name, "FP32", (-1, 3)) for name in ("xs", "ys")]
+    assert random_inputs("m", flat, 2)[0]["xs"].shape == (2, 3)
 
 
 def test_profile_times_files_and_loops(bundle: Bundle, tmp_path: Path) -> None:
@@ -113,6 +115,14 @@ def test_profile_times_files_and_loops(bundle: Bundle, tmp_path: Path) -> None:
     assert "got something there, expected a free path" in mistake(*profile, "--out", out)
     assert "--lengths: got (8,), expected none with a bundle" in mistake(*profile, "--lengths", 8)
     assert "--out: got none, expected a file for the table" in mistake("profile", tmp_path)
+
+
+def test_profile_times_one_loop_of_those_that_are_computed_at_once(tmp_path: Path) -> None:
+    grouped = write_halving_bundle(tmp_path / NAME, check_every=16)
+    times = found("profile", grouped.path, "--calls", 21, "--target", "onnxruntime", "--cache", tmp_path)
+    steps = [file["milliseconds"] for file in times["files"] if file["role"] == "step"]
+    for loop, step in zip(times["loops"], steps, strict=True):
+        assert step / 10 < loop["milliseconds"] < 4 * step  # a group of 16 is none, or 16 times as long
 
 
 def test_on_device_measures_loops(bundle: Bundle, tmp_path: Path) -> None:

@@ -59,6 +59,12 @@ def test_router_answers_if_the_model_has_one() -> None:
     assert choose(without, AUTO) == ("full", "full")
 
 
+def test_only_loops_are_cut_at_the_deadline() -> None:
+    demand = Demand(0.0, 1, 0.05, lambda executor: 1.0, 0.0, 1)
+    chosen = selector("deadline").choose(None, None, lambda: demand)
+    assert (chosen.reason, chosen.best_effort) == ("deadline", False)
+
+
 def test_deadline_policy_takes_the_fullest_tier_that_is_in_time() -> None:
     by_load = selector("load")
     by_load._load._settled = math.inf  # its level stays 0
