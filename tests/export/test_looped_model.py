@@ -74,6 +74,9 @@ def test_drawn_loops_and_curricula_follow_the_steps():
     assert torch.equal(resumed.prompts.xs, batches[3].prompts.xs)
     later = next(objective.batches(1, 0))
     assert not torch.equal(later.prompts.xs[:, :4], batches[0].prompts.xs)
+    for other in ({"seed": 1}, {"seed": 0, "stage": 1}):
+        drawn = PromptObjective(objective.model, "linear", curriculum, batch_size=5, steps_per_epoch=7, **other)
+        assert not torch.equal(next(drawn.batches(0, 0)).prompts.xs, batches[0].prompts.xs)
     objective.model.train()
     by_hand = torch.stack(objective.model(*batches[3].prompts, batches[3].loops, 2)) - batches[3].prompts.ys
     assert objective.loss(batches[3], 0.5).item() == pytest.approx(float(by_hand.square().mean().detach()))
