@@ -23,5 +23,5 @@ def generator_of(seed: int) -> torch.Generator:
 
 def training_generator(seed: int, stage: int, step: int) -> torch.Generator:
     """Return the generator of one step of a training."""
-    mixed = int(np.random.SeedSequence((seed, stage, step)).generate_state(1)[0])
+    mixed = int(np.random.SeedSequence(seed, spawn_key=(stage, step)).generate_state(1)[0])
     return torch.Generator().manual_seed(mixed | 2**31)
