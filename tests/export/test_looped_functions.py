@@ -61,6 +61,12 @@ def test_sparse_weights_have_three_coordinates():
     assert found.any(dim=0).sum() > 15  # not always the same ones
 
 
+def test_sparse_weights_are_among_the_active_coordinates():
+    xs, ys = prompts("sparse", number=200, points=10, active_dims=5)
+    found = weights_of(xs[..., :5], ys).abs() > 1e-3
+    assert (found.sum(dim=1) == SPARSITY).all()
+
+
 def test_a_tree_compares_coordinates_with_zero_on_each_level():
     xs, ys = prompts("tree", number=8, points=500, dims=5)
     for x, y in zip(xs, ys, strict=True):
