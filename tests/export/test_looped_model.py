@@ -115,6 +115,16 @@ def test_anderson_reaches_the_fixed_point_in_fewer_loops():
     assert np.abs(fast.predictions[-1] - fixed).max() < np.abs(plain.predictions[-1] - fixed).max()
 
 
+def test_anderson_stays_where_the_state_no_longer_changes():
+    model, (xs, ys) = make_model(), make_prompts()
+    with torch.no_grad():
+        model.final_norm.weight.zero_()
+        model.final_norm.bias.fill_(1)  # the state from the first loop on
+    path = anderson(model, xs, ys[:, :-1], 6, memory=2)
+    assert (path.residuals[1:] == 0).all()
+    assert np.isfinite(path.predictions).all()
+
+
 def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
     model = make_model()
     long, short = make_prompts(1), make_prompts(1, points=3, seed=1)
