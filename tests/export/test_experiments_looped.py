@@ -13,8 +13,8 @@ from export.experiments.looped import probe
 from export.experiments.looped.cli import looped
 from export.experiments.looped.paths import run_path
 from export.experiments.looped.published import PUBLISHED
-from export.experiments.looped.report import verdict
-from export.experiments.looped.results import Fewest, TaskResult
+from export.experiments.looped.report import report_of, verdict
+from export.experiments.looped.results import Curve, Fewest, Results, Settings, TaskResult
 from export.experiments.looped.runs import Task, group_name, main_group, open_runs
 from export.experiments.looped.stopping import stopping_of
 from export.experiments.looped.summary import SETTLED
@@ -22,8 +22,10 @@ from export.looped import MODEL
 from export.looped.baselines import BASELINES
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptTransformer
+from export.looped.objective import Curriculum, Rising
 from export.looped.recipes import plan_of
 from export.looped.train import train_run
+from export.processor import processor
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from tests.support.task_data import invoke
@@ -40,7 +42,8 @@ def runs(tmp_path_factory):
     trainer = "; ".join(str(stage.curriculum) for stage in plan_of("linear", "small").stages)
     write_run(place / "seed0", "linear", trainer=trainer)
     write_run(place / "seed1", "linear", seed=1, trainer=trainer)
-    write_run(place / "other", "linear", seed=2)
+    once = Rising(1, 1)
+    write_run(place / "other", "linear", seed=2, trainer=str(Curriculum(once, once, loops=Rising(2, 7))))
     write_run(place / "tied", "linear", injection="none")
     write_run(place / "looped-tree", "tree")
     return place
@@ -75,7 +78,7 @@ def test_runs_of_a_shape_and_training_are_seeds_of_one_model(opened):
         "looped, L=1, D=8",
         "unlooped, L=2, D=8",
     ]
-    assert [run.loops for group in opened[task].values() for run in group] == [1, 30, 30, 30, 30]
+    assert [run.loops for group in opened[task].values() for run in group] == [1, 30, 30, 30, 7]
     assert main_group(opened[Task("tree", 5, 21)], looped=False) is None
 
 
@@ -163,6 +166,20 @@ def result(fewest):
         name="tree-d5", function="tree", dims=5, points=21, looped=None, unlooped=None, fewest=tuple(fewest),
         **dict.fromkeys(nothing, ()),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", [(), (10, 20, 30, 40)])
+def test_a_table_of_many_pairs_has_some_of_them(slow):
+    error = (0.5,) * 41
+    curves = [Curve("3-NN", tuple(range(41)), error, error, error)]
+    if slow:
+        curves.append(Curve("Lasso", slow, *(error[:4],) * 3))
+    task = msgspec.structs.replace(result(()), function="sparse", dims=20, points=41, by_pairs=tuple(curves))
+    report = report_of(Results(Settings(2, 1), (task,), processor()), [])
+    head = next(line for line in report.split("### Error by number of pairs")[1].splitlines() if "| pairs" in line)
+    columns = [int(column) for column in head.strip("| ").split(" | ")[1:]]
+    assert len(columns) <= 11
+    assert {1, 40, *slow} <= set(columns)
 
 
 def test_a_probe_finds_what_is_in_the_states_and_not_what_is_in_others(opened, monkeypatch):

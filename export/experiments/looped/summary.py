@@ -83,7 +83,7 @@ def summary_of(task: Task, groups: Groups, parts: Mapping[Key, Arrays]) -> TaskR
         ),
         by_pairs=tuple(curves),
         by_loops=tuple(path.curve(name, _loops(path)) for name, path in paths.items()),
-        run_loops=tuple(by_loops([run]).curve(run.name, _loops(by_loops([run]))) for run in looped),
+        run_loops=tuple(path.curve(run.name, _loops(path)) for run in looped for path in [by_loops([run])]),
         against=_against(samples, baselines, ours, other),
         shifts=_shifts(task, looped, unlooped, parts),
         probes=_probes(looped, unlooped, parts),
