@@ -63,8 +63,9 @@ def test_sparse_weights_have_three_coordinates():
 
 def test_sparse_weights_are_among_the_active_coordinates():
     xs, ys = prompts("sparse", number=200, points=10, active_dims=5)
-    found = weights_of(xs[..., :5], ys).abs() > 1e-3
-    assert (found.sum(dim=1) == SPARSITY).all()
+    counts = (weights_of(xs[..., :5], ys).abs() > 1e-3).sum(dim=1)
+    assert counts.max() == SPARSITY
+    assert counts.float().mean() > 0.98 * SPARSITY  # few weights are close to zero
 
 
 def test_a_tree_compares_coordinates_with_zero_on_each_level():
