@@ -83,7 +83,6 @@ class PromptObjective:
 
     Args:
         name: of the function class.
-        first_step: of the curriculum, for a training that goes on from another.
         evaluated_loops: after which the score is measured; None is the curriculum's last number.
         seed: of the prompts, with the number of the ``stage`` among those that train the same weights.
         teacher: None learns from the truth alone.
