@@ -16,6 +16,7 @@ from export.experiments.looped.published import PUBLISHED
 from export.experiments.looped.report import report_of, verdict
 from export.experiments.looped.results import Curve, Fewest, Results, Settings, TaskResult
 from export.experiments.looped.runs import Task, group_name, main_group, open_runs
+from export.experiments.looped.sample import Sample
 from export.experiments.looped.stopping import stopping_of
 from export.experiments.looped.summary import SETTLED
 from export.looped import MODEL
@@ -141,6 +142,18 @@ def test_a_difference_is_that_of_the_errors_and_within_its_interval(runs, tmp_pa
         low, high = one["difference"]["interval"]
         assert low < one["difference"]["value"] < high
         assert one["difference"]["value"] == pytest.approx(run["error"] - one["error"])
+
+
+def test_resamples_are_of_the_same_prompts_and_of_seeds():
+    errors = np.random.default_rng(0).exponential(size=(60, 2))
+    worse = Sample([errors + 0.25], 1.0, 0).drawn - Sample([errors], 1.0, 2).drawn
+    np.testing.assert_allclose(worse, 0.25)  # whatever the prompts
+    seeds = Sample([np.full((60, 1), level) for level in (2.0, 4.0, 6.0)], 2.0, 1)
+    assert seeds.mean == [2]
+    assert {round(float(mean), 2) for mean in seeds.drawn[:, 0]} == {1, 1.33, 1.67, 2, 2.33, 2.67, 3}
+    curve = Sample([errors], 1.0, 0).curve("any", (1, 2))
+    means = np.random.default_rng(1).choice(errors[:, 0], (4000, 60)).mean(axis=1)
+    assert (curve.low[0], curve.high[0]) == pytest.approx(np.percentile(means, [5, 95]), rel=0.05)
 
 
 def test_stopping_counts_the_loops_that_each_prompt_takes(opened):
